@@ -1,0 +1,1 @@
+"""Pinned downloads (Node.js, harnesses, weights) in the user's cache, safe for several processes."""

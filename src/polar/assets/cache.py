@@ -1,0 +1,51 @@
+"""Directories in the user's cache that are made once, whole or not at all, whoever asks first."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from polar.config.settings import cache_dir
+from polar.errors import PolarError
+
+
+class DownloadFailed(PolarError):
+    """Something pinned could not be fetched; the message says which, the hint what to do."""
+
+
+def asset(name: str, make: Callable[[Path], None]) -> Path:
+    """The directory `name` of the cache, filled by `make(empty directory)` if it is not there yet.
+
+    Several processes may ask at once: one makes it, the others wait. The directory appears by a
+    rename, so a process that dies half-way leaves nothing that looks finished.
+    """
+    target = cache_dir() / name
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.parent / f".{target.name}.lock"):
+        if target.is_dir():
+            return target
+        for leftover in target.parent.glob(f".{target.name}.part-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
+        try:
+            make(part)
+            part.chmod(0o755)
+            os.rename(part, target)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+    return target
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

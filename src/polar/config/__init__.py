@@ -1,0 +1,1 @@
+"""Settings of every Polar process."""

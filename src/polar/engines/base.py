@@ -1,0 +1,69 @@
+"""What the gateway needs of an inference backend: tokens in, tokens and logprobs out, as a stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from polar.errors import PolarError
+from polar.models.chat import FinishReason, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One generation, already rendered to tokens."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """What an engine produced since the last chunk.
+
+    `ids` holds every sampled token, the end-of-turn token included; len(ids) == len(logprobs).
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    policy_version: int
+    finish_reason: FinishReason | None = None
+    """Set on the last chunk only."""
+    cached_tokens: int = 0
+    """Prompt tokens served from the prefix cache, where the engine says so (first chunk)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What an engine says of the model it serves."""
+
+    name: str
+    max_context: int
+    policy_version: int
+
+
+class EngineError(PolarError):
+    """The engine could not answer."""
+
+
+class ContextOverflow(EngineError):
+    """The prompt, or prompt plus max_tokens, does not fit the model's context."""
+
+
+class Engine(ABC):
+    """One inference backend, reached over the network or not."""
+
+    @abstractmethod
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Stream the sampled tokens. Closing the iterator aborts the request in the engine."""
+
+    @abstractmethod
+    async def model_info(self) -> ModelInfo:
+        """The served model; raises EngineError while the engine is not up."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release connections."""

@@ -1,0 +1,1 @@
+"""The embedded engine: a small vLLM-compatible server over transformers."""

@@ -1,0 +1,1 @@
+"""The HTTP data plane between harness and engine, and the capture of what passes through."""

@@ -1,0 +1,1 @@
+"""The nouns of Polar; no I/O."""

@@ -1,0 +1,101 @@
+"""The provider-free chat vocabulary that dialects translate to and renderers turn into tokens.
+
+These are frozen dataclasses, not pydantic models: one is built for every message of every
+request on the gateway's hot path, after the dialect has validated the provider's JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Role(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class FinishReason(StrEnum):
+    """Why a completion stopped."""
+
+    STOP = "stop"
+    """The model ended its turn, or a stop sequence matched."""
+    LENGTH = "length"
+    """A token limit was reached."""
+    TOOL_CALLS = "tool_calls"
+    """The model ended its turn with at least one complete tool call."""
+    CANCELLED = "cancelled"
+    """The client went away before the model was done."""
+    ERROR = "error"
+    """The engine failed after it had begun to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One function call the model asked for."""
+
+    id: str
+    """Made up by the gateway, unique in the session; never part of a message's identity."""
+    name: str
+    arguments: str
+    """JSON text exactly as sampled, or as the harness re-serialised it when it echoes the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """Set on tool messages: which call this answers."""
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """One function the harness offers to the model."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """JSON schema of the arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. None means: not asked for, the engine's default applies."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What a harness asks of the model, in no provider's words."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolDefinition, ...] = ()
+    sampling: Sampling = Sampling()
+    stream: bool = False
+    stream_usage: bool = False
+    """Whether a stream must end with a usage chunk (OpenAI's stream_options.include_usage)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one completion."""
+
+    prompt_tokens: int
+    sampled_tokens: int
+    cached_tokens: int = 0

@@ -1,0 +1,56 @@
+"""One recorded model call: what the policy saw, what it sampled, and how likely it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polar.models.chat import FinishReason, Message, Sampling, ToolDefinition
+
+Ids = NDArray[np.int32]
+Logprobs = NDArray[np.float32]
+Versions = NDArray[np.int32]
+
+
+class CompletionKind(StrEnum):
+    GENERATION = "generation"
+    AUXILIARY = "auxiliary"
+    """A side call (title, summary, quota probe): recorded, not trained unless asked for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One completion of a session, complete in itself: `prompt_ids` is the whole context."""
+
+    id: str
+    index: int
+    """Position in the session's capture, from 0, in the order the calls ended."""
+    prompt_ids: Ids
+    """Every token the policy conditioned on when it sampled `sampled_ids[0]`."""
+    sampled_ids: Ids
+    logprobs: Logprobs
+    """Same length as `sampled_ids`; of the distribution the engine sampled from."""
+    policy_versions: Versions
+    """Same length as `sampled_ids`."""
+    messages: tuple[Message, ...]
+    """The whole request, canonical."""
+    response: Message
+    """What `sampled_ids` parse to."""
+    finish_reason: FinishReason
+    parent: str | None = None
+    """The completion whose prompt + sampled ids are an exact prefix of `prompt_ids`, if any."""
+    tools: tuple[ToolDefinition, ...] = ()
+    dialect: str = ""
+    kind: CompletionKind = CompletionKind.GENERATION
+    asked: Sampling = Sampling()
+    used: Sampling = Sampling()
+    started_at: float = 0.0
+    """Unix seconds when the request arrived."""
+    first_token_at: float = 0.0
+    ended_at: float = 0.0
+    untrainable: str | None = None
+    """Why this completion can never be trained (fail closed), or None."""
+    extra: dict[str, str] = field(default_factory=dict)

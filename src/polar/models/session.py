@@ -1,0 +1,134 @@
+"""One attempt at a task: its status, the legal ways between statuses, and what came of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from polar.models.component import Frozen
+from polar.models.task import Id, TaskSpec
+
+
+class SessionStatus(StrEnum):
+    QUEUED = "queued"
+    INIT = "init"
+    """The sandbox is being made."""
+    READY = "ready"
+    """The sandbox is prewarmed and waits for a run slot."""
+    RUNNING = "running"
+    """The harness is at work."""
+    POSTRUN = "postrun"
+    """Traces are built, the evaluator scores."""
+    COMPLETED = "completed"
+    """A result with a reward is stored, even if a budget ended the agent."""
+    FAILED = "failed"
+    """No reward could be had; `error` says why. What was captured is kept."""
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self in _ENDED
+
+
+_ENDED = frozenset({SessionStatus.COMPLETED, SessionStatus.FAILED, SessionStatus.CANCELLED})
+
+_S = SessionStatus
+TRANSITIONS: dict[SessionStatus, frozenset[SessionStatus]] = {
+    _S.QUEUED: frozenset({_S.INIT, _S.CANCELLED, _S.FAILED}),
+    _S.INIT: frozenset({_S.READY, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
+    _S.READY: frozenset({_S.RUNNING, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
+    _S.RUNNING: frozenset({_S.POSTRUN, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
+    _S.POSTRUN: frozenset({_S.COMPLETED, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
+    _S.COMPLETED: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.CANCELLED: frozenset(),
+}
+"""Back to QUEUED is the way of a session whose node died (its attempt is counted)."""
+
+
+class AgentEnd(StrEnum):
+    """How the harness's run ended."""
+
+    EXITED = "exited"
+    """By itself; `exit_code` says how, and exit codes lie."""
+    TIMEOUT = "timeout"
+    """`budgets.run_seconds` ended it."""
+    BUDGET = "budget"
+    """A completion or token budget ended it."""
+    CANCELLED = "cancelled"
+    NOT_STARTED = "not_started"
+
+
+class Progress(Frozen):
+    """What a running session has done so far, as its node reports it with every heartbeat."""
+
+    completions: int = 0
+    sampled_tokens: int = 0
+
+
+class StageSeconds(Frozen):
+    """Wall-clock seconds spent in each stage; 0.0 where the session never was."""
+
+    init: float = 0.0
+    ready: float = 0.0
+    running: float = 0.0
+    postrun: float = 0.0
+
+
+class TrajectoryStats(Frozen):
+    """Where every sampled token went: sampled_tokens = trainable_tokens + sum(excluded.values())."""
+
+    completions: int = 0
+    traces: int = 0
+    sampled_tokens: int = 0
+    trainable_tokens: int = 0
+    excluded: dict[str, int] = Field(default_factory=dict)
+    """Tokens left out of training, by the name of the reason."""
+
+
+class Verdict(Frozen):
+    """What an evaluator says of a session."""
+
+    reward: float = Field(allow_inf_nan=False)
+    components: dict[str, float] = Field(default_factory=dict)
+    report: str = ""
+    """Readable by a person; at most 64 KiB are kept."""
+
+
+class SessionResult(Frozen):
+    """What came of a session; the tokens themselves are in its trajectory blob."""
+
+    session_id: Id
+    task_id: Id
+    sample: int
+    attempt: int
+    status: SessionStatus
+    agent_end: AgentEnd = AgentEnd.NOT_STARTED
+    exit_code: int | None = None
+    error: str | None = None
+    verdict: Verdict | None = None
+    stats: TrajectoryStats = TrajectoryStats()
+    seconds: StageSeconds = StageSeconds()
+    policy_version_min: int | None = None
+    policy_version_max: int | None = None
+    harness_version: str | None = None
+    model: str | None = None
+    has_trajectory: bool = False
+
+    @property
+    def reward(self) -> float | None:
+        return self.verdict.reward if self.verdict else None
+
+
+class Lease(Frozen):
+    """The right of one node to run one attempt of one session, until it expires or is fenced off."""
+
+    session_id: Id
+    task: TaskSpec
+    sample: int
+    attempt: int
+    fencing_token: int
+    """Rises with every lease of the session; a result that carries an older one is refused."""
+    expires_at: float
+    """Unix seconds by the server's clock."""

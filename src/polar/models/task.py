@@ -1,0 +1,100 @@
+"""What is asked: an instruction, the harness that shall follow it, and how the attempt is judged."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, JsonValue
+
+from polar.models.component import Component, Frozen, Named
+
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+
+
+class TaskStatus(StrEnum):
+    """Derived from the sessions of the task."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+
+
+def _workspace_path(path: str) -> str:
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or "\0" in path or str(pure) == ".":
+        raise ValueError("must be a relative path inside the workspace, without '..'")
+    return path
+
+
+WorkspacePath = Annotated[str, AfterValidator(_workspace_path)]
+
+
+class FileContent(Frozen):
+    """One file of the workspace; exactly one of `text` and `base64` is set."""
+
+    text: str | None = None
+    base64: str | None = None
+    executable: bool = False
+
+    def model_post_init(self, _context: object) -> None:
+        if (self.text is None) == (self.base64 is None):
+            raise ValueError("a file needs exactly one of 'text' and 'base64'")
+        if self.base64 is not None:
+            try:
+                base64.b64decode(self.base64, validate=True)
+            except binascii.Error as error:
+                raise ValueError(f"'base64' does not decode: {error}") from None
+
+    @property
+    def data(self) -> bytes:
+        if self.text is not None:
+            return self.text.encode()
+        assert self.base64 is not None
+        return base64.b64decode(self.base64)
+
+
+class Budgets(Frozen):
+    """What a session may use. Waiting in a queue never counts."""
+
+    init_seconds: float = Field(default=300.0, gt=0, le=86_400)
+    run_seconds: float = Field(default=1_800.0, gt=0, le=604_800)
+    evaluate_seconds: float = Field(default=300.0, gt=0, le=86_400)
+    max_completions: int | None = Field(default=None, ge=1)
+    max_sampled_tokens: int | None = Field(default=None, ge=1)
+    max_context_tokens: int | None = Field(default=None, ge=1)
+
+
+class SamplingPin(Frozen):
+    """What the session samples with, whatever the harness asks for; None leaves the harness's wish."""
+
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    """Sample k of the task gets seed + k; each completion of a session a seed derived from it."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """An upper bound of what the harness asks for."""
+
+
+class TaskSpec(Frozen):
+    """A task as a user writes it."""
+
+    id: Id
+    instruction: str = Field(min_length=1, max_length=1_000_000)
+    harness: Named
+    evaluator: Named
+    runtime: Named = Component(name="bubblewrap")
+    builder: Named = Component(name="per_request")
+    samples: int = Field(default=1, ge=1, le=1024)
+    files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
+    """Put into the workspace before the agent starts."""
+    budgets: Budgets = Budgets()
+    sampling: SamplingPin = SamplingPin()
+    priority: int = Field(default=50, ge=0, le=100)
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+    """Kept and handed back with the results; Polar does not read it."""

@@ -1,0 +1,1 @@
+"""One machine's worker: pools, lifecycle, leases."""

@@ -1,0 +1,53 @@
+"""Finds extensions by name through Python entry points, so that a pip-installed package can add one."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ValidationError
+
+from polar.errors import InvalidInput
+from polar.models.component import Component
+
+
+class Extension(Protocol):
+    """What every registered class has: a model of its options, and a constructor that takes it."""
+
+    Options: type[BaseModel]
+
+
+KINDS = ("harnesses", "runtimes", "evaluators", "builders", "engines", "dialects")
+
+
+@cache
+def names(kind: str) -> tuple[str, ...]:
+    """The names registered for a kind ("harnesses", "runtimes", …), sorted."""
+    return tuple(sorted({point.name for point in entry_points(group=f"polar.{kind}")}))
+
+
+@cache
+def load(kind: str, name: str) -> Any:
+    """The class registered under `name`, imported on first use."""
+    for point in entry_points(group=f"polar.{kind}", name=name):
+        return point.load()
+    raise InvalidInput(f"{kind}: unknown name {name!r}", hint=f"known: {', '.join(names(kind)) or 'none'}")
+
+
+def options(kind: str, field: str, component: Component) -> BaseModel:
+    """The component's options as its own model; errors name the field as the user wrote it."""
+    extension: Extension = load(kind, component.name)
+    try:
+        return extension.Options.model_validate(component.options)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join([field, 'options', *map(str, item['loc'])])}: {item['msg']}"
+            for item in error.errors()
+        )
+        raise InvalidInput(problems) from None
+
+
+def create(kind: str, field: str, component: Component) -> Any:
+    """An instance of the named extension, built from its validated options."""
+    return load(kind, component.name)(options(kind, field, component))

@@ -1,0 +1,1 @@
+"""Chat requests to prompt ids, sampled ids to messages."""

@@ -1,0 +1,1 @@
+"""The control plane: tasks in, sessions to nodes, results out."""

@@ -1,0 +1,121 @@
+"""A sandbox for one session: start, exec, upload, download, stop, reap. Knows nothing of harnesses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from pydantic import BaseModel
+
+from polar.errors import PolarError
+
+
+class SandboxError(PolarError):
+    """A sandbox could not be started or used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A host directory shown read-only inside the sandbox."""
+
+    source: Path
+    target: PurePosixPath
+    """Runtimes without a file system of their own (process) use `source` as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a session's sandbox is made of."""
+
+    session_id: str
+    root: Path
+    """Private host directory of this session; the runtime owns everything below it."""
+    gateway_host: str
+    gateway_port: int
+    """Where the gateway listens on the host; the only address a closed sandbox reaches."""
+    mounts: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One program to run inside a sandbox."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the sandbox's own minimal environment (PATH, HOME, TMPDIR, LANG); nothing is inherited."""
+    cwd: PurePosixPath | None = None
+    """None: the workspace."""
+    stdin: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    exit_code: int
+    """Negative: ended by that signal."""
+    timed_out: bool
+    stdout: Path
+    """Complete output on the host, cut at the runtime's limit (a last line says so)."""
+    stderr: Path
+
+
+class Sandbox(ABC):
+    """A started sandbox. Paths are as seen from inside unless they say host."""
+
+    workspace: PurePosixPath
+    home: PurePosixPath
+    tmp: PurePosixPath
+    gateway_url: str
+    """`http://host:port` of the gateway as seen from inside, without a trailing slash."""
+
+    @abstractmethod
+    def path_inside(self, mount: Mount) -> PurePosixPath:
+        """Where a mount of the spec is found inside."""
+
+    @abstractmethod
+    async def exec(self, command: Command, *, timeout: float, log_name: str) -> ExecResult:
+        """Run a command to its end or to the timeout, then end everything it started.
+
+        Cancelling the call ends the command's whole process tree before it returns.
+        """
+
+    @abstractmethod
+    async def upload(self, path: PurePosixPath, data: bytes, *, executable: bool = False) -> None:
+        """Write a file (parents made) at an absolute path, or one relative to the workspace."""
+
+    @abstractmethod
+    async def download(self, path: PurePosixPath, *, max_bytes: int = 64 * 1024 * 1024) -> bytes:
+        """Read a regular file; never follows a link out of the sandbox. SandboxError if absent."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """End every process of the sandbox, daemons included; files stay."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """`kill`, then remove mounts and the writable files below the spec's root, logs kept."""
+
+
+class Runtime(ABC):
+    """One way of making sandboxes."""
+
+    class Options(BaseModel):
+        model_config = {"extra": "forbid", "frozen": True}
+
+    def __init__(self, options: BaseModel) -> None:
+        self.options = options
+
+    @classmethod
+    @abstractmethod
+    async def unavailable(cls) -> str | None:
+        """Why this runtime cannot work on this machine (with what to do), or None if it can. Cached."""
+
+    @abstractmethod
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """Make the sandbox of a session."""
+
+    @classmethod
+    @abstractmethod
+    async def reap(cls, sessions_root: Path) -> int:
+        """End what a previous life of this node left behind below `sessions_root`; how many it was."""

@@ -1,0 +1,1 @@
+"""Tables, migrations and blobs; the only room that knows SQL."""

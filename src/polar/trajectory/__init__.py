@@ -1,0 +1,1 @@
+"""Completions to traces: builders, codec."""
