@@ -97,7 +97,7 @@ class Verdict(Frozen):
 
 
 class SessionResult(Frozen):
-    """What came of a session; the tokens themselves are in its trajectory blob."""
+    """What came of a session; the tokens themselves are in its recording."""
 
     session_id: Id
     task_id: Id
@@ -114,7 +114,7 @@ class SessionResult(Frozen):
     policy_version_max: int | None = None
     harness_version: str | None = None
     model: str | None = None
-    has_trajectory: bool = False
+    has_recording: bool = False
 
     @property
     def reward(self) -> float | None:

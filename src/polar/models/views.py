@@ -1,0 +1,122 @@
+"""What the control plane shows and takes: the bodies of its REST API."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from polar.models.component import Frozen
+from polar.models.session import Lease, Progress, SessionResult, SessionStatus
+from polar.models.task import Id, TaskSpec, TaskStatus
+
+
+class TaskView(Frozen):
+    """A stored task and how far its sessions are."""
+
+    spec: TaskSpec
+    status: TaskStatus
+    created_at: float
+    """Unix seconds, as every time here."""
+    sessions: dict[SessionStatus, int] = Field(default_factory=dict)
+    """How many sessions are in each status; statuses without one are absent."""
+    mean_reward: float | None = None
+    """Over the completed sessions."""
+
+
+class SessionView(Frozen):
+    """A stored session."""
+
+    id: Id
+    task_id: Id
+    sample: int
+    attempt: int
+    """How many times a node has begun it."""
+    status: SessionStatus
+    progress: Progress
+    node: str | None = None
+    created_at: float
+    updated_at: float
+    result: SessionResult | None = None
+    """Set once the session has ended."""
+
+
+class TaskPage(Frozen):
+    tasks: tuple[TaskView, ...]
+    next: str | None = None
+    """Pass as `after` to get the next page; None on the last."""
+
+
+class SessionPage(Frozen):
+    sessions: tuple[SessionView, ...]
+    next: str | None = None
+
+
+class ResultPage(Frozen):
+    """A piece of the feed of ended sessions, in the order they were stored."""
+
+    results: tuple[SessionResult, ...]
+    cursor: int
+    """Pass as `cursor` to get what comes after; unchanged when nothing came."""
+
+
+class LeaseRequest(Frozen):
+    """A node asks for work."""
+
+    max_sessions: int = Field(ge=1, le=1024)
+    wait_seconds: float = Field(default=0.0, ge=0, le=60)
+    """How long the server may hold the answer back while there is no work."""
+    runtimes: tuple[str, ...]
+    """Only tasks that name one of these are leased."""
+
+
+class Leases(Frozen):
+    leases: tuple[Lease, ...]
+
+
+class SessionBeat(Frozen):
+    """One session in a node's heartbeat."""
+
+    session_id: Id
+    fencing_token: int
+    status: SessionStatus
+    progress: Progress = Progress()
+
+
+class Heartbeat(Frozen):
+    """A node says what it holds; this renews the leases of those sessions."""
+
+    sessions: tuple[SessionBeat, ...] = ()
+
+
+class HeartbeatAnswer(Frozen):
+    cancel: tuple[Id, ...] = ()
+    """Sessions the user cancelled: end them and post a result with status cancelled."""
+    lost: tuple[Id, ...] = ()
+    """Sessions whose lease is no longer this node's: end them and post nothing."""
+
+
+class ResultPost(Frozen):
+    """A node delivers what came of a session."""
+
+    fencing_token: int
+    result: SessionResult
+
+
+class Release(Frozen):
+    """A node gives a session back unfinished (it shuts down); the attempt is not counted."""
+
+    fencing_token: int
+
+
+class Health(Frozen):
+    status: str = "ok"
+    version: str
+    sessions: dict[SessionStatus, int] = Field(default_factory=dict)
+
+
+class Problem(Frozen):
+    """The body of every control-plane error."""
+
+    error: str
+    """One line: what is wrong and, where there is one, what to do."""
+    code: str
+    """Stable: invalid_input, unauthorized, not_found, conflict, unavailable, too_large."""
