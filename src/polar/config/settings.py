@@ -62,7 +62,7 @@ class NodeSettings(Frozen):
 
     name: str = "local"
     init_workers: int = Field(default=4, ge=1)
-    ready_buffer: int = Field(default=4, ge=0)
+    ready_buffer: int = Field(default=4, ge=1)
     run_slots: int = Field(default=8, ge=1)
     postrun_workers: int = Field(default=4, ge=1)
     runtimes: tuple[str, ...] = ("bubblewrap", "process")

@@ -8,9 +8,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 
 class Frozen(BaseModel):
-    """Base of every record that crosses a room or the network: immutable, unknown keys are errors."""
+    """Base of every record that crosses a room or the network: immutable, unknown keys are errors.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Numbers are finite: JSON has no other, and one would come back as null.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Component(Frozen):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,11 +44,10 @@ class Segment:
     """Only on sampled segments: who sampled them."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class TraceRef:
-    """A trace as a path through the forest: from the root to `leaf`, training `trained` segments."""
+    """A trace as a path through the forest: from a root to the last of its trained segments."""
 
-    leaf: int
     trained: tuple[int, ...]
     """Indices of the sampled segments on the path that carry loss, in order; never empty."""
     reward: float | None = None
@@ -61,3 +60,7 @@ class Trajectory:
     segments: tuple[Segment, ...]
     traces: tuple[TraceRef, ...]
     stats: TrajectoryStats = field(default_factory=TrajectoryStats)
+
+    def with_reward(self, reward: float) -> Trajectory:
+        """The same traces, each credited with the session's reward."""
+        return replace(self, traces=tuple(replace(ref, reward=reward) for ref in self.traces))

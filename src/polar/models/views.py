@@ -119,4 +119,4 @@ class Problem(Frozen):
     error: str
     """One line: what is wrong and, where there is one, what to do."""
     code: str
-    """Stable: invalid_input, unauthorized, not_found, conflict, unavailable, too_large."""
+    """Stable: invalid_input, unauthorized, not_found, conflict, unavailable, too_large, internal."""

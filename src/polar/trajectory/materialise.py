@@ -1,0 +1,38 @@
+"""A trace as arrays, from its path through the forest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polar.models.trace import Segment, Trace, TraceRef, Trajectory
+from polar.trajectory.forest import path
+
+
+def materialise(trajectory: Trajectory, ref: TraceRef) -> Trace:
+    """The trace's tokens: the prompt ends where its first trained segment begins."""
+    indices = path(trajectory.segments, ref.trained[-1])
+    trained = set(ref.trained)
+    split = indices.index(ref.trained[0])
+    prompt = [trajectory.segments[index].ids for index in indices[:split]]
+    response = [(trajectory.segments[index], index in trained) for index in indices[split:]]
+    return Trace(
+        prompt_ids=np.concatenate(prompt) if prompt else np.empty(0, np.int32),
+        response_ids=np.concatenate([segment.ids for segment, _ in response]),
+        loss_mask=np.concatenate([np.full(len(s.ids), is_trained, np.uint8) for s, is_trained in response]),
+        logprobs=np.concatenate([_logprobs(s, is_trained) for s, is_trained in response]),
+        policy_versions=np.concatenate([_versions(s, is_trained) for s, is_trained in response]),
+        reward=ref.reward,
+        completion_ids=tuple(s.completion_id for s, is_trained in response if is_trained and s.completion_id),
+    )
+
+
+def _logprobs(segment: Segment, is_trained: bool) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    if is_trained and segment.logprobs is not None:
+        return segment.logprobs
+    return np.zeros(len(segment.ids), np.float32)
+
+
+def _versions(segment: Segment, is_trained: bool) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    if is_trained and segment.policy_versions is not None:
+        return segment.policy_versions
+    return np.full(len(segment.ids), -1, np.int32)

@@ -1,0 +1,40 @@
+"""One YAML file becomes frozen settings; what it must not say is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polar.config.settings import load_settings
+from polar.errors import InvalidInput
+
+
+def test_the_file_is_read_and_overrides_win(tmp_path: Path) -> None:
+    file = tmp_path / "polar.yaml"
+    file.write_text("server: {port: 9000}\nnode: {run_slots: 3}\n")
+    settings = load_settings(file, {"server": {"port": 0, "host": None}})
+    assert (settings.server.port, settings.server.host, settings.node.run_slots) == (0, "127.0.0.1", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sever: {}", "sever"),
+        ("server: {port: 70000}", "server.port"),
+        ("server: {token: short}", "server.token"),
+        ("engine: {url: localhost}", "engine.url"),
+        ("- a list", "mapping"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "polar.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=said):
+        load_settings(file)
+
+
+def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        load_settings(tmp_path / "none.yaml")
