@@ -1,0 +1,99 @@
+"""The `polar` command: finds its subcommands lazily and prints errors meant for people as one line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any, cast
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+
+from polar import __version__
+from polar.cli.output import fail
+from polar.errors import PolarError
+
+COMMANDS = ("quickstart", "serve", "engine", "submit", "tasks", "sessions", "show", "results")
+"""Each is the function of its own name in the module of its own name beside this one."""
+
+
+class _LazyCommands(Mapping[str, Any]):
+    """Command name → command; a command's module is imported when the command is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        function = getattr(import_module(f"polar.cli.{name}"), name)
+        single = typer.Typer(add_completion=False)
+        single.command(name, help=_reflowed(function.__doc__))(function)
+        return typer.main.get_command(single)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Commands(TyperGroup):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = cast(Any, _LazyCommands())
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PolarError as error:
+            fail(error)
+
+
+def _reflowed(docstring: str) -> str:
+    """Help text whose paragraphs fit any terminal; indented ones, such as examples, keep their lines."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    return "\n\n".join(text if text.startswith(" ") else " ".join(text.split()) for text in paragraphs)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"polar {__version__}")
+        raise typer.Exit
+
+
+_HELP = """
+Train language agents with reinforcement learning through unmodified agent harnesses.
+
+New here? This rolls out small tasks from start to finish on this machine:
+
+  polar quickstart
+
+Then, with `polar serve` in one terminal, in another:
+
+  polar submit examples/quickstart --wait
+  polar results --out data
+"""
+
+app = typer.Typer(
+    cls=_Commands,
+    help=_reflowed(_HELP),
+    no_args_is_help=True,
+    # Locals of a frame may hold a token or a session's key.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def polar(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    app()

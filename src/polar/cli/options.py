@@ -1,0 +1,55 @@
+"""Options that several commands share, and the client they lead to."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from polar.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from polar.client import Client
+
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="The rollout server. Default: $POLAR_SERVER, else the one of this directory's settings.",
+        rich_help_panel="Connection",
+        show_default=False,
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        help="Its bearer token. Default: $POLAR_TOKEN, else the one kept in the data directory.",
+        rich_help_panel="Connection",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print JSON and nothing else: one document, or one object a line for lists."),
+]
+
+Case = TypeVar("Case", bound=StrEnum)
+
+
+def connect(server: str | None, token: str | None) -> Client:
+    from polar.client import Client
+
+    return Client(server, token)
+
+
+def one_of(cases: type[Case], value: str | None, option: str) -> Case | None:
+    """The enum's case that an option names; checked here so that `--help` need not import the enum."""
+    if value is None:
+        return None
+    try:
+        return cases(value)
+    except ValueError:
+        raise InvalidInput(f"{option}: {value!r} is none of {', '.join(cases)}") from None

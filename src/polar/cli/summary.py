@@ -1,0 +1,91 @@
+"""How tasks stand, for people: a table of tasks, and the progress of those that are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from polar.cli.output import console, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from polar.client import Client
+    from polar.models.session import SessionStatus
+    from polar.models.task import TaskSpec
+    from polar.models.views import SessionView, TaskView
+
+
+def task_table(tasks: Iterable[TaskView]) -> Table:
+    return table(
+        ["TASK", "STATUS", "HARNESS", "SAMPLES", "SESSIONS", "MEAN REWARD"],
+        (
+            (
+                task.spec.id,
+                task.status,
+                task.spec.harness.name,
+                task.spec.samples,
+                counts(task.sessions),
+                task.mean_reward,
+            )
+            for task in tasks
+        ),
+        numbers=["SAMPLES", "MEAN REWARD"],
+    )
+
+
+def counts(sessions: dict[SessionStatus, int]) -> str:
+    """`2 running, 1 completed`, in the order of a session's life."""
+    order = {status: place for place, status in enumerate(type(next(iter(sessions))))} if sessions else {}
+    return ", ".join(f"{sessions[status]} {status}" for status in sorted(sessions, key=order.__getitem__))
+
+
+def follow(client: Client, tasks: Sequence[TaskSpec]) -> list[TaskView]:
+    """Stay until every session of the tasks has ended, with a progress bar if a person is watching."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    task_ids = [task.id for task in tasks]
+    columns = (
+        TextColumn("sessions"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rewards]}"),
+        TimeElapsedColumn(),
+    )
+    rewards: list[float] = []
+    terminal = console(stderr=True)
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+        bar = progress.add_task("", total=sum(task.samples for task in tasks), rewards="")
+        for result in client.results(task_ids, follow=True):
+            if result.reward is not None:
+                rewards.append(result.reward)
+            mean = f"mean reward {sum(rewards) / len(rewards):.2f}" if rewards else ""
+            progress.update(bar, advance=1, rewards=mean)
+    return [client.task(task_id) for task_id in task_ids]
+
+
+def session_table(sessions: Iterable[SessionView]) -> Table:
+    return table(
+        ["SESSION", "TASK", "SAMPLE", "STATUS", "ATTEMPT", "COMPLETIONS", "TOKENS", "REWARD", "NOTE"],
+        (
+            (
+                session.id,
+                session.task_id,
+                session.sample,
+                session.status,
+                session.attempt,
+                session.progress.completions,
+                session.progress.sampled_tokens,
+                session.result.reward if session.result else None,
+                _note(session),
+            )
+            for session in sessions
+        ),
+        numbers=["SAMPLE", "ATTEMPT", "COMPLETIONS", "TOKENS", "REWARD"],
+    )
+
+
+def _note(session: SessionView) -> str:
+    if session.result is None:
+        return f"on {session.node}" if session.node else ""
+    return session.result.error or f"agent {session.result.agent_end}"

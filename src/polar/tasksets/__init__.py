@@ -1,0 +1,1 @@
+"""Tasks from files, and datasets out of results."""

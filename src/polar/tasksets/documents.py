@@ -1,0 +1,107 @@
+"""Task files as plain documents: YAML, JSON and JSON Lines, read strictly and with line numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from enum import StrEnum
+from typing import Any
+
+import yaml
+
+from polar.errors import InvalidInput
+
+
+class Format(StrEnum):
+    YAML = "yaml"
+    """Also reads JSON, of which YAML is a superset."""
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+FORMATS = {".yaml": Format.YAML, ".yml": Format.YAML, ".json": Format.JSON, ".jsonl": Format.JSONL}
+"""By the suffix of a file's name."""
+
+
+def parse(text: str, format: Format, source: str) -> Any:
+    """The document in `text`; JSON Lines become a list. InvalidInput names the source and the line."""
+    match format:
+        case Format.YAML:
+            return _parse_yaml(text, source)
+        case Format.JSON:
+            return _parse_json(text, source, first_line=1)
+        case Format.JSONL:
+            return [
+                _parse_json(line, source, first_line=number)
+                for number, line in enumerate(text.split("\n"), start=1)
+                if line.strip()
+            ]
+
+
+def guess_format(text: str) -> Format:
+    """The format of text that came without a name: JSON Lines if every line is a JSON object."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    return Format.JSONL if len(lines) > 1 and all(map(_is_json_object, lines)) else Format.YAML
+
+
+def _is_json_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML's safe subset; a key given twice is an error, since one of the two would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise InvalidInput(f"{source}{where}: not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"{source}: not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise InvalidInput(f"{source}: nested too deeply") from None
+
+
+def _parse_json(text: str, source: str, first_line: int) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise InvalidInput(f"{source}:{line}:{error.colno}: not JSON: {error.msg}") from None
+    except ValueError as error:
+        raise InvalidInput(f"{source}:{first_line}: not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidInput(f"{source}: nested too deeply") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} is given twice")
+    return document
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,0 +1,269 @@
+"""The commands against a real rollout server: submit, watch, cancel, show and export."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from polar.cli.main import app
+from polar.client import AsyncClient, Client
+from polar.config.settings import ServerSettings
+from polar.models.session import SessionResult, SessionStatus
+from polar.models.views import LeaseRequest, ResultPost
+from polar.rollout.server import RolloutServer
+from polar.store.store import Store
+from tests.fakes.recordings import encoded, recording
+
+TOKEN = "a-token-for-this-test"
+
+
+@dataclass
+class Served:
+    """A server in a thread of its own, and the command line pointed at it."""
+
+    url: str
+    tmp_path: Path
+    environment: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.environment = {"POLAR_SERVER": self.url, "POLAR_TOKEN": TOKEN}
+
+    def polar(self, *arguments: object, stdin: str | None = None) -> Any:
+        return CliRunner().invoke(app, [*map(str, arguments)], input=stdin, env=self.environment)
+
+    def ok(self, *arguments: object, stdin: str | None = None) -> str:
+        result = self.polar(*arguments, stdin=stdin)
+        assert result.exit_code == 0, result.output + repr(result.exception)
+        return result.stdout
+
+    def task_file(self, *ids: str, samples: int = 2) -> Path:
+        path = self.tmp_path / "tasks.yaml"
+        defaults = {
+            "harness": {"name": "shell", "options": {"command": "true"}},
+            "evaluator": {"name": "command", "options": {"command": "true"}},
+            "runtime": "process",
+            "samples": samples,
+            "metadata": {"set": "test"},
+        }
+        tasks = [{"id": task_id, "instruction": "do it"} for task_id in ids]
+        path.write_text(yaml.safe_dump({"defaults": defaults, "tasks": tasks}))
+        return path
+
+    def run_sessions(self, count: int = 100, *, failing: int = 0) -> None:
+        """Take up to `count` sessions as a node does, and deliver what came of them."""
+        asyncio.run(self._run_sessions(count, failing))
+
+    async def _run_sessions(self, count: int, failing: int) -> None:
+        request = LeaseRequest(max_sessions=count, wait_seconds=0, runtimes=("process",))
+        async with AsyncClient(self.url, TOKEN) as client:
+            for place, lease in enumerate((await client.lease("node", request)).leases):
+                identity = {"session_id": lease.session_id, "task_id": lease.task.id}
+                about = {**identity, "sample": lease.sample, "attempt": lease.attempt}
+                if place < failing:
+                    result = SessionResult.model_validate(
+                        {**about, "status": SessionStatus.FAILED, "error": "no sandbox"}
+                    )
+                else:
+                    made = recording(lease.session_id)
+                    result = made.result.model_copy(update=about)
+                    data = encoded(type(made)(made.completions, made.trajectory, result))
+                    await client.put_recording(lease.session_id, lease.fencing_token, data)
+                post = ResultPost(fencing_token=lease.fencing_token, result=result)
+                await client.post_result(lease.session_id, post)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    started = threading.Event()
+    address: list[str] = []
+    stop: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def serve() -> None:
+        ended = asyncio.Event()
+        stop.append((asyncio.get_running_loop(), ended))
+        async with (
+            Store.open(tmp_path / "data") as store,
+            RolloutServer(store, TOKEN, ServerSettings(port=0)) as server,
+        ):
+            address.append(server.url)
+            started.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert started.wait(60)
+    try:
+        yield Served(address[0], tmp_path)
+    finally:
+        loop, ended = stop[0]
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@contextmanager
+def node_at_work(served: Served) -> Iterator[None]:
+    thread = threading.Thread(target=served.run_sessions)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_submitted_tasks_are_listed_and_shown(served: Served) -> None:
+    submitted = served.ok("submit", served.task_file("one", "two"))
+    assert "2 tasks with 4 sessions submitted" in submitted
+    assert [task["spec"]["id"] for task in lines(served.ok("tasks", "--json"))] == ["one", "two"]
+    assert len(lines(served.ok("sessions", "--task", "one", "--json"))) == 2
+    shown = served.ok("tasks", "one")
+    assert "do it" in shown
+    assert "2 queued" in shown
+    assert json.loads(served.ok("tasks", "two", "--json"))["spec"]["metadata"] == {"set": "test"}
+
+
+def test_submitting_again_is_safe_and_other_content_is_refused(served: Served) -> None:
+    served.ok("submit", served.task_file("one"))
+    served.ok("submit", served.task_file("one"))
+    assert len(lines(served.ok("tasks", "--json"))) == 1
+    refused = served.polar("submit", served.task_file("zero", "one", samples=3))
+    assert refused.exit_code == 1
+    assert refused.stderr.count("\n") == 1
+    assert "one" in refused.stderr
+    assert "1 of 2 tasks were submitted" in refused.stderr
+
+
+def test_nothing_is_submitted_when_one_task_is_wrong(served: Served) -> None:
+    file = served.task_file("one", "two")
+    file.write_text(file.read_text().replace("id: two", "id: two\n  samples: 0"))
+    assert served.polar("submit", file).exit_code == 1
+    assert served.ok("tasks", "--json") == ""
+
+
+def test_tasks_come_from_standard_input(served: Served) -> None:
+    text = served.task_file("piped").read_text()
+    (task,) = lines(served.ok("submit", "-", "--json", stdin=text))
+    assert task["status"] == "queued"
+
+
+def test_tasks_and_sessions_are_cancelled(served: Served) -> None:
+    served.ok("submit", served.task_file("one", "two"))
+    assert json.loads(served.ok("tasks", "one", "--cancel", "--json"))["status"] == "cancelled"
+    session = lines(served.ok("sessions", "--task", "two", "--json"))[0]
+    assert "cancelled" in served.ok("sessions", session["id"], "--cancel")
+    cancelled = lines(served.ok("sessions", "--status", "cancelled", "--json"))
+    assert len(cancelled) == 3
+    assert lines(served.ok("tasks", "--status", "cancelled", "--json"))[0]["spec"]["id"] == "one"
+
+
+def test_wait_stays_until_every_session_has_ended(served: Served) -> None:
+    file = served.task_file("one", "two")
+    served.ok("submit", file)
+    with node_at_work(served):
+        waited = lines(served.ok("submit", file, "--wait", "--json"))
+    assert [(task["status"], task["mean_reward"]) for task in waited] == [("finished", 1.0)] * 2
+
+
+def test_a_session_is_shown_by_its_id_and_kept_as_a_file(served: Served, tmp_path: Path) -> None:
+    served.ok("submit", served.task_file("one", samples=1))
+    (session,) = lines(served.ok("sessions", "--json"))
+    early = served.polar("show", session["id"])
+    assert early.exit_code == 1
+    assert "is queued: it has no recording yet" in early.stderr
+    served.run_sessions()
+    kept = tmp_path / "kept.rec"
+    online = served.ok("show", session["id"], "--save", kept)
+    assert "reward          1 (exists 0.3, right 0.7)" in online
+    assert CliRunner().invoke(app, ["show", str(kept)]).stdout == online
+    absent = served.polar("show", "no-such-session")
+    assert absent.exit_code == 1
+    assert absent.stderr.count("\n") == 1
+
+
+def test_results_are_printed_and_exported(served: Served, tmp_path: Path) -> None:
+    served.ok("submit", served.task_file("one", "two"))
+    served.run_sessions(failing=1)
+    assert len(lines(served.ok("results", "--json"))) == 4
+    assert "no sandbox" in served.ok("results")
+    written = json.loads(served.ok("results", "--out", tmp_path / "all", "--json"))
+    assert (written["sessions"], written["traces"], written["trainable_tokens"]) == (4, 6, 63)
+    traces = pd.read_parquet(tmp_path / "all" / "traces.parquet")
+    assert traces["loss_mask"].map(sum).sum() == 63
+    sessions = pd.read_parquet(tmp_path / "all" / "sessions.parquet")
+    assert sessions["metadata"].map(json.loads).tolist() == [{"set": "test"}] * 4
+    served.ok("results", "--out", tmp_path / "one", "--task", "one")
+    assert set(pd.read_parquet(tmp_path / "one" / "sessions.parquet")["task_id"]) == {"one"}
+    refused = served.polar("results", "--out", served.task_file("one"))
+    assert refused.exit_code == 1
+    assert "is a file, not a directory" in refused.stderr
+
+
+def test_follow_ends_with_the_tasks_it_names(served: Served, tmp_path: Path) -> None:
+    served.ok("submit", served.task_file("one"))
+    with node_at_work(served):
+        served.ok("results", "--follow", "--task", "one", "--out", tmp_path / "out")
+    assert len(pd.read_parquet(tmp_path / "out" / "sessions.parquet")) == 2
+
+
+def test_an_interrupted_follow_keeps_what_came(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.ok("submit", served.task_file("one"))
+    served.run_sessions(1)
+    feed = Client.results
+
+    def interrupted(*arguments: Any, **options: Any) -> Iterator[SessionResult]:
+        for result in feed(*arguments, **options):
+            yield result
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Client, "results", interrupted)
+    written = json.loads(served.ok("results", "--follow", "--json", "--out", tmp_path / "out"))
+    assert written["sessions"] == 1
+    assert len(pd.read_parquet(tmp_path / "out" / "sessions.parquet")) == 1
+    assert sorted(os.listdir(tmp_path / "out")) == ["sessions.parquet", "traces.parquet"]
+
+
+def test_follow_prints_results_as_they_come_until_interrupted(served: Served) -> None:
+    served.ok("submit", served.task_file("one"))
+    served.run_sessions(1)
+    command = [sys.executable, "-m", "polar", "results", "--follow", "--json"]
+    with subprocess.Popen(command, env=os.environ | served.environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["status"] == "completed"
+        served.run_sessions(1)
+        assert json.loads(process.stdout.readline())["status"] == "completed"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def test_a_wrong_token_is_one_line(served: Served) -> None:
+    refused = served.polar("tasks", "--token", "not-the-right-token")
+    assert refused.exit_code == 1
+    assert refused.stderr.count("\n") == 1
+    assert "refused the token" in refused.stderr
+
+
+def test_a_long_list_is_read_to_its_end(served: Served) -> None:
+    with Client(served.url, TOKEN) as client:
+        assert client.health().status == "ok"
+    served.ok("submit", served.task_file("many", samples=450))
+    assert len(lines(served.ok("sessions", "--json"))) == 450
