@@ -16,6 +16,10 @@ class SandboxError(PolarError):
     """A sandbox could not be started or used."""
 
 
+class PathRefused(SandboxError):
+    """A path inside cannot be used as a plain file: a link, or something else, stands in its way."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
     """A host directory shown read-only inside the sandbox."""

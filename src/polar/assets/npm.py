@@ -1,0 +1,86 @@
+"""Takes a pinned package from the npm registry without installing it or its dependencies."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path, PurePosixPath
+
+from polar.assets.cache import DownloadFailed
+from polar.assets.node import NPM_CLI, node
+
+
+def unpack_npm(package: str, version: str, integrity: str, into: Path) -> None:
+    """Fetch `package@version` with `npm pack` (whatever registry npm is set up for) and unpack it.
+
+    `integrity` is the `sha512-…` of the tarball as lock files have it; another tarball is refused.
+    The tarball's single top directory is left out: `into` then holds package.json.
+    """
+    wanted = f"{package}@{version}"
+    fetched = into / ".npm-pack"
+    fetched.mkdir(parents=True)
+    try:
+        tarball = _pack(wanted, fetched)
+        _check(wanted, tarball, integrity)
+        _unpack(wanted, tarball, into)
+    finally:
+        shutil.rmtree(fetched)
+
+
+def _pack(wanted: str, into: Path) -> Path:
+    root = node()
+    command = [str(root / "bin" / "node"), str(root / NPM_CLI), "pack", "--ignore-scripts", wanted]
+    run = subprocess.run(
+        [*command, "--pack-destination", str(into)], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    tarballs = list(into.glob("*.tgz"))
+    if run.returncode != 0 or len(tarballs) != 1:
+        raise DownloadFailed(
+            f"could not download {wanted} with npm: {_reason(run.stderr)}",
+            hint=f"check the network and npm's registry settings with: {' '.join(command)}",
+        )
+    return tarballs[0]
+
+
+def _reason(stderr: str) -> str:
+    """npm's own words: the code and the first line that says more than the code."""
+    prefixes = ("npm error ", "npm ERR! ")
+    said = [
+        line.removeprefix(prefix).strip()
+        for line in stderr.splitlines()
+        for prefix in prefixes
+        if line.startswith(prefix)
+    ]
+    words = [line for line in said if line and not line.startswith(("A complete log", "Log files"))]
+    return "; ".join(words[:2]) or "no package came"
+
+
+def _check(wanted: str, tarball: Path, integrity: str) -> None:
+    digest = hashlib.sha512(tarball.read_bytes()).digest()
+    found = f"sha512-{base64.b64encode(digest).decode()}"
+    if found != integrity:
+        raise DownloadFailed(
+            f"{wanted}: the registry's tarball is not the pinned one (expected {integrity}, got {found})",
+            hint="check which registry npm is set up for, and that no proxy changes what it serves",
+        )
+
+
+def _unpack(wanted: str, tarball: Path, into: Path) -> None:
+    with tarfile.open(tarball) as archive:
+        for member in archive:
+            inside = PurePosixPath(*PurePosixPath(member.name).parts[1:])
+            if member.isdir():
+                continue
+            content = archive.extractfile(member) if member.isreg() else None
+            if content is None or ".." in inside.parts or not inside.parts:
+                raise DownloadFailed(
+                    f"{wanted}: the tarball holds {member.name!r}, which is not a plain file"
+                )
+            path = into / inside
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                shutil.copyfileobj(content, file)
+            path.chmod(0o755 if member.mode & 0o111 else 0o644)

@@ -1,0 +1,62 @@
+"""Any command as a harness: the instruction reaches it as file, stdin and environment."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from pydantic import BaseModel, Field
+
+from polar import __version__
+from polar.harnesses.base import Harness, HarnessContext, Installation
+from polar.runtimes.base import Command
+
+LONGEST_VARIABLE = 120 * 1024
+"""The kernel refuses environment variables of 128 KiB and more, name included."""
+
+
+class Shell(Harness):
+    """Runs `command` in the workspace.
+
+    The instruction is in the file `$POLAR_INSTRUCTION_FILE`, on stdin, and, unless it is too long
+    for the environment, in `$POLAR_INSTRUCTION`. `OPENAI_BASE_URL` and `OPENAI_API_KEY` serve
+    OpenAI's SDKs as they are; `POLAR_GATEWAY_URL`, `POLAR_KEY` and `POLAR_MODEL` anyone else.
+    """
+
+    class Options(BaseModel):
+        model_config = {"extra": "forbid", "frozen": True}
+
+        command: str | list[str] = Field(min_length=1)
+        """A string is run by `/bin/sh -c`, a list as it is."""
+        env: dict[str, str] = Field(default_factory=dict)
+        """Set besides Polar's own variables, which win."""
+
+    options: Options
+
+    async def install(self) -> Installation:
+        return Installation(version=__version__)
+
+    def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
+        return {_instruction_file(context): context.instruction.encode()}
+
+    def command(self, context: HarnessContext) -> Command:
+        command = self.options.command
+        env = {
+            **self.options.env,
+            "OPENAI_BASE_URL": f"{context.gateway_url}/v1",
+            "OPENAI_API_KEY": context.key,
+            "POLAR_GATEWAY_URL": context.gateway_url,
+            "POLAR_KEY": context.key,
+            "POLAR_MODEL": context.model,
+            "POLAR_INSTRUCTION_FILE": str(_instruction_file(context)),
+        }
+        if len(context.instruction.encode()) < LONGEST_VARIABLE and "\0" not in context.instruction:
+            env["POLAR_INSTRUCTION"] = context.instruction
+        return Command(
+            argv=("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command),
+            env=env,
+            stdin=context.instruction.encode(),
+        )
+
+
+def _instruction_file(context: HarnessContext) -> PurePosixPath:
+    return context.home / ".polar" / "instruction.txt"

@@ -1,0 +1,123 @@
+"""File access below a directory that an agent had in its hands: links are never followed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from polar.runtimes.base import PathRefused, SandboxError
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def write_file(base: Path, parts: Sequence[str], data: bytes, mode: int) -> None:
+    """Put a file in place whole, making its parents; what had its name, link or file, is replaced."""
+    *parents, name = parts
+    with _refusing(parts), _opened(base, parents, create=True) as directory:
+        temporary = f".polar-{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        file = os.open(temporary, flags, 0o600, dir_fd=directory)
+        try:
+            with os.fdopen(file, "wb") as stream:
+                stream.write(data)
+                os.fchmod(stream.fileno(), mode)
+            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            os.unlink(temporary, dir_fd=directory)
+            raise
+
+
+def read_file(base: Path, parts: Sequence[str], max_bytes: int) -> bytes:
+    """The content of a regular file that is reached without any link."""
+    *parents, name = parts
+    shown = "/".join(parts)
+    with _refusing(parts), _opened(base, parents, create=False) as directory:
+        # Non-blocking, so that a pipe planted under the name does not hold us up.
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+        with os.fdopen(file, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise PathRefused(f"{shown}: not a regular file")
+            data = stream.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise SandboxError(f"{shown}: larger than {max_bytes} bytes")
+    return data
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory whatever its depth and the modes in it; nobody may be writing to it.
+
+    Every subdirectory is moved up to the top before it is emptied, so depth costs neither stack
+    nor long paths.
+    """
+    if path.is_symlink() or not path.exists():
+        path.unlink(missing_ok=True)
+        return
+    path.chmod(0o700)
+    top = os.open(path, _DIRECTORY)
+    try:
+        waiting = _empty(top, top)
+        while waiting:
+            name = waiting.pop()
+            child = os.open(name, _DIRECTORY, dir_fd=top)
+            try:
+                waiting += _empty(child, top)
+            finally:
+                os.close(child)
+            os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    path.rmdir()
+
+
+def _empty(directory: int, top: int) -> list[str]:
+    """Unlink the files of a directory and move its subdirectories to `top`; their names there."""
+    moved = []
+    with os.scandir(directory) as entries:
+        for entry in list(entries):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.name, dir_fd=directory)
+                continue
+            os.chmod(entry.name, 0o700, dir_fd=directory)
+            name = f".polar-{secrets.token_hex(8)}"
+            os.rename(entry.name, name, src_dir_fd=directory, dst_dir_fd=top)
+            moved.append(name)
+    return moved
+
+
+@contextmanager
+def _opened(base: Path, parents: Sequence[str], *, create: bool) -> Iterator[int]:
+    """The directory below `base`, walked one real directory at a time."""
+    directory = os.open(base, _DIRECTORY)
+    try:
+        for name in parents:
+            if create:
+                # Whether what is already there is a directory shows when it is opened.
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=directory)
+            below = os.open(name, _DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = below
+        yield directory
+    finally:
+        os.close(directory)
+
+
+@contextmanager
+def _refusing(parts: Sequence[str]) -> Iterator[None]:
+    """Say what stood in the way, by the path inside the sandbox."""
+    shown = "/".join(parts)
+    try:
+        yield
+    except FileNotFoundError:
+        raise SandboxError(f"{shown}: no such file") from None
+    except (NotADirectoryError, IsADirectoryError, FileExistsError):
+        raise PathRefused(f"{shown}: a link, file or directory is in the way") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise PathRefused(f"{shown}: not a regular file, or reached through a link") from None
+        raise SandboxError(f"{shown}: {error.strerror}") from None

@@ -1,0 +1,192 @@
+"""Runs commands under the supervisor: nothing they start outlives them, the call, or the node."""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import cache_from_source
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from polar.runtimes import supervisor
+from polar.runtimes.base import SandboxError
+from polar.runtimes.processes import ProcessIdentity
+
+GRACE_SECONDS = 2.0
+"""How long a command that ran out of time may take to end by itself."""
+END_SECONDS = 30.0
+"""How long killed processes may take to be gone before that is an error (they hang in the kernel)."""
+
+_SOURCE = Path(supervisor.__file__)
+_COMPILED = Path(cache_from_source(str(_SOURCE)))
+_SUPERVISOR = str(_COMPILED if _COMPILED.is_file() else _SOURCE)
+"""Compiled, where importing it has left it so: Python does not keep what it compiles of a script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One command as the host starts it."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    stdin: bytes
+    stdout: Path
+    stderr: Path
+    output_limit: int
+    """Bytes of each output stream that are kept."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Resource limits by name (core, nofile, …)."""
+    closed_network_port: int | None = None
+    """Run in a network of its own, of which only a listener on this loopback port is handed out."""
+    inherited: bytes | None = None
+    """Content of a file that the command finds open as descriptor 3."""
+    is_wrapped: bool = False
+    """The command is a sandbox's own process, which shall not be asked to end, only its content."""
+
+
+class Supervised:
+    """A running command; `ended` is done once neither it nor anything it started is left."""
+
+    def __init__(self, launch: Launch, pids: Path) -> None:
+        """Start the command; `pids` gets a file that names its supervisor as long as it lives."""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        with theirs:
+            self._process = _start_supervisor(launch, theirs)
+        identity = ProcessIdentity.of(self._process.pid)
+        self._pid_file = identity.save(pids) if identity else None
+        self._listener: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.create_task(self._watch())
+        """The exit code, negative for a signal."""
+
+    def terminate(self) -> None:
+        """Ask everything to end, and end it after the grace period."""
+        self._send(b"terminate")
+
+    def kill(self) -> None:
+        self._send(b"kill")
+
+    async def listener(self) -> socket.socket:
+        """The listening socket inside the command's closed network; the caller's own to close."""
+        either: set[asyncio.Future[Any]] = {self._listener, self.ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._listener.done():
+            return self._listener.result().dup()
+        self.ended.result()
+        raise SandboxError("the sandbox ended before its network was ready")
+
+    async def run(self, timeout: float) -> tuple[int, bool]:
+        """The exit code, and whether the timeout ended the command. Cancelling kills before it returns."""
+        try:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await asyncio.shield(self.ended), False
+            except TimeoutError:
+                self.terminate()
+                return await asyncio.wait_for(asyncio.shield(self.ended), GRACE_SECONDS + END_SECONDS), True
+        except TimeoutError:
+            raise SandboxError(f"process {self._process.pid} could not be ended") from None
+        finally:
+            if not self.ended.done():
+                await self.end()
+
+    async def end(self) -> None:
+        """Kill, and wait until nothing is left."""
+        self.kill()
+        done, _ = await asyncio.wait({self.ended}, timeout=END_SECONDS)
+        if not done:
+            raise SandboxError(f"process {self._process.pid} could not be ended")
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self._control.send(message)
+        except OSError:
+            return  # It has already ended.
+
+    async def _watch(self) -> int:
+        try:
+            while True:
+                message, descriptors = await _receive(self._control)
+                match message.split(b" ", 1):
+                    case [b"listening"]:
+                        self._listener.set_result(socket.socket(fileno=descriptors[0]))
+                    case [b"exit", code]:
+                        return int(code)
+                    case [b"failed", reason]:
+                        raise SandboxError(f"the command could not be started: {reason.decode()}")
+                    case _:
+                        raise SandboxError("the command's supervisor was killed", hint="is memory short?")
+        finally:
+            self._control.close()
+            await asyncio.to_thread(self._process.wait)
+            if self._pid_file:
+                self._pid_file.unlink(missing_ok=True)
+            if self._listener.done():
+                self._listener.result().close()
+
+
+def _start_supervisor(launch: Launch, control: socket.socket) -> subprocess.Popen[bytes]:
+    request = marshal.dumps(
+        {
+            "argv": [os.fsencode(argument) for argument in launch.argv],
+            "env": {os.fsencode(name): os.fsencode(value) for name, value in launch.env.items()},
+            "cwd": str(launch.cwd),
+            "limits": dict(launch.limits),
+            "output_limit": launch.output_limit,
+            "grace": GRACE_SECONDS,
+            "closed_network_port": launch.closed_network_port,
+            "is_wrapped": launch.is_wrapped,
+            "has_inherited": launch.inherited is not None,
+        }
+    )
+    with (
+        _memory_file(request) as request_file,
+        _memory_file(launch.stdin) as stdin,
+        _memory_file(launch.inherited or b"") as inherited,
+        launch.stdout.open("wb") as stdout,
+        launch.stderr.open("wb") as stderr,
+    ):
+        descriptors = (control.fileno(), request_file.fileno(), inherited.fileno())
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", _SUPERVISOR, *map(str, descriptors)],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=descriptors,
+            env={},
+            cwd="/",
+            # Ctrl-C in a terminal is for the node alone; it ends its sandboxes in order.
+            start_new_session=True,
+        )
+
+
+def _memory_file(data: bytes) -> BinaryIO:
+    file = os.fdopen(os.memfd_create("polar"), "w+b")
+    file.write(data)
+    file.seek(0)
+    return file
+
+
+async def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """The next message with the descriptors that came along; empty once the other side is gone."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(control, 65536, 1)
+            return message, descriptors
+        except BlockingIOError:
+            readable = loop.create_future()
+            loop.add_reader(control, readable.set_result, None)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(control)
+        except ConnectionResetError:
+            return b"", []

@@ -1,0 +1,271 @@
+"""A program of its own: runs one command and, however that ends, leaves no process of it behind.
+
+Started as `python -I -S supervisor.py CONTROL REQUEST INHERITED`. It imports nothing of Polar and little of
+the standard library, since every command waits for it. CONTROL is a socket to whoever started it;
+its closing means that they died. REQUEST is a marshalled dictionary, INHERITED a file that the
+command gets as descriptor 3 if the request says so. Its own stdin goes to the command; its stdout
+and stderr are the log files, to which it copies what the command writes.
+
+It is the reaper of every orphan below it (PR_SET_CHILD_SUBREAPER), so a process that daemonises
+becomes its child instead of escaping.
+"""
+
+from __future__ import annotations
+
+# The modules below `signal` and `socket`: importing those would double the start-up time.
+import _signal as signal  # type: ignore[import-not-found]
+import ctypes
+import marshal
+import os
+import resource
+import select
+import sys
+import time
+from _socket import (
+    AF_INET,
+    AF_UNIX,
+    MSG_DONTWAIT,
+    SCM_RIGHTS,
+    SOCK_SEQPACKET,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    socket,
+)
+
+PR_SET_CHILD_SUBREAPER = 36
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> None:
+    """Raise if a C call failed."""
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def enter_closed_network() -> None:
+    """Leave the host's network for an empty one with only a loopback of its own."""
+    if libc.unshare(CLONE_NEWNET) != 0:
+        # Without privileges, a network namespace can be had inside a user namespace of one's own.
+        uid, gid = os.getuid(), os.getgid()
+        check(libc.unshare(CLONE_NEWUSER), "cannot make a user namespace")
+        maps = (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"))
+        for name, content in maps:
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(content)
+        check(libc.unshare(CLONE_NEWNET), "cannot make a network namespace")
+    import fcntl
+    import struct
+
+    interface = socket(AF_INET, SOCK_STREAM)
+    request = struct.pack("16sh22x", b"lo", 0)
+    _, flags = struct.unpack("16sh22x", fcntl.ioctl(interface.fileno(), SIOCGIFFLAGS, request))
+    fcntl.ioctl(interface.fileno(), SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | IFF_UP))
+    interface.close()
+
+
+def hand_out_listener(control: socket, port: int) -> None:
+    """Listen inside the closed network and give the socket to the host: the only way in or out."""
+    listener = socket(AF_INET, SOCK_STREAM)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(128)
+    descriptor = listener.fileno().to_bytes(4, sys.byteorder)
+    control.sendmsg([b"listening"], [(SOL_SOCKET, SCM_RIGHTS, descriptor)])
+    listener.close()
+
+
+class Output:
+    """One stream of the command, copied to its log up to a limit and only drained beyond it."""
+
+    def __init__(self, log: int, limit: int) -> None:
+        self.log = log
+        self.limit = limit
+        self.left = limit
+        self.is_full = False
+        self.pipe, self.command_end = os.pipe()
+        os.set_blocking(self.pipe, False)
+
+    def copy(self) -> bool:
+        """Move what is there now; False once the stream has ended or nothing is waiting."""
+        try:
+            data = os.read(self.pipe, 65536)
+        except BlockingIOError:
+            return False
+        if data and not self.is_full:
+            kept = data[: self.left]
+            self.left -= len(kept)
+            self.write(kept)
+            if len(kept) < len(data):
+                self.is_full = True
+                self.write(f"\n[polar: output beyond {self.limit} bytes was discarded]\n".encode())
+        return bool(data)
+
+    def write(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(self.log, data) :]
+        except OSError:
+            self.is_full = True  # The disk is full: the command goes on, its log ends here.
+
+
+def spawn(request: dict[str, object], outputs: list[Output]) -> int:
+    """Start the command in a session of its own, under its limits."""
+    pid = os.fork()
+    if pid:
+        return pid
+    argv, env, limits = request["argv"], request["env"], request["limits"]
+    assert isinstance(argv, list)
+    assert isinstance(env, dict)
+    assert isinstance(limits, dict)
+    try:
+        os.setsid()
+        for name, wanted in limits.items():
+            kind = getattr(resource, f"RLIMIT_{name.upper()}")
+            hard = resource.getrlimit(kind)[1]
+            value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(kind, (value, value))
+        for target, output in enumerate(outputs, start=1):
+            os.dup2(output.command_end, target)
+        if request["has_inherited"]:
+            os.dup2(int(sys.argv[3]), 3)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(str(request["cwd"]))
+        os.execvpe(argv[0], argv, env)
+    except (OSError, ValueError) as error:
+        os.write(2, f"cannot run {os.fsdecode(argv[0])}: {error}\n".encode(errors="replace"))
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def descendants() -> list[int]:
+    """Every live process below this one."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b") ")[2].split()[:2]
+        except OSError:
+            continue  # It ended while we looked.
+        if state != b"Z":
+            children.setdefault(int(parent), []).append(int(name))
+    found: list[int] = []
+    waiting = [os.getpid()]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+class Supervision:
+    """The command's life from its start until nothing of it is left."""
+
+    def __init__(self, control: socket, request: dict[str, object]) -> None:
+        self.control = control
+        self.is_wrapped = bool(request["is_wrapped"])
+        self.grace = float(str(request["grace"]))
+        self.outputs = [Output(log, int(str(request["output_limit"]))) for log in (1, 2)]
+        self.exit_code: int | None = None
+        self.must_end_by = float("inf")
+        self.wake, wake_end = os.pipe()
+        for end in (self.wake, wake_end):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self.end_now)
+        self.command = spawn(request, self.outputs)
+        for output in self.outputs:
+            os.close(output.command_end)
+
+    def end_now(self, *_: object) -> None:
+        self.must_end_by = 0.0
+
+    def run(self) -> int:
+        poll = select.poll()
+        for descriptor in (self.control.fileno(), self.wake, *(output.pipe for output in self.outputs)):
+            poll.register(descriptor, select.POLLIN)
+        while self.exit_code is None and time.monotonic() < self.must_end_by:
+            left = self.must_end_by - time.monotonic()
+            for descriptor, _ in poll.poll(None if left == float("inf") else max(left, 0.0) * 1000):
+                self.attend(descriptor, poll)
+            self.reap()
+        self.end_tree()
+        for output in self.outputs:
+            while output.copy():
+                pass
+        return -signal.SIGKILL if self.exit_code is None else self.exit_code
+
+    def attend(self, descriptor: int, poll: select.poll) -> None:
+        if descriptor == self.wake:
+            os.read(self.wake, 4096)
+        elif descriptor == self.control.fileno():
+            if self.control.recv(64, MSG_DONTWAIT) == b"terminate":
+                self.terminate()
+            else:
+                self.end_now()
+        else:
+            output = next(output for output in self.outputs if output.pipe == descriptor)
+            if not output.copy():
+                poll.unregister(descriptor)
+
+    def terminate(self) -> None:
+        """Ask everyone to end. A wrapper (the sandbox's own process) takes the rest with it, so not it."""
+        self.must_end_by = min(self.must_end_by, time.monotonic() + self.grace)
+        self.signal_all(signal.SIGTERM, {self.command} if self.is_wrapped else set())
+
+    def end_tree(self) -> None:
+        """Kill until there is no child left, not even one that was born meanwhile."""
+        while self.reap():
+            self.signal_all(signal.SIGKILL, set())
+            select.select([self.wake], [], [], 0.005)
+
+    def reap(self) -> bool:
+        """Take in those who ended; whether anyone is left."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == self.command:
+                    self.exit_code = os.waitstatus_to_exitcode(status)
+                if pid == 0:
+                    return True
+        except ChildProcessError:
+            return False
+
+    def signal_all(self, number: int, spared: set[int]) -> None:
+        for pid in descendants():
+            if pid not in spared:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    continue
+
+
+def main() -> None:
+    control = socket(AF_UNIX, SOCK_SEQPACKET, 0, int(sys.argv[1]))
+    for descriptor in sys.argv[1:4]:
+        os.set_inheritable(int(descriptor), False)
+    with open(int(sys.argv[2]), "rb") as file:
+        request = marshal.load(file)
+    try:
+        check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "cannot become a subreaper")
+        if request["closed_network_port"] is not None:
+            enter_closed_network()
+            hand_out_listener(control, request["closed_network_port"])
+        message = f"exit {Supervision(control, request).run()}"
+    except OSError as error:
+        message = f"failed {error}"
+    try:
+        control.send(message.encode(errors="replace"))
+    except OSError:
+        os._exit(1)  # Whoever started us is gone; so is the command.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

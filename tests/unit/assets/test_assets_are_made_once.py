@@ -1,0 +1,150 @@
+"""Cached downloads: made once, whole or not at all, and never other than pinned."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from polar.assets import npm
+from polar.assets.cache import DownloadFailed, asset
+from polar.assets.pypi import unpack_wheel
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+ASK = """
+import os, sys
+from pathlib import Path
+from polar.assets.cache import asset
+def make(into):
+    with open(sys.argv[1], "a") as made:
+        made.write("made\\n")
+    sys.stdin.read()
+    (into / "file").write_text("whole")
+print("asking", flush=True)
+assert (asset("thing", make) / "file").read_text() == "whole"
+"""
+
+
+def test_several_processes_make_an_asset_once(cache: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    asking = [
+        subprocess.Popen(
+            [sys.executable, "-c", ASK, str(made)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ,
+        )
+        for _ in range(3)
+    ]
+    for process in asking:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"asking\n"
+    # All have asked; the one that makes it goes on only now.
+    for process in asking:
+        assert process.stdin is not None
+        process.stdin.close()
+    assert [process.wait(timeout=30) for process in asking] == [0, 0, 0]
+    assert made.read_text() == "made\n"
+    assert (cache / "thing" / "file").read_text() == "whole"
+
+
+def test_failing_make_leaves_nothing_and_can_be_tried_again(cache: Path) -> None:
+    def fail(into: Path) -> None:
+        (into / "half").write_text("half")
+        raise DownloadFailed("gone")
+
+    with pytest.raises(DownloadFailed):
+        asset("thing", fail)
+    assert [path.name for path in cache.iterdir() if not path.name.endswith(".lock")] == []
+    assert (asset("thing", lambda into: None)).is_dir()
+
+
+def test_leftover_of_a_killed_process_is_cleared(cache: Path) -> None:
+    (cache / ".thing.part-dead").mkdir(parents=True)
+    asset("thing", lambda into: None)
+    assert not (cache / ".thing.part-dead").exists()
+
+
+def packed(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = 4, 0o755 if name.endswith("cli.js") else 0o644
+            archive.addfile(member, io.BytesIO(b"body"))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Puts the tarball at the returned path in the place of npm's download."""
+    tarball = tmp_path / "served.tgz"
+    monkeypatch.setattr(npm, "_pack", lambda wanted, into: tarball)
+    return tarball
+
+
+def integrity(data: bytes) -> str:
+    return f"sha512-{base64.b64encode(hashlib.sha512(data).digest()).decode()}"
+
+
+def test_pinned_package_is_unpacked_without_its_top_directory(registry: Path, tmp_path: Path) -> None:
+    registry.write_bytes(packed("package/package.json", "package/dist/cli.js"))
+    into = tmp_path / "into"
+    npm.unpack_npm("@x/y", "1.0.0", integrity(registry.read_bytes()), into)
+    assert sorted(str(path.relative_to(into)) for path in into.rglob("*")) == [
+        "dist",
+        "dist/cli.js",
+        "package.json",
+    ]
+    assert os.access(into / "dist/cli.js", os.X_OK)
+
+
+def test_another_tarball_is_refused(registry: Path, tmp_path: Path) -> None:
+    registry.write_bytes(packed("package/package.json"))
+    with pytest.raises(DownloadFailed, match=r"@x/y@1\.0\.0: the registry's tarball is not the pinned one"):
+        npm.unpack_npm("@x/y", "1.0.0", integrity(b"other"), tmp_path / "into")
+    assert list((tmp_path / "into").iterdir()) == []
+
+
+def test_tarball_cannot_write_elsewhere(registry: Path, tmp_path: Path) -> None:
+    registry.write_bytes(packed("package/../../evil"))
+    with pytest.raises(DownloadFailed, match="evil"):
+        npm.unpack_npm("@x/y", "1.0.0", integrity(registry.read_bytes()), tmp_path / "into")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_failed_npm_download_says_which_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/")
+    monkeypatch.setenv("npm_config_fetch_retries", "0")
+    monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
+    with pytest.raises(DownloadFailed) as caught:
+        npm.unpack_npm("no-such-package", "1.2.3", "sha512-", tmp_path / "into")
+    assert "could not download no-such-package@1.2.3 with npm: " in caught.value.message
+    assert "ECONNREFUSED" in caught.value.message
+    assert "registry" in (caught.value.hint or "")
+
+
+def test_failed_pip_download_says_which_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(DownloadFailed) as caught:
+        unpack_wheel("no-such-package==1.2.3", tmp_path / "into")
+    assert "could not download no-such-package==1.2.3 with pip: " in caught.value.message
+    assert "index" in (caught.value.hint or "")

@@ -1,0 +1,92 @@
+"""How the shell harness hands over the instruction and the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+from polar import plugins
+from polar.errors import InvalidInput
+from polar.harnesses.base import HarnessContext
+from polar.harnesses.shell import Shell
+from polar.models.component import Component
+from polar.runtimes.base import SandboxSpec
+from polar.runtimes.process import ProcessRuntime
+
+
+def context(instruction: str, home: PurePosixPath = PurePosixPath("/home/agent")) -> HarnessContext:
+    return HarnessContext(
+        instruction=instruction,
+        model="small",
+        gateway_url="http://127.0.0.1:1234",
+        key="secret",
+        workspace=PurePosixPath("/workspace"),
+        home=home,
+        tmp=PurePosixPath("/tmp"),
+        max_context=1000,
+        max_tokens=100,
+    )
+
+
+async def run(shell: Shell, instruction: str, root: Path) -> str:
+    sandbox = await ProcessRuntime(ProcessRuntime.Options()).start(SandboxSpec("s", root, "127.0.0.1", 9))
+    try:
+        given = context(instruction, sandbox.home)
+        for path, data in shell.files(given).items():
+            await sandbox.upload(path, data)
+        result = await sandbox.exec(shell.command(given), timeout=20, log_name="agent")
+        assert result.exit_code == 0, result.stderr.read_text()
+        return result.stdout.read_text()
+    finally:
+        await sandbox.stop()
+
+
+@pytest.mark.parametrize(
+    "reading",
+    ['cat "$POLAR_INSTRUCTION_FILE"', "cat", 'printf "%s" "$POLAR_INSTRUCTION"'],
+    ids=["file", "stdin", "env"],
+)
+async def test_instruction_arrives(reading: str, tmp_path: Path) -> None:
+    instruction = "-n Schreib 'grüße'\n$HOME\t`x`"
+    assert await run(Shell(Shell.Options(command=reading)), instruction, tmp_path / "s") == instruction
+
+
+async def test_huge_instruction_still_arrives_as_file_and_stdin(tmp_path: Path) -> None:
+    instruction = "x" * 500_000
+    shell = Shell(
+        Shell.Options(command='cat "$POLAR_INSTRUCTION_FILE" - | wc -c; echo "${POLAR_INSTRUCTION-unset}"')
+    )
+    assert (await run(shell, instruction, tmp_path / "s")).split() == ["1000000", "unset"]
+
+
+def test_gateway_is_given_to_openai_sdks_and_others() -> None:
+    env = (
+        Shell(Shell.Options(command=["agent", "--go"], env={"A": "b", "POLAR_KEY": "x"}))
+        .command(context("i"))
+        .env
+    )
+    assert env == {
+        "A": "b",
+        "OPENAI_BASE_URL": "http://127.0.0.1:1234/v1",
+        "OPENAI_API_KEY": "secret",
+        "POLAR_GATEWAY_URL": "http://127.0.0.1:1234",
+        "POLAR_KEY": "secret",
+        "POLAR_MODEL": "small",
+        "POLAR_INSTRUCTION_FILE": "/home/agent/.polar/instruction.txt",
+        "POLAR_INSTRUCTION": "i",
+    }
+
+
+def test_list_is_run_as_it_is_and_string_by_the_shell() -> None:
+    assert Shell(Shell.Options(command=["agent", "a b"])).command(context("i")).argv == ("agent", "a b")
+    assert Shell(Shell.Options(command="a | b")).command(context("i")).argv == ("/bin/sh", "-c", "a | b")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"), [({}, "command"), ({"command": []}, "command"), ({"cmd": "x"}, "cmd")]
+)
+def test_bad_options_name_their_field(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"harness\.options\.{field}"):
+        plugins.create("harnesses", "harness", Component(name="shell", options=options))

@@ -1,0 +1,75 @@
+"""A pid file ends the process it names and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polar.runtimes.local import reap_sessions
+from polar.runtimes.processes import ProcessIdentity, end_strays
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_process_is_ended_by_its_identity(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    identity = ProcessIdentity.of(sleeper.pid)
+    assert identity is not None
+    loaded = ProcessIdentity.load(identity.save(tmp_path))
+    assert loaded == identity
+    assert loaded.end(grace=5.0)
+    assert sleeper.wait() == -signal.SIGTERM
+    assert ProcessIdentity.of(sleeper.pid) is None
+    assert not loaded.end(grace=5.0)
+
+
+@pytest.mark.parametrize("change", [{"start_time": 1}, {"boot_id": "another"}])
+def test_recycled_pid_is_left_alone(
+    change: dict[str, object], sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    identity = ProcessIdentity.of(sleeper.pid)
+    assert identity is not None
+    pids = tmp_path / "s1" / "pids"
+    pids.mkdir(parents=True)
+    replace(identity, **change).save(pids)  # type: ignore[arg-type]
+    assert reap_sessions(tmp_path) == 1
+    assert sleeper.poll() is None
+    assert not (tmp_path / "s1").exists()
+
+
+def test_unfinished_pid_file_does_not_stop_the_reaping(tmp_path: Path) -> None:
+    pids = tmp_path / "s1" / "pids"
+    pids.mkdir(parents=True)
+    (pids / "12.json").write_text('{"pid": 12')
+    (pids / "13.json").write_text("[]")
+    assert reap_sessions(tmp_path) == 1
+
+
+def test_reaping_leaves_what_is_no_sandbox(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    assert reap_sessions(tmp_path) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"kept", "file", "link"}
+    assert reap_sessions(tmp_path / "absent") == 0
+
+
+async def test_strays_are_found_by_their_sandbox_only(
+    sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    stray = await asyncio.create_subprocess_exec("sleep", "600", env={"POLAR_SANDBOX": str(tmp_path / "a")})
+    assert end_strays(tmp_path / "b") == 0
+    assert end_strays(tmp_path / "a") == 1
+    assert await stray.wait() == -signal.SIGKILL
+    assert sleeper.poll() is None
