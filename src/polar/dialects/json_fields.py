@@ -1,0 +1,136 @@
+"""Reads provider JSON by hand; every complaint names the field as the client wrote it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from polar.dialects.base import Refusal, RequestRefused
+
+
+def malformed(field: str | None, message: str) -> RequestRefused:
+    return RequestRefused(
+        Refusal.MALFORMED, f"{field}: {message}" if field is not None else message, field=field
+    )
+
+
+def document(body: bytes) -> Fields:
+    """The body's JSON object."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        value = _with_lone_surrogates(body, str(error))
+    if not isinstance(value, dict):
+        raise malformed(None, "the request body must be a JSON object")
+    return Fields(value)
+
+
+def _with_lone_surrogates(body: bytes, reason: str) -> Any:
+    """JavaScript cuts strings inside a character and escapes the half; it becomes a question mark."""
+    try:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+        return orjson.loads(text.encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        raise malformed(None, f"the request body is not valid JSON: {reason}") from None
+
+
+class Fields:
+    """A JSON object and where it stands in the body. Absent and null are the same."""
+
+    def __init__(self, value: dict[str, Any], path: str = "") -> None:
+        self._value = value
+        self.path = path
+
+    def at(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def get(self, name: str) -> Any:
+        return self._value.get(name)
+
+    def string(self, name: str) -> str | None:
+        value = self._value.get(name)
+        if value is not None and not isinstance(value, str):
+            raise malformed(self.at(name), f"must be a string, not {kind(value)}")
+        return value
+
+    def needed_string(self, name: str) -> str:
+        value = self.string(name)
+        if value is None:
+            raise malformed(self.at(name), "is required and must be a string")
+        return value
+
+    def boolean(self, name: str) -> bool:
+        value = self._value.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise malformed(self.at(name), f"must be true or false, not {kind(value)}")
+        return bool(value)
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        value = self._value.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise malformed(self.at(name), f"must be a number, not {kind(value)}")
+        if not low <= value <= high:
+            raise malformed(self.at(name), f"must be between {low:g} and {high:g}, not {value}")
+        return float(value)
+
+    def integer(self, name: str, low: int, high: int = 2**63 - 1) -> int | None:
+        value = self._value.get(name)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise malformed(self.at(name), f"must be an integer, not {kind(value)}")
+        if not low <= value <= high:
+            raise malformed(
+                self.at(name), f"must be at least {low}, not {value}" if value < low else "too large"
+            )
+        return value
+
+    def child(self, name: str) -> Fields | None:
+        value = self._value.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise malformed(self.at(name), f"must be an object, not {kind(value)}")
+        return Fields(value, self.at(name))
+
+    def needed_child(self, name: str) -> Fields:
+        child = self.child(name)
+        if child is None:
+            raise malformed(self.at(name), "is required and must be an object")
+        return child
+
+    def children(self, name: str) -> Iterator[Fields]:
+        """The objects of an array; nothing when it is absent."""
+        value = self._value.get(name)
+        if value is None:
+            return
+        if not isinstance(value, list):
+            raise malformed(self.at(name), f"must be an array, not {kind(value)}")
+        for index, item in enumerate(value):
+            if not isinstance(item, dict):
+                raise malformed(f"{self.at(name)}[{index}]", f"must be an object, not {kind(item)}")
+            yield Fields(item, f"{self.at(name)}[{index}]")
+
+
+def kind(value: Any) -> str:
+    """What JSON calls a value of this type."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"

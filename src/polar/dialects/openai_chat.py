@@ -1,0 +1,327 @@
+"""OpenAI's Chat Completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import orjson
+
+from polar.dialects.base import (
+    Action,
+    Answer,
+    CallIdentity,
+    Dialect,
+    ErrorAnswer,
+    Refusal,
+    RequestRefused,
+    Route,
+    StreamEncoder,
+)
+from polar.dialects.json_fields import Fields, document, kind, malformed
+from polar.models.chat import (
+    ChatRequest,
+    FinishReason,
+    Message,
+    Role,
+    Sampling,
+    ToolCall,
+    ToolDefinition,
+    Usage,
+)
+
+_ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+    "function": Role.TOOL,
+}
+
+_ERRORS: dict[Refusal, tuple[int, str, str | None]] = {
+    Refusal.UNKNOWN_KEY: (401, "invalid_request_error", "invalid_api_key"),
+    Refusal.SESSION_ENDED: (410, "invalid_request_error", "session_ended"),
+    Refusal.UNKNOWN_ROUTE: (404, "invalid_request_error", "unknown_url"),
+    Refusal.UNKNOWN_MODEL: (404, "invalid_request_error", "model_not_found"),
+    Refusal.MALFORMED: (400, "invalid_request_error", None),
+    Refusal.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
+    Refusal.CONTEXT_OVERFLOW: (400, "invalid_request_error", "context_length_exceeded"),
+    # OpenAI says 429 here, which most harnesses retry; a spent budget stays spent, and 400 ends them.
+    Refusal.BUDGET_SPENT: (400, "insufficient_quota", "insufficient_quota"),
+    Refusal.ENGINE_FAILED: (502, "server_error", "engine_failed"),
+    Refusal.ENGINE_DOWN: (503, "server_error", "engine_unavailable"),
+    Refusal.INTERNAL: (500, "server_error", "internal_error"),
+}
+"""Status, type and code of each refusal."""
+
+
+class OpenAIChat(Dialect):
+    name: ClassVar[str] = "openai_chat"
+    routes: ClassVar[tuple[Route, ...]] = (
+        Route("POST", "/v1/chat/completions", Action.COMPLETE),
+        Route("GET", "/v1/models", Action.LIST_MODELS),
+    )
+
+    def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+        scheme, _, key = headers.get("Authorization", "").partition(" ")
+        return key.strip() or None if scheme.lower() == "bearer" else None
+
+    def parse(self, body: bytes, path_parameters: Mapping[str, str]) -> ChatRequest:
+        fields = document(body)
+        model = fields.needed_string("model")
+        if (fields.integer("n", 1) or 1) > 1:
+            raise malformed("n", "only 1 is supported: ask again for another completion")
+        messages = tuple(_message(message) for message in fields.children("messages"))
+        if not messages:
+            raise malformed("messages", "is required and must hold at least one message")
+        options = fields.child("stream_options")
+        return ChatRequest(
+            model=model,
+            messages=messages,
+            tools=_tools(fields),
+            sampling=_sampling(fields),
+            stream=fields.boolean("stream"),
+            stream_usage=options is not None and options.boolean("include_usage"),
+        )
+
+    def respond(self, identity: CallIdentity, answer: Answer) -> bytes:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.message.content or None
+            if answer.message.tool_calls
+            else answer.message.content,
+            "refusal": None,
+        }
+        if answer.message.reasoning:
+            message["reasoning_content"] = answer.message.reasoning
+        if answer.message.tool_calls:
+            message["tool_calls"] = [_call_body(call) for call in answer.message.tool_calls]
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": _finish(answer.finish_reason),
+        }
+        return orjson.dumps(
+            _envelope(identity, "chat.completion") | {"choices": [choice], "usage": _usage(answer.usage)}
+        )
+
+    def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
+        return ChatStream(self, identity, with_usage=request.stream_usage)
+
+    def models(self, model: str, max_context: int, created: int) -> bytes:
+        entry = {
+            "id": model,
+            "object": "model",
+            "created": created,
+            "owned_by": "polar",
+            "max_model_len": max_context,
+        }
+        return orjson.dumps({"object": "list", "data": [entry]})
+
+    def error(self, error: RequestRefused) -> ErrorAnswer:
+        return ErrorAnswer(_ERRORS[error.refusal][0], orjson.dumps({"error": error_body(error)}), {})
+
+
+class ChatStream(StreamEncoder):
+    """Chunks of one streamed chat completion."""
+
+    def __init__(self, dialect: OpenAIChat, identity: CallIdentity, *, with_usage: bool) -> None:
+        self._dialect = dialect
+        self._envelope = _envelope(identity, "chat.completion.chunk")
+        self._with_usage = with_usage
+        self._calls = 0
+
+    def start(self) -> bytes:
+        return self._delta({"role": "assistant", "content": ""})
+
+    def text(self, text: str) -> bytes:
+        return self._delta({"content": text})
+
+    def reasoning(self, text: str) -> bytes:
+        return self._delta({"reasoning_content": text})
+
+    def tool_call(self, call: ToolCall) -> bytes:
+        index, self._calls = self._calls, self._calls + 1
+        return self._delta({"tool_calls": [{"index": index} | _call_body(call)]})
+
+    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
+        chunks = self._delta({}, _finish(finish_reason))
+        if self._with_usage:
+            chunks += self._chunk([], _usage(usage))
+        return chunks + b"data: [DONE]\n\n"
+
+    def error(self, error: RequestRefused) -> bytes:
+        return _event({"error": error_body(error)})
+
+    def keep_alive(self) -> bytes:
+        return b": keep-alive\n\n"
+
+    def _delta(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return self._chunk([choice], None)
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
+        body = self._envelope | {"choices": choices}
+        # Clients that asked for usage expect the field on every chunk, null until the last.
+        return _event(body | {"usage": usage} if self._with_usage else body)
+
+
+def error_body(error: RequestRefused) -> dict[str, Any]:
+    _, type_, code = _ERRORS[error.refusal]
+    return {"message": error.message, "type": type_, "param": error.field, "code": code}
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def _envelope(identity: CallIdentity, object_: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{identity.id}",
+        "object": object_,
+        "created": identity.created,
+        "model": identity.model,
+    }
+
+
+def _call_body(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _finish(reason: FinishReason) -> str:
+    match reason:
+        case FinishReason.STOP | FinishReason.CANCELLED | FinishReason.ERROR:
+            return "stop"
+        case FinishReason.LENGTH:
+            return "length"
+        case FinishReason.TOOL_CALLS:
+            return "tool_calls"
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.sampled_tokens,
+        "total_tokens": usage.prompt_tokens + usage.sampled_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _sampling(fields: Fields) -> Sampling:
+    limit = "max_completion_tokens" if fields.get("max_completion_tokens") is not None else "max_tokens"
+    return Sampling(
+        temperature=fields.number("temperature", 0, 2),
+        top_p=fields.number("top_p", 0, 1),
+        top_k=fields.integer("top_k", -1),
+        seed=fields.integer("seed", -(2**63)),
+        max_tokens=fields.integer(limit, 1),
+        stop=_stop(fields),
+    )
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    value = fields.get("stop")
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise malformed("stop", "must be a string or an array of strings")
+    return tuple(stop for stop in stops if stop)
+
+
+def _tools(fields: Fields) -> tuple[ToolDefinition, ...]:
+    if fields.get("tool_choice") == "none":
+        return ()
+    tools = [_tool(tool.needed_child("function")) for tool in fields.children("tools") if _is_function(tool)]
+    return tuple(tools or (_tool(function) for function in fields.children("functions")))
+
+
+def _is_function(tool: Fields) -> bool:
+    type_ = tool.string("type")
+    if type_ not in (None, "function"):
+        raise malformed(tool.at("type"), f"only 'function' tools are supported, not {type_!r}")
+    return True
+
+
+def _tool(function: Fields) -> ToolDefinition:
+    name = function.needed_string("name")
+    if not name:
+        raise malformed(function.at("name"), "must not be empty")
+    parameters = function.child("parameters")
+    return ToolDefinition(
+        name=name,
+        description=function.string("description") or "",
+        parameters=dict(function.get("parameters")) if parameters is not None else {},
+    )
+
+
+def _message(message: Fields) -> Message:
+    role_name = message.needed_string("role")
+    role = _ROLES.get(role_name)
+    if role is None:
+        raise malformed(message.at("role"), f"must be one of {', '.join(_ROLES)}, not {role_name!r}")
+    calls = _tool_calls(message) if role is Role.ASSISTANT else ()
+    content = _content(message)
+    if content is None and role is not Role.ASSISTANT:
+        raise malformed(message.at("content"), "is required and must be a string or an array of text parts")
+    call_id = message.string("tool_call_id")
+    if role_name == "tool" and call_id is None:
+        raise malformed(message.at("tool_call_id"), "is required on tool messages")
+    return Message(
+        role=role,
+        content=content or "",
+        reasoning=_reasoning(message) if role is Role.ASSISTANT else None,
+        tool_calls=calls,
+        tool_call_id=call_id if role is Role.TOOL else None,
+        name=message.string("name"),
+    )
+
+
+def _reasoning(message: Fields) -> str | None:
+    """Harnesses echo reasoning under either name, and some put objects of their own there."""
+    for name in ("reasoning_content", "reasoning"):
+        value = message.get(name)
+        if isinstance(value, str) and value:
+            return value
+    return None
+
+
+def _content(message: Fields) -> str | None:
+    value = message.get("content")
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise malformed(
+            message.at("content"), f"must be a string or an array of text parts, not {kind(value)}"
+        )
+    return "".join(_part(part) for part in message.children("content"))
+
+
+def _part(part: Fields) -> str:
+    match part.needed_string("type"):
+        case "text":
+            return part.needed_string("text")
+        case "refusal":
+            return part.needed_string("refusal")
+        case other:
+            raise malformed(part.at("type"), f"only text parts are supported, not {other!r}")
+
+
+def _tool_calls(message: Fields) -> tuple[ToolCall, ...]:
+    calls = [
+        _tool_call(call.needed_child("function"), call.string("id") or "")
+        for call in message.children("tool_calls")
+    ]
+    legacy = message.child("function_call")
+    if legacy is not None:
+        calls.append(_tool_call(legacy, ""))
+    return tuple(calls)
+
+
+def _tool_call(function: Fields, id: str) -> ToolCall:
+    return ToolCall(
+        id=id, name=function.needed_string("name"), arguments=function.string("arguments") or "{}"
+    )

@@ -1,0 +1,44 @@
+"""What a completion samples with: the session's pins over the harness's wishes, inside the limits."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from polar.models.chat import Sampling
+from polar.models.task import SamplingPin
+
+_SEED_BYTES = 4
+_SEEDS = 256**4
+"""What every engine's random generator takes."""
+_SMALLEST_TOP_P = 1e-6
+"""OpenAI allows 0, engines want more than 0; both then sample the likeliest token."""
+
+
+def pinned(asked: Sampling, pin: SamplingPin, *, sample: int, ordinal: int, room: int) -> Sampling:
+    """Every field set, so that no default of an engine applies and the completion can be replayed.
+
+    `room` is how many tokens context and budget leave; `ordinal` counts the session's calls.
+    """
+    limits = [limit for limit in (asked.max_tokens, pin.max_tokens, room) if limit is not None]
+    return Sampling(
+        temperature=_first(pin.temperature, asked.temperature, 1.0),
+        top_p=max(_first(pin.top_p, asked.top_p, 1.0), _SMALLEST_TOP_P),
+        top_k=max(int(_first(pin.top_k, asked.top_k, 0)), 0),
+        seed=_seed(asked, pin, sample, ordinal),
+        max_tokens=min(limits),
+        stop=asked.stop,
+    )
+
+
+def _seed(asked: Sampling, pin: SamplingPin, sample: int, ordinal: int) -> int:
+    if pin.seed is not None:
+        text = f"{pin.seed + sample}/{ordinal}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=_SEED_BYTES).digest(), "big")
+    if asked.seed is not None:
+        return asked.seed % _SEEDS
+    return secrets.randbelow(_SEEDS)
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)

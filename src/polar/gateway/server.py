@@ -1,0 +1,344 @@
+"""The HTTP data plane: session keys → model calls in each provider's dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from types import TracebackType
+from typing import Self, TypeVar
+
+from aiohttp import web
+
+from polar import plugins
+from polar.config.settings import GatewaySettings
+from polar.dialects.base import Action, CallIdentity, Dialect, Refusal, RequestRefused, StreamEncoder
+from polar.engines.base import ContextOverflow, Engine, EngineError, ModelInfo
+from polar.errors import Conflict, NotFound, PolarError, Unavailable
+from polar.gateway.call import ModelCall
+from polar.gateway.capture import CaptureError
+from polar.gateway.session import Session, SessionGrant, context_overflow, new_key, session_ended
+from polar.models.chat import ChatRequest
+from polar.models.session import Progress
+from polar.rendering.base import MessageDelta, Renderer
+
+__all__ = ["Gateway", "SessionGrant", "new_key"]
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_ENDED_SESSIONS = 10_000
+"""How many ended sessions are remembered, to answer 410 instead of 401 and to report progress."""
+_DEFAULT_DIALECT = "openai_chat"
+"""Whose error shape is used at addresses no dialect has."""
+
+
+class Gateway:
+    """Serves every registered dialect; each key opens only its own session."""
+
+    host: str
+    port: int
+    """The real port once started."""
+
+    def __init__(
+        self, settings: GatewaySettings, engine: Engine, renderer: Renderer, model: ModelInfo
+    ) -> None:
+        self.host, self.port = settings.host, settings.port
+        self._settings = settings
+        self._engine = engine
+        self._renderer = renderer
+        self._model = model
+        self._created = int(time.time())
+        self._by_key: dict[bytes, Session] = {}
+        self._sessions: dict[str, Session] = {}
+        self._ended_keys: OrderedDict[bytes, None] = OrderedDict()
+        self._ended: OrderedDict[str, Progress] = OrderedDict()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=self._settings.max_body_bytes)
+        dialects: list[Dialect] = [plugins.load("dialects", name)() for name in plugins.names("dialects")]
+        for dialect in dialects:
+            for route in dialect.routes:
+                app.router.add_route(route.method, route.path, self._handler(dialect, route.action))
+        fallback = next(dialect for dialect in dialects if dialect.name == _DEFAULT_DIALECT)
+        app.router.add_route("*", "/{path:.*}", _answering(fallback, _unknown_route))
+        # Handlers are cancelled when their client goes away: that is what aborts the engine's work.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._settings.host, self._settings.port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise PolarError(
+                f"the gateway cannot listen on {self.host}:{self._settings.port}: {error.strerror or error}",
+                hint="set gateway.port to another port, or to 0 for any free one",
+            ) from None
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """End every session and stop listening."""
+        for session_id in list(self._sessions):
+            await self.close_session(session_id)
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def open_session(self, grant: SessionGrant) -> None:
+        if grant.session_id in self._sessions:
+            raise Conflict(f"session {grant.session_id} is open already")
+        session = Session(grant)
+        self._sessions[grant.session_id] = session
+        self._by_key[_digest(grant.key)] = session
+
+    def progress(self, session_id: str) -> Progress:
+        """What the session has done so far; nothing for one that was never opened."""
+        session = self._sessions.get(session_id)
+        return session.progress if session else self._ended.get(session_id, Progress())
+
+    async def budget_spent(self, session_id: str) -> None:
+        """Return once a call of the session was refused because a budget of it is used up."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise NotFound(f"session {session_id} is not open")
+        await session.budget_spent.wait()
+
+    async def close_session(self, session_id: str) -> None:
+        """Abort what is in flight; later calls are told that the session has ended."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return
+        try:
+            await session.close()
+        finally:
+            self._sessions.pop(session_id, None)
+            digest = _digest(session.grant.key)
+            self._by_key.pop(digest, None)
+            _remember(self._ended_keys, digest, None)
+            _remember(self._ended, session_id, session.progress)
+
+    def _handler(self, dialect: Dialect, action: Action) -> Handler:
+        match action:
+            case Action.COMPLETE:
+                return _answering(dialect, lambda request: self._complete(dialect, request))
+            case Action.LIST_MODELS:
+                return _answering(dialect, lambda request: self._list_models(dialect, request))
+
+    def _session_of(self, dialect: Dialect, request: web.Request) -> Session:
+        key = dialect.key(request.headers, request.query)
+        if key is not None:
+            digest = _digest(key)
+            session = self._by_key.get(digest)
+            # Compared as digests, in constant time, so that timing tells nothing of a key.
+            if session is not None and hmac.compare_digest(_digest(session.grant.key), digest):
+                if session.ended:
+                    raise session_ended()
+                return session
+            if digest in self._ended_keys:
+                raise session_ended()
+        what = "No API key was given." if key is None else "Incorrect API key provided."
+        raise RequestRefused(Refusal.UNKNOWN_KEY, f"{what} Use the key of a running Polar session.")
+
+    async def _list_models(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        self._session_of(dialect, request)
+        return _json(dialect.models(self._model.name, self._model.max_context, self._created))
+
+    async def _complete(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        session = self._session_of(dialect, request)
+        chat = dialect.parse(await self._body(request), request.match_info)
+        if chat.model != self._model.name:
+            raise RequestRefused(
+                Refusal.UNKNOWN_MODEL,
+                f"The model {chat.model!r} does not exist; this session serves {self._model.name!r}.",
+                field="model",
+            )
+        with _open_call(session):
+            call = ModelCall(session, chat, dialect.name)
+            await call.prepare(self._renderer, self._model)
+            if chat.stream:
+                return await self._stream(dialect, request, chat, call, session)
+            return await self._whole(dialect, call, session)
+
+    async def _whole(self, dialect: Dialect, call: ModelCall, session: Session) -> web.StreamResponse:
+        with _engine_errors(session, self._model):
+            answer = await call.run(self._engine, self._renderer, _discard)
+        return _json(dialect.respond(self._identity(call), answer))
+
+    async def _stream(
+        self, dialect: Dialect, request: web.Request, chat: ChatRequest, call: ModelCall, session: Session
+    ) -> web.StreamResponse:
+        encoder = dialect.stream(self._identity(call), chat)
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": encoder.content_type,
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        with suppress(ConnectionError):  # the client is gone, and the call has recorded that
+            await response.prepare(request)
+            await response.write(encoder.start())
+            await self._stream_answer(response, encoder, call, session)
+            await response.write_eof()
+        return response
+
+    async def _stream_answer(
+        self, response: web.StreamResponse, encoder: StreamEncoder, call: ModelCall, session: Session
+    ) -> None:
+        async def send(delta: MessageDelta) -> None:
+            await response.write(_encoded(encoder, delta))
+
+        async with _kept_alive(response, encoder, self._settings.keepalive_seconds):
+            try:
+                with _engine_errors(session, self._model):
+                    answer = await call.run(self._engine, self._renderer, send)
+            except RequestRefused as error:
+                await response.write(encoder.error(error))
+            else:
+                await response.write(encoder.finish(answer.finish_reason, answer.usage))
+
+    async def _body(self, request: web.Request) -> bytes:
+        limit = self._settings.max_body_bytes
+        try:
+            if (request.content_length or 0) > limit:
+                raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise RequestRefused(
+                Refusal.TOO_LARGE, f"The request body is larger than {limit} bytes."
+            ) from None
+
+    def _identity(self, call: ModelCall) -> CallIdentity:
+        return CallIdentity(call.id, self._model.name, int(call.started_at))
+
+
+def _answering(dialect: Dialect, handle: Handler) -> Handler:
+    """A handler whose errors are told in the dialect's words."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handle(request)
+        except RequestRefused as error:
+            refused = error
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            refused = _internal_error()
+        told = dialect.error(refused)
+        return _json(told.body, told.status, dict(told.headers))
+
+    return answer
+
+
+def _internal_error() -> RequestRefused:
+    return RequestRefused(Refusal.INTERNAL, "The gateway failed to answer; its log says why.")
+
+
+async def _unknown_route(request: web.Request) -> web.StreamResponse:
+    raise RequestRefused(Refusal.UNKNOWN_ROUTE, f"Invalid URL ({request.method} {request.path})")
+
+
+@contextmanager
+def _open_call(session: Session) -> Iterator[None]:
+    """Lets the session's end cancel this handler."""
+    task = asyncio.current_task()
+    assert task is not None
+    session.calls.add(task)
+    try:
+        yield
+    finally:
+        session.calls.discard(task)
+
+
+@contextmanager
+def _engine_errors(session: Session, model: ModelInfo) -> Iterator[None]:
+    """Engine trouble becomes a refusal; its details are for the log, not for the sandbox."""
+    try:
+        yield
+    except ContextOverflow:
+        raise context_overflow(model.max_context) from None
+    except EngineError as error:
+        log.warning("session %s: %s", session.grant.session_id, error)
+        if isinstance(error, Unavailable):
+            raise RequestRefused(
+                Refusal.ENGINE_DOWN, "The model is overloaded or not available right now: try again later."
+            ) from error
+        raise RequestRefused(Refusal.ENGINE_FAILED, "The model failed to answer.") from error
+    except CaptureError as error:
+        log.error("session %s: %s", session.grant.session_id, error)
+        raise RequestRefused(Refusal.INTERNAL, "The completion could not be recorded.") from error
+    except ConnectionError:
+        raise
+    except Exception as error:
+        log.exception("session %s: a completion failed", session.grant.session_id)
+        raise _internal_error() from error
+
+
+@asynccontextmanager
+async def _kept_alive(
+    response: web.StreamResponse, encoder: StreamEncoder, seconds: float
+) -> AsyncIterator[None]:
+    """Sends the dialect's keep-alive all the while the block is at work."""
+
+    async def tick() -> None:
+        # A client that is gone cancels the handler itself; the ticker has nothing to add.
+        with suppress(ConnectionError):
+            while True:
+                await asyncio.sleep(seconds)
+                await response.write(encoder.keep_alive())
+
+    ticker = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        ticker.cancel()
+        await asyncio.gather(ticker, return_exceptions=True)
+
+
+def _encoded(encoder: StreamEncoder, delta: MessageDelta) -> bytes:
+    return b"".join(
+        [
+            encoder.reasoning(delta.reasoning) if delta.reasoning else b"",
+            encoder.text(delta.content) if delta.content else b"",
+            *(encoder.tool_call(call) for call in delta.tool_calls),
+        ]
+    )
+
+
+async def _discard(delta: MessageDelta) -> None:
+    """A whole answer needs no deltas."""
+
+
+def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def _digest(key: str) -> bytes:
+    # A header may hold any bytes; those that are no text come as surrogates.
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
+    memory[key] = value
+    while len(memory) > _ENDED_SESSIONS:
+        memory.popitem(last=False)

@@ -1,0 +1,126 @@
+"""One session as the gateway sees it: its grant, what it has used, and its open calls."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar.dialects.base import Refusal, RequestRefused
+from polar.gateway.capture import CaptureWriter
+from polar.gateway.conversation import Conversations, Turn
+from polar.models.chat import FinishReason
+from polar.models.completion import Completion
+from polar.models.session import Progress
+from polar.models.task import Budgets, SamplingPin
+
+
+@dataclass(frozen=True)
+class SessionGrant:
+    """The right of whoever holds `key` to call the model for one session."""
+
+    session_id: str
+    key: str
+    capture: Path
+    """Where the session's completions are logged; made if absent."""
+    sampling: SamplingPin
+    budgets: Budgets
+    sample: int = 0
+
+
+def new_key() -> str:
+    """A secret that opens one session's model calls."""
+    return "polar-" + secrets.token_urlsafe(32)
+
+
+class Session:
+    """The running account of a grant."""
+
+    def __init__(self, grant: SessionGrant) -> None:
+        self.grant = grant
+        self.conversations = Conversations()
+        self.calls: set[asyncio.Task[object]] = set()
+        self.budget_spent = asyncio.Event()
+        self.ended = False
+        self.sampled_tokens = 0
+        self._completions = 0
+        self._recorded = 0
+        self._begun = 0
+        self._capture = CaptureWriter(grant.capture)
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(completions=self._completions, sampled_tokens=self.sampled_tokens)
+
+    def begin_call(self) -> int:
+        """Count a call in; its place in the order of beginning, from 0."""
+        self._refuse_when_ended()
+        budgets = self.grant.budgets
+        open_calls = len(self.calls) - 1  # the asking one is among them
+        if budgets.max_completions is not None and self._completions + open_calls >= budgets.max_completions:
+            raise self._spent(f"all {budgets.max_completions} completions are used")
+        if self.tokens_left == 0:
+            raise self._spent(f"all {budgets.max_sampled_tokens} sampled tokens are used")
+        self._begun += 1
+        return self._begun - 1
+
+    def room(self, prompt_tokens: int, model_context: int) -> int:
+        """How many tokens may be sampled after a prompt; RequestRefused if none."""
+        self._refuse_when_ended()
+        budget = self.grant.budgets.max_context_tokens
+        if budget is not None and prompt_tokens >= budget:
+            raise self._spent(f"the conversation has {prompt_tokens} of {budget} context tokens")
+        if prompt_tokens >= model_context:
+            raise context_overflow(model_context, prompt_tokens)
+        room = min(model_context, budget or model_context) - prompt_tokens
+        return room if self.tokens_left is None else min(room, max(self.tokens_left, 1))
+
+    @property
+    def tokens_left(self) -> int | None:
+        limit = self.grant.budgets.max_sampled_tokens
+        return None if limit is None else max(limit - self.sampled_tokens, 0)
+
+    @property
+    def next_index(self) -> int:
+        return self._recorded
+
+    def record(self, completion: Completion, turn: Turn | None) -> None:
+        """Log a completion; `turn` makes it findable for requests that continue it."""
+        self._capture.append(completion)
+        self._recorded += 1
+        if completion.finish_reason is not FinishReason.ERROR or len(completion.sampled_ids):
+            self._completions += 1
+        if turn is not None:
+            self.conversations.add(turn, completion.tools)
+
+    async def close(self) -> None:
+        """Abort open calls, which record themselves as cancelled, and close the log."""
+        self.ended = True
+        for call in self.calls:
+            call.cancel()
+        if self.calls:
+            await asyncio.wait(self.calls)
+        self._capture.close()
+
+    def _refuse_when_ended(self) -> None:
+        if self.ended:
+            raise session_ended()
+
+    def _spent(self, what: str) -> RequestRefused:
+        self.budget_spent.set()
+        return RequestRefused(Refusal.BUDGET_SPENT, f"The session is out of budget: {what}.")
+
+
+def session_ended() -> RequestRefused:
+    return RequestRefused(Refusal.SESSION_ENDED, "This session has ended; its key opens nothing any more.")
+
+
+def context_overflow(model_context: int, prompt_tokens: int | None = None) -> RequestRefused:
+    detail = f" However, your messages resulted in {prompt_tokens} tokens." if prompt_tokens else ""
+    return RequestRefused(
+        Refusal.CONTEXT_OVERFLOW,
+        f"This model's maximum context length is {model_context} tokens.{detail} "
+        "Please reduce the length of the messages.",
+        field="messages",
+    )

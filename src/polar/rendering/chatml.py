@@ -1,0 +1,156 @@
+"""ChatML (SmolLM2 and plain relatives) in tokens: `<|im_start|>role\\ncontent<|im_end|>\\n`.
+
+The template knows no tools, so this renderer adds them: definitions after the system message, shown
+calls (see tool_prompt), calls as `<tool_call>` blocks inside the assistant's turn, results as
+`<tool_response>` blocks inside a user turn. A role of its own for results would be a header the
+model never saw in training; a user turn is what the larger ChatML families use as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from polar.errors import InvalidInput
+from polar.models.chat import Message, Role, ToolCall, ToolDefinition
+from polar.rendering.base import MessageDelta, Renderer, ResponseParser
+from polar.rendering.byte_level import TextStream, Vocabulary
+from polar.rendering.tool_calls import CallReader, write_call
+from polar.rendering.tool_prompt import demonstration, tool_section
+
+START = "<|im_start|>"
+END = "<|im_end|>"
+SMOLLM_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+"""What SmolLM2's own template says when the conversation begins without a system message."""
+
+_OTHER_ENDS = ("<|endoftext|>",)
+"""Tokens that end a document in pre-training; a model that samples one has nothing more to say."""
+_HEADS = 64
+"""System prompts kept tokenised: a harness sends the same one in every session."""
+
+
+class ChatML(Renderer):
+    """Renders ChatML; text from outside is always plain text, never a control token."""
+
+    def __init__(self, tokenizer_file: Path, default_system: str | None = SMOLLM_SYSTEM) -> None:
+        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        start, end = self._tokenizer.token_to_id(START), self._tokenizer.token_to_id(END)
+        if start is None or end is None:
+            raise InvalidInput(f"{tokenizer_file}: not a ChatML tokenizer: it has no {START} and {END}")
+        self._start, self._end = start, end
+        self._tokenizer.encode_special_tokens = True
+        if {start, end} & set(self._encode(START + END)):
+            raise InvalidInput(
+                f"{tokenizer_file}: {START} and {END} must be special tokens, else messages could forge turns"
+            )
+        if "ByteLevel" not in repr(self._tokenizer.decoder):
+            raise InvalidInput(f"{tokenizer_file}: only byte-level BPE tokenizers are supported for ChatML")
+        others = (self._tokenizer.token_to_id(token) for token in _OTHER_ENDS)
+        self._stops = (end, *(id for id in others if id is not None))
+        self._default_system = default_system
+        self._vocabulary = Vocabulary(self._tokenizer)
+        self._newline = self._encode("\n")
+        self._generation_prompt = [start, *self._encode("assistant\n")]
+        self._head = lru_cache(maxsize=_HEADS)(self._first_turns)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return self._stops
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
+        has_system = bool(messages) and messages[0].role is Role.SYSTEM
+        system = messages[0].content if has_system else self._default_system
+        parts = [part for part in (system, tool_section(tools)) if part]
+        ids: list[int] = []
+        if has_system or parts:
+            ids.extend(self._head("\n\n".join(parts), demonstration(tools)))
+        ids.extend(self._turns(messages[1:] if has_system else messages))
+        return ids + self._generation_prompt
+
+    def bridge(
+        self,
+        prompt_ids: Sequence[int],
+        sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+    ) -> list[int] | None:
+        ended = len(sampled_ids) > 0 and sampled_ids[-1] == self._end
+        close = self._newline if ended else [self._end, *self._newline]
+        return [*close, *self._turns(new_messages), *self._generation_prompt]
+
+    def parser(self) -> ResponseParser:
+        return ChatMLParser(self._vocabulary, self._stops)
+
+    def _turns(self, messages: Sequence[Message]) -> Iterator[int]:
+        for is_tool, group in groupby(messages, key=lambda message: message.role is Role.TOOL):
+            if is_tool:
+                yield from self._turn("user", "\n".join(map(_tool_response, group)))
+                continue
+            for message in group:
+                if message.role is Role.ASSISTANT:
+                    yield from self._assistant_turn(message)
+                else:
+                    yield from self._turn(message.role.value, message.content)
+
+    def _turn(self, role: str, content: str) -> list[int]:
+        return [self._start, *self._encode(f"{role}\n{content}"), self._end, *self._newline]
+
+    def _first_turns(self, system: str, shown: tuple[Message, ...]) -> tuple[int, ...]:
+        return (*self._turn("system", system), *self._turns(shown))
+
+    def _assistant_turn(self, message: Message) -> list[int]:
+        # Tokenised apart from its header, as it is when the model writes it: a merge across the
+        # boundary would give a context the policy never produces itself.
+        return [*self._generation_prompt, *self._encode(assistant_text(message)), self._end, *self._newline]
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def assistant_text(message: Message) -> str:
+    """An assistant's message exactly as the model is asked to write it."""
+    calls = [write_call(call.name, call.arguments) for call in message.tool_calls]
+    return "\n".join([message.content, *calls] if message.content else calls)
+
+
+def _tool_response(message: Message) -> str:
+    return f"<tool_response>\n{message.content}\n</tool_response>"
+
+
+class ChatMLParser(ResponseParser):
+    """Reads a sampled turn up to its end token."""
+
+    def __init__(self, vocabulary: Vocabulary, stops: tuple[int, ...]) -> None:
+        self._text = TextStream(vocabulary)
+        self._calls_reader = CallReader()
+        self._stops = frozenset(stops)
+        self._ended = False
+        self._content: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def feed(self, ids: Sequence[int]) -> MessageDelta:
+        if self._ended:
+            return MessageDelta()
+        end = next((position for position, id in enumerate(ids) if id in self._stops), None)
+        self._ended = end is not None
+        return self._keep(self._calls_reader.feed(self._text.feed(ids[:end])))
+
+    def finish(self) -> MessageDelta:
+        tail = self._calls_reader.feed(self._text.finish())
+        rest = self._calls_reader.finish()
+        return self._keep(
+            MessageDelta(content=tail.content + rest.content, tool_calls=tail.tool_calls + rest.tool_calls)
+        )
+
+    def _keep(self, delta: MessageDelta) -> MessageDelta:
+        self._content.append(delta.content)
+        self._calls.extend(delta.tool_calls)
+        return delta
+
+    @property
+    def message(self) -> Message:
+        return Message(Role.ASSISTANT, "".join(self._content), tool_calls=tuple(self._calls))

@@ -1,0 +1,247 @@
+"""The `<tool_call>` format: how a call is written, and how sampled text is read back while it streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from enum import Enum, auto
+from typing import Any
+
+from polar.models.chat import ToolCall
+from polar.rendering.base import MessageDelta
+
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+
+_STRICT = json.JSONDecoder()
+_LENIENT = json.JSONDecoder(strict=False)
+"""Small models write raw line breaks inside strings; what they mean is plain."""
+_WHITESPACE = " \t\r\n"
+_STRAY = _WHITESPACE + "}]"
+"""What may stand between a complete call and its closing tag: small models miscount brackets."""
+
+
+def write_call(name: str, arguments: str) -> str:
+    """A call as the model is asked to write it; `arguments` is JSON text in any spacing."""
+    try:
+        value = json.loads(arguments, strict=False) if arguments.strip() else {}
+    except ValueError:
+        value = arguments
+    body = json.dumps({"name": name, "arguments": value}, ensure_ascii=False)
+    # A lone surrogate is legal in JSON's escapes but is no text.
+    return f"{OPEN}\n{body.encode('utf-8', 'replace').decode()}\n{CLOSE}"
+
+
+class _State(Enum):
+    TEXT = auto()
+    CALL = auto()
+    AFTER_CALL = auto()
+
+
+class CallReader:
+    """Splits text into content and calls; what it returns depends on the text, not on its pieces.
+
+    Text flows as soon as it cannot be the start of a call. A call is emitted when its JSON is
+    complete, with or without the closing tag. What does not parse stays content, tags included.
+    """
+
+    def __init__(self) -> None:
+        self._state = _State.TEXT
+        self._buffer = ""
+        self._calls = 0
+        self._has_text = False
+        self._text_since_call = True
+        self._gap = ""
+        self._scan = _BracketScan()
+
+    def feed(self, text: str) -> MessageDelta:
+        self._buffer += text
+        content: list[str] = []
+        calls: list[ToolCall] = []
+        while self._step(content, calls):
+            pass
+        return MessageDelta(content="".join(content), tool_calls=tuple(calls))
+
+    def finish(self) -> MessageDelta:
+        content: list[str] = []
+        match self._state:
+            case _State.TEXT:
+                if self._text_since_call or self._buffer.strip():
+                    self._emit(self._buffer, content)
+            case _State.CALL:
+                self._emit(self._gap + OPEN + self._buffer, content)
+            case _State.AFTER_CALL:
+                pass
+        self._buffer = ""
+        return MessageDelta(content="".join(content))
+
+    def _step(self, content: list[str], calls: list[ToolCall]) -> bool:
+        """Consume what is certain; False when more text is needed."""
+        match self._state:
+            case _State.TEXT:
+                return self._read_text(content)
+            case _State.CALL:
+                return self._read_call(content, calls)
+            case _State.AFTER_CALL:
+                return self._read_close()
+
+    def _read_text(self, content: list[str]) -> bool:
+        start = self._buffer.find(OPEN)
+        end = start if start >= 0 else len(self._buffer) - _overlap(self._buffer, OPEN)
+        text = self._buffer[:end].rstrip()
+        self._emit(text, content)
+        if start < 0:
+            self._buffer = self._buffer[len(text) :]
+            return False
+        self._gap = self._buffer[len(text) : start]
+        self._buffer = self._buffer[start + len(OPEN) :]
+        self._scan = _BracketScan()
+        self._state = _State.CALL
+        return True
+
+    def _read_call(self, content: list[str], calls: list[ToolCall]) -> bool:
+        outcome = self._scan.advance(self._buffer)
+        if outcome is None:
+            return False
+        body, self._buffer = self._buffer[: self._scan.position], self._buffer[self._scan.position :]
+        parsed = _parse(body) if outcome else None
+        if parsed is None:
+            self._emit(self._gap + OPEN + body, content)
+            self._state = _State.TEXT
+            return True
+        for name, arguments in parsed:
+            calls.append(ToolCall(id=f"call_{self._calls}", name=name, arguments=arguments))
+            self._calls += 1
+        self._text_since_call = False
+        self._state = _State.AFTER_CALL
+        return True
+
+    def _read_close(self) -> bool:
+        rest = self._buffer.lstrip(_STRAY)
+        if CLOSE.startswith(rest) and rest != CLOSE:
+            return False
+        if rest.startswith(CLOSE):
+            self._buffer = rest[len(CLOSE) :]
+        self._state = _State.TEXT
+        return True
+
+    def _emit(self, text: str, content: list[str]) -> None:
+        if text and not self._text_since_call and not self._has_text:
+            text = text.lstrip()
+        if not text:
+            return
+        self._has_text = self._text_since_call = True
+        content.append(text)
+
+
+class _BracketScan:
+    """Finds where a JSON object or list ends, looking at each character once."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def advance(self, text: str) -> bool | None:
+        """True: a value ends at `position`; False: none can; None: more text is needed."""
+        while self.position < len(text):
+            character = text[self.position]
+            if self._depth == 0 and character not in _WHITESPACE and character not in "{[":
+                return False
+            self.position += 1
+            if self._closes(text, character):
+                return False
+            if self._in_string:
+                self._inside_string(character)
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return True
+        return None
+
+    def _inside_string(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._in_string = False
+
+    def _closes(self, text: str, character: str) -> bool:
+        """Whether the closing tag has come before the brackets did.
+
+        Inside a string the tag counts only on a line of its own: the string was never closed.
+        """
+        if character != ">":
+            return False
+        tag = "\n" + CLOSE if self._in_string else CLOSE
+        return text.endswith(tag, 0, self.position)
+
+
+def _parse(body: str) -> list[tuple[str, str]] | None:
+    """(name, arguments as JSON text) of each call in a JSON object or list, None if it is no call."""
+    text = body.strip()
+    try:
+        if text.startswith("["):
+            value, _ = _LENIENT.raw_decode(text)
+            found = [_call(json.dumps(item)) for item in value]
+        else:
+            found = [_call(text)]
+    except (ValueError, RecursionError):
+        return None
+    return found or None
+
+
+def _call(text: str) -> tuple[str, str]:
+    """One call; ValueError if the object does not name a function or its arguments are no object."""
+    members = {key: (value, raw) for key, value, raw in _members(text)}
+    name = members["name"][0] if "name" in members else None
+    if not isinstance(name, str) or not name:
+        raise ValueError("a call needs a name")
+    value, raw = members.get("arguments") or members.get("parameters") or ({}, "{}")
+    if isinstance(value, str):
+        raw = value
+        value = _LENIENT.decode(value)
+    if not isinstance(value, dict):
+        raise ValueError("arguments must be an object")
+    try:
+        _STRICT.decode(raw)
+    except ValueError:
+        raw = json.dumps(value)
+    return name, raw
+
+
+def _members(text: str) -> Iterator[tuple[str, Any, str]]:
+    """Key, value and the value's own text for each member of a JSON object."""
+    if not text.startswith("{"):
+        raise ValueError("a call is an object")
+    position = _skip(text, 1)
+    while text[position : position + 1] != "}":
+        key, position = _LENIENT.raw_decode(text, position)
+        position = _skip(text, position)
+        if not isinstance(key, str) or text[position : position + 1] != ":":
+            raise ValueError("not an object")
+        start = _skip(text, position + 1)
+        value, end = _LENIENT.raw_decode(text, start)
+        yield key, value, text[start:end]
+        position = _skip(text, end)
+        if text[position : position + 1] == ",":
+            position = _skip(text, position + 1)
+        elif text[position : position + 1] != "}":
+            raise ValueError("not an object")
+
+
+def _skip(text: str, position: int) -> int:
+    while position < len(text) and text[position] in _WHITESPACE:
+        position += 1
+    return position
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `tag`."""
+    return next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)

@@ -1,0 +1,85 @@
+"""A server that speaks vLLM's completions wire from a script of events, for the engine client's tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+
+@dataclass
+class VllmWire:
+    """Answers the n-th completion request with the n-th entry; the last one repeats.
+
+    An entry is a list of events (dicts are sent as JSON, strings as they are, an asyncio.Event is
+    waited for), or a pair of a status and an error body.
+    """
+
+    answers: Sequence[Any]
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = ""
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "small", "max_model_len": 512}]})
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        answer = self.answers[min(len(self.bodies), len(self.answers) - 1)]
+        self.bodies.append(await request.json())
+        if isinstance(answer, tuple):
+            status, body = answer
+            return web.json_response(body, status=status)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            for event in answer:
+                if isinstance(event, asyncio.Event):
+                    await event.wait()
+                    continue
+                data = event if isinstance(event, str) else json.dumps(event)
+                await response.write(f"data: {data}\n\n".encode())
+        except asyncio.CancelledError:
+            self.disconnected.set()
+            raise
+        return response
+
+
+def event(ids: list[int] | None, logprobs: list[float] | None, finish: str | None = None, **root: Any) -> Any:
+    """One chunk of a completion as vLLM streams it."""
+    choice = {
+        "index": 0,
+        "text": "x" * len(ids or logprobs or ()),
+        "token_ids": ids,
+        "logprobs": None if logprobs is None else {"token_logprobs": logprobs},
+        "finish_reason": finish,
+    }
+    return {"object": "text_completion", "choices": [choice]} | root
+
+
+def usage(tokens: int, cached: int = 0) -> Any:
+    return {
+        "choices": [],
+        "usage": {"completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}},
+    }
+
+
+@asynccontextmanager
+async def vllm_wire(*answers: Any) -> AsyncIterator[VllmWire]:
+    wire = VllmWire(answers)
+    app = web.Application()
+    app.router.add_get("/v1/models", wire.models)
+    app.router.add_post("/v1/completions", wire.completions)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    wire.url = f"http://{host}:{port}"
+    try:
+        yield wire
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,80 @@
+"""A next prompt is what the policy saw and sampled, plus the new messages, and nothing rewritten."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from polar.models.chat import Message, Role, ToolCall, ToolDefinition
+from polar.rendering.chatml import ChatML, assistant_text
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+ARGUMENTS = st.dictionaries(
+    TEXTS, st.one_of(TEXTS, st.integers(-(2**53), 2**53), st.booleans()), max_size=3
+).map(lambda value: json.dumps(value, ensure_ascii=False))
+CALLS = st.builds(ToolCall, st.just("call_0"), st.sampled_from(["bash", "read"]), ARGUMENTS)
+ANSWERS = st.one_of(
+    TEXTS.map(lambda text: Message(Role.ASSISTANT, text)),
+    st.builds(
+        lambda text, calls: Message(Role.ASSISTANT, text.strip(), tool_calls=tuple(calls)),
+        TEXTS,
+        st.lists(CALLS, min_size=1, max_size=2),
+    ),
+)
+NEW = st.lists(
+    st.builds(Message, st.sampled_from([Role.USER, Role.TOOL, Role.SYSTEM]), TEXTS), min_size=1, max_size=3
+)
+TOOLS = [ToolDefinition("bash", "Run.", {}), ToolDefinition("read", "Read.", {})]
+
+
+@settings(max_examples=150)
+@given(TEXTS, ANSWERS, NEW)
+def test_a_cleanly_sampled_turn_bridges_to_what_a_full_render_gives(
+    chatml: ChatML, tokenizer: Tokenizer, asked: str, answer: Message, new: list[Message]
+) -> None:
+    history = [Message(Role.USER, asked)]
+    prompt = chatml.render(history, TOOLS)
+    encoded = [*plain_ids(tokenizer, assistant_text(answer)), chatml.stop_token_ids[0]]
+    bridge = chatml.bridge(prompt, encoded, new)
+    assert prompt + encoded + bridge == chatml.render([*history, answer, *new], TOOLS)
+
+
+@settings(max_examples=100)
+@given(ANSWERS)
+def test_a_canonical_turn_parses_back_to_its_message(
+    chatml: ChatML, tokenizer: Tokenizer, answer: Message
+) -> None:
+    ids = plain_ids(tokenizer, assistant_text(answer))
+    assume("<tool_call>" not in answer.content)
+    assume(tokenizer.decode(ids) == assistant_text(answer))  # the vocabulary lacks a few rare bytes
+    parser = chatml.parser()
+    parser.feed(ids)
+    parser.finish()
+    assert parser.message.content == answer.content
+    read = [(call.name, json.loads(call.arguments)) for call in parser.message.tool_calls]
+    assert read == [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
+    assert assistant_text(parser.message) == assistant_text(answer)
+
+
+def test_a_turn_cut_short_is_closed_before_the_next(chatml: ChatML, tokenizer: Tokenizer) -> None:
+    history, new = [Message(Role.USER, "Count.")], [Message(Role.USER, "Go on.")]
+    prompt, sampled = chatml.render(history, ()), plain_ids(tokenizer, "1, 2, 3")
+    whole = prompt + sampled + chatml.bridge(prompt, sampled, new)
+    assert whole == chatml.render([*history, Message(Role.ASSISTANT, "1, 2, 3"), *new], ())
+
+
+def test_the_next_turn_may_follow_without_new_messages(chatml: ChatML) -> None:
+    ended = [5, chatml.stop_token_ids[0]]
+    assert [*ended, *chatml.bridge([1], ended, [])] == [5, *chatml.bridge([1], [5], [])]
+
+
+def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """As a policy samples text: control tokens written out in letters."""
+    tokenizer.encode_special_tokens = True
+    try:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    finally:
+        tokenizer.encode_special_tokens = False
