@@ -1,0 +1,293 @@
+"""The control plane's API as values: each call says what to send and how to read the answer.
+
+No I/O happens here, so that the sync and the async client share every word of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from polar.config.settings import explain
+from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable
+from polar.models.session import SessionStatus
+from polar.models.task import TaskSpec, TaskStatus
+from polar.models.views import (
+    Health,
+    Heartbeat,
+    HeartbeatAnswer,
+    LeaseRequest,
+    Leases,
+    Problem,
+    Release,
+    ResultPage,
+    ResultPost,
+    SessionPage,
+    SessionView,
+    TaskPage,
+    TaskView,
+)
+
+T = TypeVar("T")
+
+PAGE = 200
+"""How many things a page holds when the client reads them all."""
+
+POLL_SECONDS = 20.0
+"""How long one request waits for results before the client asks again."""
+
+MAX_FILTER_CHARACTERS = 30_000
+"""Beyond this the task ids do not fit a URL: the client reads the whole feed and filters it."""
+
+Script = Generator["Call[Any]", Any, None]
+"""A conversation with the server: yields calls, is sent their answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request."""
+
+    method: str
+    path: str
+    read: Callable[[bytes], T]
+    query: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+    waits: float = 0.0
+    """How long the server may hold the answer back, beyond the client's time-out."""
+
+
+def health() -> Call[Health]:
+    return _get("/health", Health)
+
+
+def submit(task: TaskSpec | Mapping[str, Any]) -> Call[TaskView]:
+    try:
+        spec = task if isinstance(task, TaskSpec) else TaskSpec.model_validate(task)
+    except ValidationError as error:
+        raise InvalidInput(explain(error)) from None
+    return _post("/tasks", spec, _model(TaskView))
+
+
+def task(id: str) -> Call[TaskView]:
+    return _get(f"/tasks/{_segment(id)}", TaskView)
+
+
+def cancel_task(id: str) -> Call[TaskView]:
+    return _post(f"/tasks/{_segment(id)}/cancel", None, _model(TaskView))
+
+
+def session(id: str) -> Call[SessionView]:
+    return _get(f"/sessions/{_segment(id)}", SessionView)
+
+
+def cancel_session(id: str) -> Call[SessionView]:
+    return _post(f"/sessions/{_segment(id)}/cancel", None, _model(SessionView))
+
+
+def recording(session_id: str) -> Call[bytes]:
+    return Call("GET", f"/sessions/{_segment(session_id)}/recording", bytes)
+
+
+def results(cursor: int, task_ids: Collection[str] | None, wait_seconds: float) -> Call[ResultPage]:
+    """Results after the cursor, of all tasks or some; more tasks than a URL can name are filtered here."""
+    query = [("cursor", str(cursor)), ("limit", str(PAGE)), ("wait_seconds", str(wait_seconds))]
+    read = _model(ResultPage)
+    if task_ids is None:
+        return Call("GET", "/results", read, tuple(query), waits=wait_seconds)
+    if sum(len(id) + len("&task_id=") for id in task_ids) <= MAX_FILTER_CHARACTERS:
+        query += [("task_id", id) for id in task_ids]
+        return Call("GET", "/results", read, tuple(query), waits=wait_seconds)
+    wanted = frozenset(task_ids)
+
+    def read_wanted(body: bytes) -> ResultPage:
+        page = read(body)
+        mine = tuple(result for result in page.results if result.task_id in wanted)
+        return ResultPage(results=mine, cursor=page.cursor)
+
+    return Call("GET", "/results", read_wanted, tuple(query), waits=wait_seconds)
+
+
+def lease(node: str, request: LeaseRequest) -> Call[Leases]:
+    return _post(f"/nodes/{_segment(node)}/lease", request, _model(Leases), waits=request.wait_seconds)
+
+
+def heartbeat(node: str, beat: Heartbeat) -> Call[HeartbeatAnswer]:
+    return _post(f"/nodes/{_segment(node)}/heartbeat", beat, _model(HeartbeatAnswer))
+
+
+def put_recording(session_id: str, fencing_token: int, data: bytes) -> Call[None]:
+    return Call(
+        "PUT",
+        f"/sessions/{_segment(session_id)}/recording",
+        _nothing,
+        query=(("fencing_token", str(fencing_token)),),
+        headers={"Content-Type": "application/octet-stream"},
+        content=data,
+    )
+
+
+def post_result(session_id: str, post: ResultPost) -> Call[None]:
+    return _post(f"/sessions/{_segment(session_id)}/result", post, _nothing)
+
+
+def release(session_id: str, given_back: Release) -> Call[None]:
+    return _post(f"/sessions/{_segment(session_id)}/release", given_back, _nothing)
+
+
+def task_pages(status: TaskStatus | None) -> Script:
+    after: str | None = None
+    while True:
+        page: TaskPage = yield _get("/tasks", TaskPage, _page_query(after, status=status))
+        if page.next is None:
+            return
+        after = page.next
+
+
+def session_pages(task_id: str | None, status: SessionStatus | None) -> Script:
+    after: str | None = None
+    while True:
+        query = _page_query(after, task_id=task_id, status=status)
+        page: SessionPage = yield _get("/sessions", SessionPage, query)
+        if page.next is None:
+            return
+        after = page.next
+
+
+def result_pages(task_ids: Collection[str] | None, cursor: int, follow: bool) -> Script:
+    """Pages of the feed to its present end; when following, until the tasks have ended, or for ever.
+
+    A task is seen to have ended before the feed is read to its end for the last time, so that none
+    of its results is missed.
+    """
+    if isinstance(task_ids, str):
+        task_ids = [task_ids]
+    if task_ids is not None and not task_ids:
+        return
+    unended = set(task_ids or ()) if follow else set()
+    yield from _drop_ended(unended, unended)
+    while True:
+        goes_on = bool(unended) or (follow and task_ids is None)
+        page: ResultPage = yield results(cursor, task_ids, POLL_SECONDS if goes_on else 0.0)
+        nothing_came, cursor = page.cursor == cursor, page.cursor
+        if nothing_came and not goes_on:
+            return
+        seen = {result.task_id for result in page.results}
+        yield from _drop_ended(unended, unended if nothing_came else unended & seen)
+
+
+def _drop_ended(unended: set[str], suspects: Collection[str]) -> Script:
+    for id in sorted(suspects):
+        view: TaskView = yield task(id)
+        if view.status in (TaskStatus.FINISHED, TaskStatus.CANCELLED):
+            unended.discard(id)
+
+
+def advance(script: Script, answer: Any) -> Call[Any] | None:
+    """The script's next call, given the answer to the one before; None at its end."""
+    try:
+        return script.send(answer)
+    except StopIteration:
+        return None
+
+
+def bounded(call: Call[T], deadline: float | None) -> Call[T]:
+    """The call, waiting no longer than until a moment of the monotonic clock."""
+    if deadline is None:
+        return call
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise waited_too_long()
+    if call.waits <= left:
+        return call
+    query = tuple((name, str(left) if name == "wait_seconds" else value) for name, value in call.query)
+    return replace(call, query=query, waits=left)
+
+
+def waited_too_long() -> Unavailable:
+    return Unavailable("the tasks did not end in time", hint="they go on; wait again")
+
+
+def failure(status: int, body: bytes) -> PolarError:
+    """The error that an answer stands for."""
+    try:
+        problem = Problem.model_validate_json(body)
+    except ValidationError:
+        return PolarError(f"the server answered {status}, and not as Polar does", hint="check its address")
+    match status:
+        case 401:
+            return PolarError(
+                "the server refused the token",
+                hint="set POLAR_TOKEN to the content of the file `token` in the server's data directory",
+            )
+        case 404:
+            return NotFound(problem.error)
+        case 409:
+            return Conflict(problem.error)
+        case 503:
+            return Unavailable(problem.error)
+        case _ if status < 500:
+            return InvalidInput(problem.error)
+        case _:
+            return PolarError(problem.error)
+
+
+def unreachable(server: str, error: httpx.TransportError) -> Unavailable:
+    if isinstance(error, httpx.TimeoutException):
+        return Unavailable(f"the server at {server} did not answer in time")
+    reason = str(error) or type(error).__name__
+    return Unavailable(
+        f"the server at {server} cannot be reached: {reason}", hint="is `polar serve` running?"
+    )
+
+
+def _get(path: str, answer: type[T], query: Collection[tuple[str, str]] = ()) -> Call[T]:
+    return Call("GET", path, _model(answer), query=tuple(query))
+
+
+def _post(path: str, body: BaseModel | None, read: Callable[[bytes], T], *, waits: float = 0.0) -> Call[T]:
+    return Call(
+        "POST",
+        path,
+        read,
+        headers={"Content-Type": "application/json"},
+        content=body.model_dump_json().encode() if body is not None else None,
+        waits=waits,
+    )
+
+
+def _model(kind: type[T]) -> Callable[[bytes], T]:
+    assert issubclass(kind, BaseModel)
+
+    def read(body: bytes) -> T:
+        try:
+            return kind.model_validate_json(body)
+        except ValidationError as error:
+            raise PolarError(
+                f"the server's answer is not understood: {explain(error)}",
+                hint="server and client should be the same version",
+            ) from None
+
+    return read
+
+
+def _nothing(_body: bytes) -> None:
+    return None
+
+
+def _segment(id: str) -> str:
+    """An id as one segment of a path, whatever a user typed."""
+    if not id or id in (".", ".."):
+        raise InvalidInput(f"{id!r} is not an id")
+    return quote(id, safe="")
+
+
+def _page_query(after: str | None, **filters: str | None) -> list[tuple[str, str]]:
+    given = {"limit": str(PAGE), "after": after, **filters}
+    return [(name, value) for name, value in given.items() if value is not None]

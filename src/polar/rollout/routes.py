@@ -1,0 +1,171 @@
+"""The REST API: each route says what it takes and gives, and hands over to the service."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import FileResponse
+from fastapi.security import HTTPBearer
+
+from polar import __version__
+from polar.models.session import SessionStatus
+from polar.models.task import Id, TaskSpec, TaskStatus
+from polar.models.views import (
+    Health,
+    Heartbeat,
+    HeartbeatAnswer,
+    LeaseRequest,
+    Leases,
+    Release,
+    ResultPage,
+    ResultPost,
+    SessionPage,
+    SessionView,
+    TaskPage,
+    TaskView,
+)
+from polar.rollout.problems import RESPONSES
+from polar.rollout.service import RolloutService
+
+PREFIX = "/api/v1"
+MAX_WAIT_SECONDS = 60.0
+
+_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+After = Annotated[str | None, Query(description="The `next` of the page before.")]
+Wait = Annotated[
+    float, Query(ge=0, le=MAX_WAIT_SECONDS, description="How long to wait for the first result.")
+]
+Cursor = Annotated[
+    int, Query(ge=0, lt=2**63, description="The `cursor` of the page before; 0: the beginning.")
+]
+FencingToken = Annotated[int, Query(ge=0, lt=2**63)]
+
+
+def open_routes(service: RolloutService) -> APIRouter:
+    """What anyone may ask."""
+    router = APIRouter(prefix=PREFIX, responses=RESPONSES, tags=["health"])
+
+    @router.get("/health")
+    async def health() -> Health:
+        """Whether the server works, and how many sessions it has in each status."""
+        return Health(version=__version__, sessions=await service.counts())
+
+    return router
+
+
+def user_routes(service: RolloutService) -> APIRouter:
+    """Submitting tasks and reading what came of them."""
+    store = service.store
+    router = _guarded("rollout")
+
+    @router.post("/tasks", status_code=201, responses={200: {"model": TaskView, "description": "Known"}})
+    async def submit_task(task: TaskSpec, response: Response) -> TaskView:
+        """Submit a task. The same task again changes nothing; another one under its id is a conflict."""
+        view, is_new = await service.submit(task)
+        if not is_new:
+            response.status_code = 200
+        return view
+
+    @router.get("/tasks")
+    async def list_tasks(
+        status: TaskStatus | None = None, limit: Limit = 100, after: After = None
+    ) -> TaskPage:
+        """Tasks in the order in which they were submitted."""
+        return await store.tasks.page(status=status, limit=limit, after=after)
+
+    @router.get("/tasks/{task_id}")
+    async def get_task(task_id: str) -> TaskView:
+        """One task."""
+        return await store.tasks.get(task_id)
+
+    @router.post("/tasks/{task_id}/cancel")
+    async def cancel_task(task_id: str) -> TaskView:
+        """Cancel every session of a task that has not ended."""
+        return await service.cancel_task(task_id)
+
+    @router.get("/sessions")
+    async def list_sessions(
+        task_id: str | None = None,
+        status: SessionStatus | None = None,
+        limit: Limit = 100,
+        after: After = None,
+    ) -> SessionPage:
+        """Sessions in the order in which they were submitted."""
+        return await store.sessions.page(task_id=task_id, status=status, limit=limit, after=after)
+
+    @router.get("/sessions/{session_id}")
+    async def get_session(session_id: str) -> SessionView:
+        """One session."""
+        return await store.sessions.get(session_id)
+
+    @router.post("/sessions/{session_id}/cancel")
+    async def cancel_session(session_id: str) -> SessionView:
+        """Cancel a session; one that has ended stays as it is."""
+        return await service.cancel_session(session_id)
+
+    @router.get(
+        "/sessions/{session_id}/recording", response_class=FileResponse, responses={200: {"content": _BINARY}}
+    )
+    async def get_recording(session_id: str) -> FileResponse:
+        """The recording of an ended session."""
+        return FileResponse(await store.recording(session_id), media_type="application/octet-stream")
+
+    @router.get("/results")
+    async def list_results(
+        request: Request,
+        cursor: Cursor = 0,
+        limit: Limit = 100,
+        wait_seconds: Wait = 0.0,
+        task_id: Annotated[list[str] | None, Query(description="Only of these tasks.")] = None,
+    ) -> ResultPage:
+        """Results in the order in which they were stored; waits for the first where there is none yet."""
+        return await service.results(
+            cursor, limit=limit, task_ids=task_id, wait_seconds=wait_seconds, gone=request.is_disconnected
+        )
+
+    return router
+
+
+def node_routes(service: RolloutService) -> APIRouter:
+    """Leasing sessions and delivering what came of them."""
+    router = _guarded("node")
+
+    @router.post("/nodes/{node}/lease")
+    async def lease_sessions(node: Id, body: LeaseRequest, request: Request) -> Leases:
+        """Lease waiting sessions to a node; waits for the first where there is none."""
+        return await service.lease(node, body, request.is_disconnected)
+
+    @router.post("/nodes/{node}/heartbeat")
+    async def heartbeat(node: Id, body: Heartbeat) -> HeartbeatAnswer:
+        """Renew a node's leases."""
+        return await service.heartbeat(node, body)
+
+    @router.put(
+        "/sessions/{session_id}/recording",
+        status_code=204,
+        openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
+    )
+    async def put_recording(session_id: str, fencing_token: FencingToken, request: Request) -> None:
+        """Deliver the recording of a leased session, before its result."""
+        await service.put_recording(session_id, fencing_token, request.stream())
+
+    @router.post("/sessions/{session_id}/result", status_code=204)
+    async def post_result(session_id: str, body: ResultPost) -> None:
+        """Deliver the result of a leased session; the same again changes nothing."""
+        await service.post_result(session_id, body)
+
+    @router.post("/sessions/{session_id}/release", status_code=204)
+    async def release_session(session_id: str, body: Release) -> None:
+        """Give a leased session back; the attempt is not counted."""
+        await service.release(session_id, body.fencing_token)
+
+    return router
+
+
+def _guarded(tag: str) -> APIRouter:
+    # The gate has checked the token; the dependency only tells the OpenAPI document that there is one.
+    token = Depends(HTTPBearer(auto_error=False, scheme_name="token"))
+    return APIRouter(prefix=PREFIX, responses=RESPONSES, tags=[tag], dependencies=[token])

@@ -1,0 +1,113 @@
+"""The rollout server: the control plane listening on a port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from types import TracebackType
+from typing import Self
+
+import uvicorn
+
+from polar.config.settings import ServerSettings
+from polar.errors import PolarError
+from polar.rollout.app import create_app
+from polar.rollout.service import RolloutService
+from polar.store.store import Store
+
+GRACE_SECONDS = 5
+"""How long requests in flight may take to end when the server closes."""
+
+MAX_HEAD_BYTES = 1 << 20
+"""Of a request's line and headers: the results feed takes many task ids in its query."""
+
+
+class RolloutServer:
+    """`async with RolloutServer(store, token, settings) as server:` serves while the body runs."""
+
+    def __init__(self, store: Store, token: str, settings: ServerSettings = ServerSettings()) -> None:
+        self._service = RolloutService(store, settings)
+        self._app = create_app(self._service, token)
+        self._settings = settings
+        self._parts = AsyncExitStack()
+        self._port = settings.port
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches the server; the port is the real one once it listens."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen; PolarError if the port is taken."""
+        async with AsyncExitStack() as parts:
+            listener = parts.enter_context(_listen(self._settings.host, self._settings.port))
+            self._port = listener.getsockname()[1]
+            await parts.enter_async_context(self._service.expiring_leases())
+            server = _Server(
+                uvicorn.Config(
+                    self._app,
+                    lifespan="off",
+                    log_config=None,
+                    access_log=False,
+                    timeout_graceful_shutdown=GRACE_SECONDS,
+                    h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                )
+            )
+            serving = asyncio.create_task(server.serve(sockets=[listener]), name="rollout server")
+            parts.push_async_callback(self._stop, server, serving)
+            await server.listening.wait()
+            self._parts = parts.pop_all()
+
+    async def close(self) -> None:
+        """Answer what is in flight, then stop; the store stays open."""
+        await self._parts.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _stop(self, server: _Server, serving: asyncio.Task[None]) -> None:
+        self._service.stop_waiting()
+        server.should_exit = True
+        await serving
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens, and leaves the process's signals to their owner."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's delay of 40 ms off only where the protocol is named.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise PolarError(
+            f"the rollout server cannot listen on {host}:{port}: {error.strerror}",
+            hint="set server.port to another one, or 0 for any that is free",
+        ) from None
+    return listener

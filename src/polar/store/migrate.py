@@ -1,0 +1,29 @@
+"""Brings a database to the newest version of the tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+from polar.errors import PolarError
+
+
+def upgrade(connection: Connection, name: str) -> None:
+    """Migrate inside the caller's transaction, which other processes wait for: all of it or nothing."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.attributes["connection"] = connection
+    scripts = ScriptDirectory.from_config(config)
+    found = set(MigrationContext.configure(connection).get_current_heads())
+    if found - {script.revision for script in scripts.walk_revisions()}:
+        raise PolarError(
+            f"the database {name} was made by a newer Polar (version {', '.join(sorted(found))})",
+            hint="upgrade Polar, or choose another data_dir",
+        )
+    if found != set(scripts.get_heads()):
+        command.upgrade(config, "head")

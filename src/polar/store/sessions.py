@@ -1,0 +1,192 @@
+"""Sessions as they are stored: reading them, cancelling them, and ending them with a result."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, Select, bindparam, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from polar.errors import InvalidInput, NotFound
+from polar.models.session import Progress, SessionResult, SessionStatus
+from polar.models.views import SessionPage, SessionView
+from polar.store.database import Database
+from polar.store.tables import results, sessions
+
+HELD = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN})
+"""The statuses of a session that a node holds a lease on."""
+
+_LONGEST_PLAIN_TASK_ID = 128 - len(".1023")
+
+
+def session_id(task_id: str, sample: int) -> str:
+    """`task.sample`; a task id too long for that is cut, and a digest of the whole stands in for the rest.
+
+    The two forms cannot meet: only the short one ends in a dot and digits.
+    """
+    if len(task_id) <= _LONGEST_PLAIN_TASK_ID:
+        return f"{task_id}.{sample}"
+    return f"{task_id[:90]}.{sample}-{hashlib.sha256(task_id.encode()).hexdigest()[:32]}"
+
+
+def page_start(after: str | None) -> int:
+    """The row a page begins after, from the text that the page before it gave as `next`."""
+    if after is None:
+        return 0
+    if not (after.isascii() and after.isdigit() and len(after) <= 18):
+        raise InvalidInput("after: must be the 'next' of the page before")
+    return int(after)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A result about to be stored, and the lease under which it came to be."""
+
+    result: SessionResult
+    fencing_token: int
+
+
+async def end(connection: AsyncConnection, endings: Sequence[Ending], now: float) -> None:
+    """Store results and end their sessions, in the caller's transaction."""
+    if not endings:
+        return
+    await connection.execute(
+        insert(results),
+        [
+            {
+                "session_id": ending.result.session_id,
+                "task_id": ending.result.task_id,
+                "fencing_token": ending.fencing_token,
+                "reward": ending.result.reward if ending.result.status is SessionStatus.COMPLETED else None,
+                "result": ending.result.model_dump_json(),
+                "created_at": now,
+            }
+            for ending in endings
+        ],
+    )
+    await connection.execute(
+        update(sessions).where(sessions.c.id == bindparam("session")),
+        [
+            {
+                "session": ending.result.session_id,
+                "status": ending.result.status.value,
+                "progress": _final_progress(ending.result).model_dump_json(),
+                "lease_expires_at": None,
+                "updated_at": now,
+            }
+            for ending in endings
+        ],
+    )
+
+
+def _final_progress(result: SessionResult) -> Progress:
+    return Progress(completions=result.stats.completions, sampled_tokens=result.stats.sampled_tokens)
+
+
+def ended_by_server(row: Row[Any], status: SessionStatus, error: str) -> Ending:
+    """The result of a session that no node will deliver one for."""
+    return Ending(
+        SessionResult(
+            session_id=row.id,
+            task_id=row.task_id,
+            sample=row.sample,
+            attempt=row.attempt,
+            status=status,
+            error=error,
+        ),
+        row.fencing_token,
+    )
+
+
+async def cancel_rows(connection: AsyncConnection, rows: Sequence[Row[Any]], now: float) -> int:
+    """End the waiting sessions among `rows` and ask for the end of the held ones; how many that were."""
+    waiting = [row for row in rows if row.status == SessionStatus.QUEUED]
+    held = [row for row in rows if SessionStatus(row.status) in HELD]
+    await end(
+        connection,
+        [ended_by_server(row, SessionStatus.CANCELLED, "cancelled while it waited") for row in waiting],
+        now,
+    )
+    if held:
+        await connection.execute(
+            update(sessions)
+            .where(sessions.c.seq.in_([row.seq for row in held]))
+            .values(cancel_requested=True, updated_at=now)
+        )
+    return len(waiting) + len(held)
+
+
+class Sessions:
+    """The sessions of all tasks."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, id: str) -> SessionView:
+        async with self._database.read() as connection:
+            return await self._get(connection, id)
+
+    async def page(
+        self,
+        *,
+        task_id: str | None = None,
+        status: SessionStatus | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> SessionPage:
+        """Sessions in the order in which they were submitted."""
+        query = _views().where(sessions.c.seq > page_start(after)).order_by(sessions.c.seq).limit(limit + 1)
+        if task_id is not None:
+            query = query.where(sessions.c.task_id == task_id)
+        if status is not None:
+            query = query.where(sessions.c.status == status.value)
+        async with self._database.read() as connection:
+            rows = (await connection.execute(query)).all()
+        shown = rows[:limit]
+        return SessionPage(
+            sessions=tuple(_view(row) for row in shown),
+            next=str(shown[-1].seq) if len(rows) > limit else None,
+        )
+
+    async def cancel(self, id: str) -> SessionView:
+        """A waiting session ends now, a held one when its node hears of it, an ended one stays as it is."""
+        async with self._database.write() as connection:
+            found = await connection.execute(select(sessions).where(sessions.c.id == id).with_for_update())
+            await cancel_rows(connection, found.all(), self._database.now())
+            return await self._get(connection, id)
+
+    async def counts(self) -> dict[SessionStatus, int]:
+        """How many sessions are in each status; statuses without one are absent."""
+        query = select(sessions.c.status, func.count()).group_by(sessions.c.status)
+        async with self._database.read() as connection:
+            return {SessionStatus(status): count for status, count in await connection.execute(query)}
+
+    async def _get(self, connection: AsyncConnection, id: str) -> SessionView:
+        row = (await connection.execute(_views().where(sessions.c.id == id))).one_or_none()
+        if row is None:
+            raise NotFound(f"no session {id!r}", hint="`polar sessions` lists them")
+        return _view(row)
+
+
+def _views() -> Select[Any]:
+    return select(sessions, results.c.result).select_from(
+        sessions.outerjoin(results, results.c.session_id == sessions.c.id)
+    )
+
+
+def _view(row: Row[Any]) -> SessionView:
+    return SessionView(
+        id=row.id,
+        task_id=row.task_id,
+        sample=row.sample,
+        attempt=row.attempt,
+        status=SessionStatus(row.status),
+        progress=Progress.model_validate_json(row.progress),
+        node=row.node,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        result=SessionResult.model_validate_json(row.result) if row.result is not None else None,
+    )

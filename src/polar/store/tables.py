@@ -1,0 +1,114 @@
+"""The tables: tasks, their sessions, and the results of those that ended."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    literal,
+    text,
+)
+
+from polar.models.session import SessionStatus
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite counts rows only in a column declared exactly INTEGER.
+Sequence = BigInteger().with_variant(Integer, "sqlite")
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("seq", Sequence, primary_key=True),
+    Column("id", String(128), nullable=False, unique=True),
+    Column("spec", Text, nullable=False),
+    Column("spec_digest", String(64), nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("runtime", String(64), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("cancelled_at", Double),
+    sqlite_autoincrement=True,
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("seq", Sequence, primary_key=True),
+    Column("id", String(128), nullable=False, unique=True),
+    Column("task_id", String(128), ForeignKey("tasks.id"), nullable=False),
+    Column("sample", Integer, nullable=False),
+    # Copied from the task, so that the queue's order is one index.
+    Column("priority", Integer, nullable=False),
+    Column("runtime", String(64), nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("fencing_token", BigInteger, nullable=False),
+    Column("node", String(128)),
+    # Set exactly while a node holds the session.
+    Column("lease_expires_at", Double),
+    Column("progress", Text, nullable=False),
+    Column("cancel_requested", Boolean, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    UniqueConstraint("task_id", "sample"),
+    sqlite_autoincrement=True,
+)
+
+# Only waiting sessions are in this index, in the order in which they are leased: a claim reads as
+# many entries as it takes, however many wait and however many have ended.
+Index(
+    "ix_sessions_queue",
+    sessions.c.runtime,
+    sessions.c.priority.desc(),
+    sessions.c.seq,
+    sqlite_where=text("status = 'queued'"),
+    postgresql_where=text("status = 'queued'"),
+)
+Index(
+    "ix_sessions_lease",
+    sessions.c.lease_expires_at,
+    sqlite_where=text("lease_expires_at IS NOT NULL"),
+    postgresql_where=text("lease_expires_at IS NOT NULL"),
+)
+Index("ix_sessions_status_seq", sessions.c.status, sessions.c.seq)
+Index("ix_sessions_task_id_status", sessions.c.task_id, sessions.c.status)
+
+# A bound parameter would keep the planner from seeing that the partial index applies.
+IS_QUEUED = sessions.c.status == literal(SessionStatus.QUEUED.value, literal_execute=True)
+
+results = Table(
+    "results",
+    metadata,
+    # The feed's cursor. SQLite has one writer at a time, so rows become visible in this order and no
+    # gap is ever filled later. PostgreSQL hands numbers out before commit: there, storing a result
+    # must take a lock, or the feed must stop below the oldest open transaction.
+    Column("seq", Sequence, primary_key=True),
+    Column("session_id", String(128), ForeignKey("sessions.id"), nullable=False, unique=True),
+    Column("task_id", String(128), ForeignKey("tasks.id"), nullable=False),
+    # Of the lease under which it was stored; names the recording that belongs to it.
+    Column("fencing_token", BigInteger, nullable=False),
+    # Only of completed sessions, so that a task's mean is one aggregate.
+    Column("reward", Double),
+    Column("result", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+Index("ix_results_task_id_seq", results.c.task_id, results.c.seq)

@@ -1,0 +1,186 @@
+"""Both clients, driven through the same story: submit, look, wait, iterate, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import polar
+from polar.client import AsyncClient, Client, calls
+from polar.errors import Conflict, InvalidInput, NotFound, Unavailable
+from polar.models.session import SessionStatus
+from polar.models.task import TaskStatus
+from polar.models.views import Heartbeat, LeaseRequest, Release, ResultPost, SessionBeat
+from tests.fakes.control_plane import idle_task, result_of
+
+
+class Blocking:
+    """The async client behind the sync client's methods, so that one test covers both."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._client = AsyncClient(*arguments, **options)
+
+    def __enter__(self) -> Blocking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            answer = method(*arguments, **options)
+            return self._runner.run(answer) if inspect.iscoroutine(answer) else self._iterate(answer)
+
+        return call
+
+    def _iterate(self, items: AsyncIterator[Any]) -> Iterator[Any]:
+        async def step() -> Any:
+            return await anext(items, None)
+
+        while (item := self._runner.run(step())) is not None:
+            yield item
+
+
+@pytest.fixture(params=[Client, Blocking], ids=["sync", "async"])
+def client(request: pytest.FixtureRequest, plane: Any) -> Iterator[Any]:
+    with request.param(plane.url, plane.token) as connected:
+        yield connected
+
+
+def test_package_offers_both_clients() -> None:
+    assert polar.Client is Client
+    assert polar.AsyncClient is AsyncClient
+    public = {name for name in vars(Client) if not name.startswith("_")}
+    assert public <= set(vars(AsyncClient))
+
+
+def test_submit_and_look(client: Any) -> None:
+    view = client.submit(idle_task("a", samples=2))
+    assert client.submit(idle_task("a", samples=2).model_dump()) == view == client.task("a")
+    assert [session.id for session in client.sessions(task_id="a")] == ["a.0", "a.1"]
+    assert client.session("a.1").status is SessionStatus.QUEUED
+    assert client.health().sessions == {SessionStatus.QUEUED: 2}
+
+
+def test_lists_read_all_pages(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "PAGE", 2)
+    for number in range(5):
+        client.submit(idle_task(f"t{number}"))
+    client.cancel("t3")
+    assert [view.spec.id for view in client.tasks()] == ["t0", "t1", "t2", "t3", "t4"]
+    assert [view.spec.id for view in client.tasks(status=TaskStatus.CANCELLED)] == ["t3"]
+    assert [view.id for view in client.sessions(status=SessionStatus.QUEUED)] == [
+        "t0.0",
+        "t1.0",
+        "t2.0",
+        "t4.0",
+    ]
+
+
+def test_results_without_follow_end_at_the_present(
+    client: Any, plane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "PAGE", 2)
+    client.submit(idle_task("a", samples=5))
+    assert list(client.results()) == []
+    plane.finish(5)
+    pages = list(client.result_pages())
+    assert [result.session_id for page in pages for result in page.results] == [f"a.{n}" for n in range(5)]
+    assert list(client.results(cursor=pages[-1].cursor)) == []
+    assert [result.session_id for result in client.results(cursor=pages[0].cursor)] == ["a.2", "a.3", "a.4"]
+
+
+def test_following_tasks_ends_with_them(client: Any, plane: Any) -> None:
+    for id in ("a", "b"):
+        client.submit(idle_task(id, samples=2))
+    plane.finish(1)
+    seen = []
+    for result in client.results(["a"], follow=True):
+        seen.append(result.session_id)
+        if result.session_id == "a.0":
+            plane.finish(1, reward=0.5)
+    assert seen == ["a.0", "a.1"]
+    assert list(client.results(["a"], cursor=10_000, follow=True)) == []
+    assert list(client.results([], follow=True)) == []
+
+
+def test_wait_gives_all_results_in_order(client: Any, plane: Any) -> None:
+    for id in ("a", "b", "c"):
+        client.submit(idle_task(id, samples=2))
+    with ThreadPoolExecutor(1) as pool:
+        finishing = pool.submit(plane.finish, 4)
+        assert [result.session_id for result in client.wait(["b", "a"])] == ["a.0", "a.1", "b.0", "b.1"]
+        finishing.result()
+    assert client.task("b").mean_reward == 1.0
+
+
+def test_wait_for_more_tasks_than_a_url_can_name(
+    client: Any, plane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "MAX_FILTER_CHARACTERS", 10)
+    for id in ("a", "b", "c"):
+        client.submit(idle_task(id))
+    plane.finish(3)
+    assert [result.task_id for result in client.wait(["a", "c"])] == ["a", "c"]
+
+
+def test_wait_gives_up_in_time(client: Any) -> None:
+    client.submit(idle_task("a"))
+    with pytest.raises(Unavailable, match="did not end in time"):
+        client.wait(["a"], timeout=0.2)
+
+
+def test_waiting_for_an_unknown_task_fails_at_once(client: Any) -> None:
+    with pytest.raises(NotFound, match="no task 'a'"):
+        client.wait(["a"])
+
+
+def test_cancel(client: Any) -> None:
+    client.submit(idle_task("a", samples=2))
+    assert client.cancel_session("a.0").status is SessionStatus.CANCELLED
+    assert client.cancel("a").status is TaskStatus.CANCELLED
+    assert [result.status for result in client.wait("a")] == [SessionStatus.CANCELLED] * 2
+
+
+def test_errors_are_types(client: Any) -> None:
+    client.submit(idle_task("a"))
+    with pytest.raises(Conflict, match="other content"):
+        client.submit(idle_task("a", priority=1))
+    with pytest.raises(InvalidInput, match=r"harness\.name: unknown harness 'x' \(known: idle, other\)"):
+        client.submit(idle_task("b", harness="x"))
+    with pytest.raises(InvalidInput, match=r"^samples: Input should be greater"):
+        client.submit({**idle_task("b").model_dump(), "samples": 0})
+    with pytest.raises(NotFound, match=r"no session 'a\.7'"):
+        client.session("a.7")
+    for odd in ("a/../b", "..", "", "ä ?#"):
+        with pytest.raises((NotFound, InvalidInput)):
+            client.task(odd)
+    with pytest.raises(NotFound, match="has not ended"):
+        client.recording("a.0")
+
+
+async def test_node_side(plane: Any) -> None:
+    async with AsyncClient(plane.url, plane.token) as client:
+        await client.submit(idle_task("a", samples=2))
+        request = LeaseRequest(max_sessions=5, runtimes=("idle",), wait_seconds=1)
+        first, second = (await client.lease("north", request)).leases
+        beat = SessionBeat(session_id="a.0", fencing_token=first.fencing_token, status=SessionStatus.READY)
+        assert (await client.heartbeat("north", Heartbeat(sessions=(beat,)))).lost == ()
+        assert (await client.heartbeat("south", Heartbeat(sessions=(beat,)))).lost == ("a.0",)
+        await client.release(second.session_id, Release(fencing_token=second.fencing_token))
+        data = bytes(range(256)) * 8192
+        await client.put_recording("a.0", first.fencing_token, data)
+        post = ResultPost(fencing_token=first.fencing_token, result=result_of(first, has_recording=True))
+        await client.post_result("a.0", post)
+        assert await client.recording("a.0") == data
+        with pytest.raises(Conflict):
+            await client.put_recording("a.0", first.fencing_token, b"late")

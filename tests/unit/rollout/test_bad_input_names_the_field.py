@@ -1,0 +1,110 @@
+"""Every mistake in a request is answered with the field's name and what it accepts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.control_plane import idle_task
+
+
+def task(**changes: Any) -> dict[str, Any]:
+    return {**idle_task().model_dump(mode="json", exclude_defaults=True), **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"harness": "codx"}, "harness.name: unknown harness 'codx' (known: idle, other)"),
+        ({"runtime": "vm"}, "runtime.name: unknown runtime 'vm' (known: idle, other)"),
+        ({"evaluator": "oracle"}, "evaluator.name: unknown evaluator 'oracle' (known: idle, other)"),
+        ({"builder": "mason"}, "builder.name: unknown builder 'mason' (known: idle, other)"),
+        (
+            {"harness": {"name": "idle", "options": {"seconds": -1}}},
+            "harness.options.seconds: Input should be greater than 0",
+        ),
+        (
+            {"evaluator": {"name": "idle", "options": {"second": 1}}},
+            "evaluator.options.second: Extra inputs are not permitted",
+        ),
+        ({"harness": "Not A Name"}, "harness.name: String should match pattern"),
+        ({"harness": 7}, "harness: Input should be"),
+        ({"budgets": {"run_seconds": 0}}, "budgets.run_seconds: Input should be greater than 0"),
+        ({"budgets": {"runseconds": 9}}, "budgets.runseconds: unknown key"),
+        ({"samples": 0}, "samples: Input should be greater than or equal to 1"),
+        ({"samples": 9999}, "samples: Input should be less than or equal to 1024"),
+        ({"sampling": {"top_p": 2}}, "sampling.top_p: Input should be less than or equal to 1"),
+        ({"id": "../etc"}, "id: String should match pattern"),
+        ({"instruction": ""}, "instruction: String should have at least 1 character"),
+        ({"files": {"../x": {"text": ""}}}, "must be a relative path inside the workspace"),
+        ({"files": {"x": {}}}, "files.x: Value error, a file needs exactly one of 'text' and 'base64'"),
+        ({"colour": "red"}, "colour: unknown key"),
+    ],
+)
+async def test_task(http: httpx.AsyncClient, changes: dict[str, Any], message: str) -> None:
+    response = await http.post("/tasks", json=task(**changes))
+    assert response.status_code == 400
+    assert response.json()["code"] == "invalid_input"
+    assert message in response.json()["error"]
+    assert (await http.get("/tasks")).json()["tasks"] == []
+
+
+async def test_missing_field(http: httpx.AsyncClient) -> None:
+    document = task()
+    del document["harness"]
+    response = await http.post("/tasks", json=document)
+    assert response.json()["error"] == "harness: Field required"
+
+
+async def test_several_mistakes_are_all_named(http: httpx.AsyncClient) -> None:
+    error = (await http.post("/tasks", json=task(harness="a", evaluator="b"))).json()["error"]
+    assert "harness.name" in error
+    assert "evaluator.name" in error
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"a": NaN}', b"[" * 100_000]
+)
+async def test_body_that_is_no_task(http: httpx.AsyncClient, content: bytes) -> None:
+    response = await http.post("/tasks", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["code"] == "invalid_input"
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/tasks?limit=0", "limit: Input should be greater than or equal to 1"),
+        ("/tasks?status=lost", "status: Input should be 'queued', 'running', 'finished' or 'cancelled'"),
+        ("/tasks?after=x", "after: must be the 'next' of the page before"),
+        ("/results?cursor=-1", "cursor: Input should be greater than or equal to 0"),
+        ("/results?cursor=99999999999999999999", "cursor: Input should be less than"),
+        ("/results?wait_seconds=inf", "wait_seconds: Input should be less than or equal to 60"),
+        ("/results?wait_seconds=nan", "wait_seconds:"),
+        ("/sessions?status=finished", "status: Input should be 'queued'"),
+    ],
+)
+async def test_query(http: httpx.AsyncClient, path: str, field: str) -> None:
+    response = await http.get(path)
+    assert response.status_code == 400
+    assert field in response.json()["error"]
+
+
+async def test_lease_request(http: httpx.AsyncClient) -> None:
+    response = await http.post("/nodes/north/lease", json={"max_sessions": 0, "runtimes": ["idle"]})
+    assert "max_sessions: Input should be greater than or equal to 1" in response.json()["error"]
+    response = await http.post("/nodes/-/lease", json={"max_sessions": 1, "runtimes": ["idle"]})
+    assert "node: String should match pattern" in response.json()["error"]
+
+
+async def test_result_with_a_number_that_json_cannot_hold_is_refused(http: httpx.AsyncClient) -> None:
+    text = (
+        '{"fencing_token": 1, "result": {"session_id": "s", "task_id": "t", "sample": 0, "attempt": 1, '
+        '"status": "completed", "verdict": {"reward": 1, "components": {"style": NaN}}}}'
+    )
+    response = await http.post(
+        "/sessions/s/result", content=text, headers={"Content-Type": "application/json"}
+    )
+    assert response.json()["error"] == "result.verdict.components.style: Input should be a finite number"

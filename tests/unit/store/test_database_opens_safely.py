@@ -1,0 +1,115 @@
+"""A database is made, migrated and reopened without losing anything, by several processes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection
+
+from polar.errors import PolarError, Unavailable
+from polar.store.database import Database
+from polar.store.store import Store
+from polar.store.tables import metadata
+from tests.fakes.control_plane import idle_task, result_of
+
+OPEN_AND_SUBMIT = """
+import asyncio, sys
+from pathlib import Path
+from polar.store.store import Store
+from tests.fakes.control_plane import idle_task
+
+async def main():
+    async with Store.open(Path(sys.argv[1])) as store:
+        await store.tasks.submit(idle_task(sys.argv[2]))
+
+asyncio.run(main())
+"""
+
+SUBMIT_AND_BE_KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from polar.store.store import Store
+from tests.fakes.control_plane import idle_task
+
+async def main():
+    async with Store.open(Path(sys.argv[1])) as store:
+        await store.tasks.submit(idle_task("acknowledged", samples=4))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def python(program: str, *arguments: object) -> int:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, *map(str, arguments))
+    return await process.wait()
+
+
+async def test_migrations_make_exactly_the_tables_of_the_code(tmp_path: Path) -> None:
+    def differences(connection: Connection) -> list[object]:
+        return list(compare_metadata(MigrationContext.configure(connection), metadata))
+
+    async with Database.open(tmp_path / "db") as database, database.read() as connection:
+        assert await connection.run_sync(differences) == []
+
+
+async def test_reopening_keeps_tasks_leases_and_results(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as store:
+        await store.tasks.submit(idle_task(samples=3))
+        first, second = await store.leases.claim("node", limit=2, runtimes=["idle"], seconds=60)
+        await store.complete(first.session_id, first.fencing_token, result_of(first))
+        before = await store.sessions.page()
+    async with Store.open(tmp_path) as store:
+        assert await store.sessions.page() == before
+        assert await store.complete(second.session_id, second.fencing_token, result_of(second))
+        assert len((await store.results.after(0)).results) == 2
+
+
+async def test_processes_that_start_at_once_share_one_database(tmp_path: Path) -> None:
+    codes = await asyncio.gather(*(python(OPEN_AND_SUBMIT, tmp_path / "new", f"t{n}") for n in range(4)))
+    assert codes == [0, 0, 0, 0]
+    async with Store.open(tmp_path / "new") as store:
+        assert {view.spec.id for view in (await store.tasks.page()).tasks} == {"t0", "t1", "t2", "t3"}
+
+
+async def test_acknowledged_task_survives_kill_9(tmp_path: Path) -> None:
+    assert await python(SUBMIT_AND_BE_KILLED, tmp_path) == -9
+    async with Store.open(tmp_path) as store:
+        assert (await store.tasks.get("acknowledged")).spec.samples == 4
+        assert len((await store.sessions.page()).sessions) == 4
+
+
+async def test_database_from_the_future_is_refused(tmp_path: Path) -> None:
+    async with Store.open(tmp_path):
+        pass
+    with sqlite3.connect(tmp_path / "polar.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(PolarError, match="made by a newer Polar"):
+        async with Store.open(tmp_path):
+            pass
+
+
+async def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "polar.db").write_text("a letter to my aunt, long enough to have a header" * 20)
+    with pytest.raises(PolarError, match="is not a Polar database"):
+        async with Store.open(tmp_path):
+            pass
+
+
+async def test_full_disk_stores_nothing_and_says_so(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as store:
+        await store.tasks.submit(idle_task("before"))
+        database = store.tasks._database
+        async with database.read() as connection:
+            pages = (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
+            await connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 1}")
+        with pytest.raises(Unavailable, match="is full; nothing was stored"):
+            await store.tasks.submit(idle_task("big", instruction="x" * 100_000))
+        assert [view.spec.id for view in (await store.tasks.page()).tasks] == ["before"]

@@ -1,0 +1,177 @@
+"""Sessions are leased in order, to one node at a time, and their results taken exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from polar.errors import Conflict, InvalidInput, NotFound
+from polar.models.session import Lease, Progress, SessionStatus
+from polar.models.views import SessionBeat
+from polar.store.database import Database
+from polar.store.store import Store
+from polar.store.tables import IS_QUEUED, sessions
+from tests.fakes.control_plane import Clock, idle_task, result_of
+
+
+async def claim(store: Store, node: str = "node", limit: int = 1) -> tuple[Lease, ...]:
+    return await store.leases.claim(node, limit=limit, runtimes=["idle"], seconds=10)
+
+
+async def test_highest_priority_first_then_oldest(store: Store) -> None:
+    for id, priority in (("low", 10), ("old", 50), ("new", 50), ("high", 90)):
+        await store.tasks.submit(idle_task(id, priority=priority))
+    assert [lease.task.id for lease in await claim(store, limit=4)] == ["high", "old", "new", "low"]
+
+
+async def test_only_allowed_runtimes_are_leased_and_order_spans_them(store: Store) -> None:
+    for id, runtime in (("a", "idle"), ("b", "other"), ("c", "third"), ("d", "idle")):
+        await store.tasks.submit(idle_task(id, runtime=runtime))
+    leases = await store.leases.claim("node", limit=9, runtimes=["other", "idle"], seconds=10)
+    assert [lease.task.id for lease in leases] == ["a", "b", "d"]
+
+
+async def test_many_callers_never_get_the_same_session(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as one, Store.open(tmp_path) as two:
+        for number in range(10):
+            await one.tasks.submit(idle_task(f"t{number}", samples=10))
+        stores = [one, two] * 10
+        answers = await asyncio.gather(
+            *(claim(store, f"n{number}", limit=7) for number, store in enumerate(stores))
+        )
+    leased = [lease.session_id for leases in answers for lease in leases]
+    assert len(leased) == len(set(leased)) == 100
+
+
+async def test_claim_reads_the_queue_index_in_order(tmp_path: Path) -> None:
+    async with Database.open(tmp_path / "db") as database, database.read() as connection:
+        query = (
+            sessions.select()
+            .where(IS_QUEUED, sessions.c.runtime == "idle")
+            .order_by(sessions.c.priority.desc(), sessions.c.seq)
+            .limit(4)
+        )
+        compiled = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+        plan = (await connection.execute(text(f"EXPLAIN QUERY PLAN {compiled}"))).all()
+    assert [row.detail for row in plan] == ["SEARCH sessions USING INDEX ix_sessions_queue (runtime=?)"]
+
+
+async def test_heartbeats_may_skip_stages_and_never_go_back(store: Store) -> None:
+    await store.tasks.submit(idle_task())
+    (lease,) = await claim(store)
+
+    async def beat(status: SessionStatus) -> SessionStatus:
+        told = SessionBeat(
+            session_id=lease.session_id,
+            fencing_token=lease.fencing_token,
+            status=status,
+            progress=Progress(completions=2, sampled_tokens=30),
+        )
+        assert not (await store.leases.heartbeat("node", [told], seconds=10)).lost
+        view = await store.sessions.get(lease.session_id)
+        assert view.progress == Progress(completions=2, sampled_tokens=30)
+        return view.status
+
+    assert await beat(SessionStatus.RUNNING) is SessionStatus.RUNNING
+    assert await beat(SessionStatus.INIT) is SessionStatus.RUNNING
+    assert await beat(SessionStatus.COMPLETED) is SessionStatus.RUNNING
+    assert await beat(SessionStatus.QUEUED) is SessionStatus.RUNNING
+    assert await beat(SessionStatus.POSTRUN) is SessionStatus.POSTRUN
+
+
+async def test_silent_node_loses_its_session_to_another(store: Store, clock: Clock) -> None:
+    await store.tasks.submit(idle_task())
+    (old,) = await claim(store, "silent")
+    clock.now += 11
+    assert (await store.leases.expire(max_attempts=3)).requeued == 1
+    with pytest.raises(Conflict, match="no longer leased"):
+        await store.complete(old.session_id, old.fencing_token, result_of(old))
+    (new,) = await claim(store, "awake")
+    assert (new.attempt, new.fencing_token) == (2, 2)
+    with pytest.raises(Conflict, match="no longer leased"):
+        await store.complete(old.session_id, old.fencing_token, result_of(old))
+    assert await store.complete(new.session_id, new.fencing_token, result_of(new))
+
+
+async def test_session_that_is_never_finished_fails_and_says_why(store: Store, clock: Clock) -> None:
+    await store.tasks.submit(idle_task())
+    for _ in range(2):
+        await claim(store, "silent")
+        clock.now += 11
+        await store.leases.expire(max_attempts=2)
+    (result,) = (await store.results.after(0)).results
+    assert result.status is SessionStatus.FAILED
+    assert result.error == "given up after 2 attempts: node 'silent' fell silent during the last"
+
+
+async def test_released_session_keeps_its_attempts(store: Store) -> None:
+    await store.tasks.submit(idle_task())
+    (lease,) = await claim(store)
+    await store.leases.release(lease.session_id, lease.fencing_token)
+    await store.leases.release(lease.session_id, lease.fencing_token)
+    (again,) = await claim(store)
+    assert (again.attempt, again.fencing_token) == (1, 2)
+    with pytest.raises(Conflict):
+        await store.leases.release(lease.session_id, lease.fencing_token)
+
+
+async def test_same_result_under_an_older_lease_is_refused(store: Store) -> None:
+    await store.tasks.submit(idle_task())
+    (old,) = await claim(store)
+    await store.leases.release(old.session_id, old.fencing_token)
+    (new,) = await claim(store)
+    assert result_of(old) == result_of(new)
+    await store.complete(new.session_id, new.fencing_token, result_of(new))
+    with pytest.raises(Conflict, match="no longer leased"):
+        await store.complete(old.session_id, old.fencing_token, result_of(old))
+
+
+async def test_second_result_that_differs_is_refused(store: Store) -> None:
+    await store.tasks.submit(idle_task())
+    (lease,) = await claim(store)
+    await store.complete(lease.session_id, lease.fencing_token, result_of(lease, 1.0))
+    with pytest.raises(Conflict, match="already has another result"):
+        await store.complete(lease.session_id, lease.fencing_token, result_of(lease, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"session_id": "other.0"}, "result.session_id"),
+        ({"task_id": "other"}, "result: must name task 'task' and sample 0"),
+        ({"sample": 1}, "result: must name task 'task' and sample 0"),
+        ({"status": SessionStatus.RUNNING}, "result.status"),
+        ({"verdict": None}, "result.verdict"),
+    ],
+)
+async def test_result_that_contradicts_its_session_is_refused(
+    store: Store, changes: dict[str, object], field: str
+) -> None:
+    await store.tasks.submit(idle_task())
+    (lease,) = await claim(store)
+    with pytest.raises(InvalidInput, match=field):
+        await store.complete("task.0", lease.fencing_token, result_of(lease).model_copy(update=changes))
+    assert (await store.results.after(0)).results == ()
+
+
+async def test_unknown_session_is_not_found(store: Store) -> None:
+    with pytest.raises(NotFound, match="no session 'x'"):
+        await store.leases.release("x", 1)
+
+
+async def test_feed_goes_on_from_its_cursor_and_filters_by_task(store: Store) -> None:
+    for id in ("a", "b"):
+        await store.tasks.submit(idle_task(id, samples=2))
+    for lease in await claim(store, limit=4):
+        await store.complete(lease.session_id, lease.fencing_token, result_of(lease))
+    first = await store.results.after(0, limit=3)
+    assert [result.session_id for result in first.results] == ["a.0", "a.1", "b.0"]
+    rest = await store.results.after(first.cursor)
+    assert [result.session_id for result in rest.results] == ["b.1"]
+    assert (await store.results.after(rest.cursor)).cursor == rest.cursor
+    of_b = await store.results.after(0, task_ids=["b"])
+    assert [result.session_id for result in of_b.results] == ["b.0", "b.1"]
+    assert (await store.results.after(0, task_ids=[])).results == ()
