@@ -12,14 +12,19 @@ from polar.models.task import TaskSpec
 from polar.tasksets.files import load_tasks
 
 TASKS = load_tasks(Path(__file__).parents[3] / "examples" / "quickstart")
-PREFIX = "Run this command: "
 PARTLY = {
     "hello-file": "echo other > hello.txt",
     "make-directory": "touch photos",
+    "lucky-number": "echo 13 > lucky.txt",
     "copy-file": "touch backup.txt",
-    "rename-file": "cp draft.txt final.txt",
     "append-line": "echo done > log.txt",
-    "count-lines": "touch count.txt",
+}
+WHOLLY = {
+    "hello-file": "echo hello > hello.txt",
+    "make-directory": "mkdir photos",
+    "lucky-number": "echo 7 > lucky.txt",
+    "copy-file": "cp notes.txt backup.txt",
+    "append-line": "echo done >> log.txt",
 }
 
 
@@ -41,4 +46,4 @@ def test_rewards_are_graded(task: TaskSpec, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert reward_after(task, "true", tmp_path / "idle") == 0.0
     assert 0.0 < reward_after(task, PARTLY[task.id], tmp_path / "partly") < 1.0
-    assert reward_after(task, task.instruction.removeprefix(PREFIX), tmp_path / "done") == 1.0
+    assert reward_after(task, WHOLLY[task.id], tmp_path / "done") == 1.0

@@ -1,0 +1,36 @@
+"""Runs a coroutine so that Ctrl-C and SIGTERM end it in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+import typer
+
+
+def until_interrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; a signal cancels it, waits until all it started has ended, and exits with 128 + signal."""
+    received: list[signal.Signals] = []
+
+    async def main() -> None:
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+
+        def interrupt(number: signal.Signals) -> None:
+            if not received:
+                task.cancel()
+            received.append(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt, number)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not received:
+                raise
+
+    asyncio.run(main())
+    if received:
+        raise typer.Exit(128 + received[0])

@@ -1,0 +1,56 @@
+"""`polar quickstart`: watch an unmodified agent solve small tasks against a small real model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def quickstart(
+    tasks: Annotated[
+        Path, typer.Argument(help="Task file or directory.", show_default="examples/quickstart")
+    ] = Path("examples/quickstart"),
+    model: Annotated[
+        str | None, typer.Option(help="Another model: a directory or a Hugging Face model id.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples a task instead of the file's.")] = None,
+) -> None:
+    """Start engine, server and node; roll out the example tasks; show what came of them; stop everything.
+
+    Example: polar quickstart --samples 2
+    """
+    import time
+
+    from rich.console import Console
+
+    from polar import quickstart as guided
+    from polar.cli.interruption import until_interrupted
+    from polar.config.settings import load_settings
+    from polar.logs import log_to_file
+    from polar.store.blobs import recording_path
+    from polar.tasksets.files import load_tasks
+
+    data_dir = Path(".polar") / "runs" / time.strftime("quickstart-%Y%m%d-%H%M%S")
+    settings = load_settings(
+        overrides={"data_dir": data_dir, "server": {"port": 0}, "engine": {"model": model}}
+    )
+    specs = load_tasks(tasks)
+    if samples is not None:
+        specs = [task.model_copy(update={"samples": samples}) for task in specs]
+    log_to_file(data_dir / "logs" / "polar.log", settings.log_level)
+    console = Console()
+
+    async def work() -> None:
+        run = await guided.run(settings, specs, console)
+        best = max(
+            (result for result in run.results if result.has_recording),
+            key=lambda result: result.reward if result.reward is not None else -1.0,
+            default=None,
+        )
+        recording = recording_path(data_dir, best.session_id) if best else None
+        console.print()
+        console.print(guided.summary(run, data_dir, recording))
+
+    until_interrupted(work())

@@ -1,0 +1,55 @@
+"""`polar serve`: the rollout server, one node, its gateway and, unless one is named, the embedded engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML settings (default: ./polar.yaml if there).")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where state lives (default: .polar).")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address of the control plane (default: 127.0.0.1).")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the control plane (default: 8700).")] = None,
+    engine_url: Annotated[
+        str | None, typer.Option(help="A running vLLM or `polar engine`; without it one is started.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
+    ] = None,
+    run_slots: Annotated[int | None, typer.Option(help="Agents that run at once (default: 8).")] = None,
+) -> None:
+    """Run the whole system on this machine until Ctrl-C.
+
+    Example: polar serve --port 8700 &  then  polar submit examples/quickstart
+    """
+    import asyncio
+
+    from polar.cli.interruption import until_interrupted
+    from polar.config.settings import load_settings
+    from polar.logs import log_to_stderr
+    from polar.stack import running
+
+    settings = load_settings(
+        config,
+        {
+            "data_dir": data_dir,
+            "server": {"host": host, "port": port},
+            "engine": {"url": engine_url, "model": model},
+            "node": {"run_slots": run_slots},
+        },
+    )
+    log_to_stderr(settings.log_level)
+
+    async def work() -> None:
+        async with running(settings, typer.echo) as stack:
+            typer.echo(f"serving {stack.model.name} at {stack.url} (token: {settings.data_dir / 'token'})")
+            await asyncio.Event().wait()
+
+    until_interrupted(work())

@@ -1,0 +1,239 @@
+"""One machine's worker: leases sessions, runs them through its pools, delivers their results."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import chain, repeat
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from polar import plugins
+from polar.client import AsyncClient
+from polar.config.settings import NodeSettings
+from polar.engines.base import ModelInfo
+from polar.errors import Conflict, PolarError, Unavailable
+from polar.gateway.server import Gateway
+from polar.models.session import Lease
+from polar.models.views import Heartbeat, LeaseRequest, Release, ResultPost, SessionBeat
+from polar.node.installations import Installations
+from polar.node.pools import Pools, Seat
+from polar.node.session_run import Outcome, SessionRun, Workshop
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LEASE_WAIT_SECONDS = 20.0
+"""How long the server may hold a request for work back: short enough for proxies, long enough to be rare."""
+LAST_DELIVERY_SECONDS = 5.0
+"""How long a node that is asked to stop still tries to deliver a finished session."""
+BEAT_SECONDS = 2.0
+"""How old the progress that users see may be; leases alone would need fewer heartbeats."""
+RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Pauses between attempts to reach the server; the last one repeats."""
+
+
+class Node:
+    """Runs leased sessions until it is cancelled, then gives the unfinished ones back."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        data_dir: Path,
+        client: AsyncClient,
+        gateway: Gateway,
+        model: ModelInfo,
+        *,
+        lease_seconds: float,
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._gateway = gateway
+        self._lease_seconds = lease_seconds
+        directory = (data_dir / "nodes" / settings.name).absolute()
+        self._sessions_dir = directory / "sessions"
+        self._shop = Workshop(
+            pools=Pools(settings),
+            gateway=gateway,
+            model=model,
+            installations=Installations(),
+            runtimes=settings.runtimes,
+            sessions_dir=self._sessions_dir,
+            captures_dir=directory / "captures",
+        )
+        self._runs: dict[str, SessionRun] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._called_off: set[str] = set()
+        self._lost: set[str] = set()
+        self._beat_now = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        await self._reap()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._heartbeats())
+            await self._lease_forever(group)
+
+    async def _reap(self) -> None:
+        """End what a previous life of this node left behind; its sessions are leased anew."""
+        if not self._sessions_dir.is_dir():
+            return
+        for name in self._settings.runtimes:
+            count = await plugins.load("runtimes", name).reap(self._sessions_dir)
+            if count:
+                log.warning("ended %d sandboxes that an earlier run left behind (%s)", count, name)
+
+    async def _lease_forever(self, group: asyncio.TaskGroup) -> None:
+        ready = self._shop.pools.ready
+        while True:
+            async with self._places() as places:
+                request = LeaseRequest(
+                    max_sessions=len(places),
+                    wait_seconds=LEASE_WAIT_SECONDS,
+                    runtimes=self._settings.runtimes,
+                )
+                answer = await self._until_reached(
+                    "ask for work", self._client.lease, self._settings.name, request
+                )
+                for lease in answer.leases:
+                    places.pop()
+                    self._start(group, lease, Seat(ready))
+
+    @asynccontextmanager
+    async def _places(self) -> AsyncIterator[list[None]]:
+        """All READY places that are free now, at least one; those left in the list are given back."""
+        ready = self._shop.pools.ready
+        places: list[None] = []
+        try:
+            await ready.enter()
+            places.append(None)
+            while ready.free:
+                await ready.enter()
+                places.append(None)
+            yield places
+        finally:
+            for _ in places:
+                ready.leave()
+
+    def _start(self, group: asyncio.TaskGroup, lease: Lease, seat: Seat) -> None:
+        run = SessionRun(lease=lease, shop=self._shop, changed=self._beat_now.set)
+        self._runs[lease.session_id] = run
+        self._tasks[lease.session_id] = group.create_task(self._attend(run, seat), name=lease.session_id)
+        self._beat_now.set()
+
+    async def _attend(self, run: SessionRun, seat: Seat) -> None:
+        """Run one session and see to its end, however it comes."""
+        session_id = run.lease.session_id
+        try:
+            with seat:
+                outcome = await self._outcome(run, seat)
+                self._tasks.pop(session_id)
+                if outcome is not None:
+                    await self._deliver_even_if_cancelled(run, outcome)
+        except Exception:
+            log.exception("session %s: lost to an internal error; its lease will expire", session_id)
+        finally:
+            self._runs.pop(session_id, None)
+            self._tasks.pop(session_id, None)
+            self._called_off.discard(session_id)
+            self._lost.discard(session_id)
+
+    async def _outcome(self, run: SessionRun, seat: Seat) -> Outcome | None:
+        """What came of the session; None if it is no longer this node's."""
+        session_id = run.lease.session_id
+        try:
+            return await run.run(seat)
+        except asyncio.CancelledError:
+            if session_id in self._lost:
+                return None
+            if session_id in self._called_off:
+                return run.cancelled()
+            await self._give_back(run.lease)
+            raise
+
+    async def _deliver_even_if_cancelled(self, run: SessionRun, outcome: Outcome) -> None:
+        """A finished session is not thrown away because the node is asked to stop just now."""
+        delivery = asyncio.create_task(self._deliver(run, outcome))
+        try:
+            await asyncio.shield(delivery)
+        except asyncio.CancelledError:
+            await asyncio.wait({delivery}, timeout=LAST_DELIVERY_SECONDS)
+            delivery.cancel()
+            raise
+
+    async def _deliver(self, run: SessionRun, outcome: Outcome) -> None:
+        """Store the recording, then the result; only then is the capture let go."""
+        session_id, token = run.lease.session_id, run.lease.fencing_token
+        try:
+            if outcome.recording is not None:
+                await self._until_reached(
+                    "store a recording", self._client.put_recording, session_id, token, outcome.recording
+                )
+            post = ResultPost(fencing_token=token, result=outcome.result)
+            await self._until_reached("store a result", self._client.post_result, session_id, post)
+        except Conflict as error:
+            log.warning("session %s: result refused, its capture is kept: %s", session_id, error)
+            return
+        except PolarError as error:
+            log.error("session %s: result could not be stored, its capture is kept: %s", session_id, error)
+            return
+        run.capture.unlink(missing_ok=True)
+
+    async def _give_back(self, lease: Lease) -> None:
+        try:
+            await self._client.release(lease.session_id, Release(fencing_token=lease.fencing_token))
+        except PolarError as error:
+            log.info("session %s: not given back (%s); its lease will expire", lease.session_id, error)
+
+    async def _heartbeats(self) -> None:
+        """Renew the leases, and at once when a session changes its stage."""
+        while True:
+            try:
+                async with asyncio.timeout(min(self._lease_seconds / 3, BEAT_SECONDS)):
+                    await self._beat_now.wait()
+            except TimeoutError:
+                pass
+            self._beat_now.clear()
+            if not self._runs:
+                continue
+            try:
+                await self._beat()
+            except Unavailable as error:
+                log.warning("heartbeat did not reach the server: %s", error)
+
+    async def _beat(self) -> None:
+        beats = tuple(
+            SessionBeat(
+                session_id=session_id,
+                fencing_token=run.lease.fencing_token,
+                status=run.status,
+                progress=self._gateway.progress(session_id),
+            )
+            for session_id, run in self._runs.items()
+        )
+        answer = await self._client.heartbeat(self._settings.name, Heartbeat(sessions=beats))
+        for session_id in answer.cancel:
+            if session_id in self._tasks and session_id not in self._called_off:
+                self._called_off.add(session_id)
+                self._tasks[session_id].cancel()
+        for session_id in answer.lost:
+            if session_id in self._tasks and session_id not in self._lost:
+                log.warning("session %s: its lease is lost, ending it", session_id)
+                self._lost.add(session_id)
+                self._tasks[session_id].cancel()
+
+    async def _until_reached(
+        self, purpose: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call the server, again and again while it cannot be reached."""
+        for pause in chain(RETRY_SECONDS, repeat(RETRY_SECONDS[-1])):
+            try:
+                return await call(*args, **kwargs)
+            except Unavailable as error:
+                log.warning("could not %s, trying again in %g s: %s", purpose, pause, error)
+                await asyncio.sleep(pause)
+        raise AssertionError("the pauses never end")

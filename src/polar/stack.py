@@ -1,0 +1,95 @@
+"""Everything one `polar serve` runs: engine, gateway, rollout server and node, started and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from polar import plugins
+from polar.client import AsyncClient
+from polar.config.settings import Settings
+from polar.engines.base import Engine, ModelInfo
+from polar.engines.embedded.process import embedded_engine
+from polar.engines.embedded.weights import ensure_model
+from polar.gateway.server import Gateway
+from polar.node.worker import Node
+from polar.rendering.families import renderer_for
+from polar.rollout.server import RolloutServer
+from polar.rollout.token import load_or_create_token
+from polar.store.store import Store
+
+Say = Callable[[str], None]
+"""Tells the user which step has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A running system."""
+
+    url: str
+    """Of the control plane."""
+    token: str
+    engine_url: str
+    gateway_url: str
+    model: ModelInfo
+
+
+@asynccontextmanager
+async def running(settings: Settings, say: Say) -> AsyncIterator[Stack]:
+    """Start everything; on the way out end it in the opposite order. A part that fails ends the whole."""
+    data_dir = settings.data_dir.absolute()
+    data_dir.mkdir(parents=True, exist_ok=True)
+    token = settings.server.token or load_or_create_token(data_dir)
+    async with AsyncExitStack() as parts:
+        say("starting the rollout server")
+        store = await parts.enter_async_context(Store.open(data_dir))
+        server = await parts.enter_async_context(RolloutServer(store, token, settings.server))
+        engine_url = settings.engine.url
+        if engine_url is None:
+            say(f"starting the embedded engine with {settings.engine.model}")
+            log_file = data_dir / "logs" / "engine.log"
+            engine_url = await parts.enter_async_context(embedded_engine(settings.engine, log_file))
+        engine: Engine = plugins.load("engines", settings.engine.kind)(engine_url, settings.engine.api_key)
+        parts.push_async_callback(engine.close)
+        model = await engine.model_info()
+        directory = await asyncio.to_thread(ensure_model, settings.engine.model)
+        renderer = await asyncio.to_thread(renderer_for, settings.engine.model, directory)
+        say("starting the gateway and one node")
+        gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
+        client = await parts.enter_async_context(AsyncClient(server.url, token))
+        node = Node(
+            settings.node, data_dir, client, gateway, model, lease_seconds=settings.server.lease_seconds
+        )
+        await parts.enter_async_context(_in_background(node.run()))
+        address = data_dir / "server.json"
+        address.write_text(json.dumps({"url": server.url, "pid": os.getpid()}))
+        parts.callback(address.unlink, missing_ok=True)
+        yield Stack(server.url, token, engine_url, f"http://{gateway.host}:{gateway.port}", model)
+
+
+@asynccontextmanager
+async def _in_background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run `work` beside the body; if it fails, the body is cancelled and its error takes over."""
+    owner = asyncio.current_task()
+    assert owner is not None
+    task = asyncio.create_task(work)
+
+    def wake_owner(done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and done.exception():
+            owner.cancel()
+
+    task.add_done_callback(wake_owner)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if task.done() and not task.cancelled() and (error := task.exception()):
+            owner.uncancel()
+            raise error from None
+        raise
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

@@ -1,0 +1,92 @@
+"""A whole system in one process for tests: everything real but the engine, which is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from polar.client import AsyncClient
+from polar.config.settings import DEFAULT_MODEL, GatewaySettings, NodeSettings, ServerSettings
+from polar.engines.embedded.weights import ensure_model
+from polar.gateway.server import Gateway
+from polar.models.task import TaskSpec
+from polar.node.worker import Node
+from polar.rendering.chatml import ChatML
+from polar.rollout.server import RolloutServer
+from polar.store.store import Store
+from tests.fakes.scripted_engine import Script, ScriptedEngine
+
+TOKEN = "a-token-for-tests-only"
+
+ASK = f"""{sys.executable} - <<'PY'
+import json, os, urllib.request
+messages = [{{"role": "user", "content": os.environ["POLAR_INSTRUCTION"]}}]
+body = {{"model": os.environ["POLAR_MODEL"], "messages": messages}}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}},
+)
+answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+print(answer, file=open("answer.txt", "a"))
+PY
+"""
+"""A shell agent's one model call, whose answer it appends to answer.txt."""
+
+
+@dataclass(frozen=True)
+class System:
+    client: AsyncClient
+    gateway: Gateway
+    engine: ScriptedEngine
+    data_dir: Path
+    server: RolloutServer
+    node_settings: NodeSettings
+
+    @asynccontextmanager
+    async def node(self, **changes: Any) -> AsyncIterator[Node]:
+        """A node at work while the block runs."""
+        settings = self.node_settings.model_copy(update=changes)
+        model = await self.engine.model_info()
+        node = Node(settings, self.data_dir, self.client, self.gateway, model, lease_seconds=30.0)
+        work = asyncio.create_task(node.run())
+        try:
+            yield node
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+            if not work.cancelled() and (error := work.exception()):
+                raise error
+
+
+@asynccontextmanager
+async def system(data_dir: Path, script: Sequence[Script]) -> AsyncIterator[System]:
+    model_dir = ensure_model(DEFAULT_MODEL)
+    engine = ScriptedEngine(Tokenizer.from_file(str(model_dir / "tokenizer.json")), script, repeat_last=True)
+    async with AsyncExitStack() as parts:
+        store = await parts.enter_async_context(Store.open(data_dir))
+        server = await parts.enter_async_context(RolloutServer(store, TOKEN, ServerSettings(port=0)))
+        renderer = ChatML(model_dir / "tokenizer.json")
+        gateway = await parts.enter_async_context(Gateway(GatewaySettings(), engine, renderer, engine.info))
+        client = await parts.enter_async_context(AsyncClient(server.url, TOKEN))
+        settings = NodeSettings(init_workers=2, ready_buffer=2, run_slots=4, postrun_workers=2)
+        yield System(client, gateway, engine, data_dir, server, settings)
+
+
+def shell_task(id: str, command: str, **changes: Any) -> TaskSpec:
+    """A task for the shell harness in the process runtime, scored by whether answer.txt is there."""
+    document = {
+        "id": id,
+        "instruction": "Say something.",
+        "harness": {"name": "shell", "options": {"command": command}},
+        "runtime": "process",
+        "evaluator": {"name": "command", "options": {"command": "test -s answer.txt"}},
+    }
+    return TaskSpec.model_validate({**document, **changes})
