@@ -26,7 +26,7 @@ class _LazyCommands(Mapping[str, Any]):
         if name not in COMMANDS:
             raise KeyError(name)
         function = getattr(import_module(f"polar.cli.{name}"), name)
-        single = typer.Typer(add_completion=False)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name, help=_reflowed(function.__doc__))(function)
         return typer.main.get_command(single)
 
@@ -55,7 +55,7 @@ class _Commands(TyperGroup):
 def _reflowed(docstring: str) -> str:
     """Help text whose paragraphs fit any terminal; indented ones, such as examples, keep their lines."""
     paragraphs = inspect.cleandoc(docstring).split("\n\n")
-    return "\n\n".join(text if text.startswith(" ") else " ".join(text.split()) for text in paragraphs)
+    return "\n\n".join(f"\b\n{text}" if text.startswith(" ") else " ".join(text.split()) for text in paragraphs)
 
 
 def _print_version(asked: bool) -> None:
@@ -81,6 +81,8 @@ app = typer.Typer(
     cls=_Commands,
     help=_reflowed(_HELP),
     no_args_is_help=True,
+    # Plain help: typer's decorated form costs as much time as everything else together.
+    rich_markup_mode=None,
     # Locals of a frame may hold a token or a session's key.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -17,7 +17,10 @@ def quickstart(
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Samples a task instead of the file's.")] = None,
 ) -> None:
-    """Start engine, server and node; roll out the example tasks; show what came of them; stop everything.
+    """Roll out the example tasks from start to finish.
+
+    Starts engine, server and node, shows every session as it runs, ends with a summary, and stops
+    everything it started.
 
     Example: polar quickstart --samples 2
     """

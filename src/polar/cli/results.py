@@ -42,7 +42,7 @@ def results(
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Print results of ended sessions, or write them as parquet files.
+    """Print the results of ended sessions, or write parquet.
 
     The files appear when they are complete, and replace those of an earlier run. pandas reads them
     with read_parquet, datasets with load_dataset("parquet", data_files=...).

@@ -1,0 +1,74 @@
+"""`polar engine`: serves a model over HTTP in the vLLM wire subset."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Annotated, Any
+
+import typer
+
+PR_SET_PDEATHSIG = 1
+
+
+def engine(
+    model: Annotated[str | None, typer.Option(help="Default model, directory or Hugging Face id.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free port.", min=0, max=65535)] = 8000,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Requests decoded together.")] = None,
+    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
+    exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", hidden=True)] = False,
+) -> None:
+    """Serve a model in a subset of vLLM's API.
+
+    For Polar's gateway, or for any client of that API: token ids in and out, with logprobs.
+
+    Example: polar engine --port 8000
+    """
+    import asyncio
+
+    from polar.config.settings import load_settings
+
+    if exit_with_parent:
+        _exit_with_parent()
+    asked: dict[str, Any] = {
+        "model": model,
+        "device": device,
+        "dtype": dtype,
+        "slots": slots,
+        "max_context": max_context,
+        "threads": threads,
+    }
+    settings = load_settings(overrides={"engine": asked}).engine
+    # Harnesses share the cores with the engine: compute threads that spin while they wait for one
+    # another made a step several times slower whenever anything else ran. Read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from polar.engines.embedded.server import serve
+
+    asyncio.run(serve(settings, host, port, _say_ready))
+
+
+def _say_ready(url: str) -> None:
+    # A parent process waits for exactly this line.
+    print(f"ready {url}", flush=True)
+
+
+def _exit_with_parent() -> None:
+    """End this process when the one that started it is gone, however that ended."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,82 @@
+"""The embedded engine as a child process: apart from the gateway, so that its arithmetic delays no stream."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from polar.config.settings import EngineSettings
+from polar.engines.base import EngineError
+
+STOP_SECONDS = 5.0
+
+
+@asynccontextmanager
+async def embedded_engine(settings: EngineSettings, log_file: Path) -> AsyncIterator[str]:
+    """Start the engine, yield its URL once it serves, end it on the way out."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *_command(settings),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield await _url(process, settings, log_file)
+    finally:
+        await _stop(process)
+
+
+def _command(settings: EngineSettings) -> list[str]:
+    command = [sys.executable, "-m", "polar", "engine", "--exit-with-parent"]
+    options = {
+        "--model": settings.model,
+        "--host": "127.0.0.1",
+        "--port": 0,
+        "--device": settings.device,
+        "--dtype": settings.dtype,
+        "--slots": settings.slots,
+        "--max-context": settings.max_context,
+        "--threads": settings.threads,
+    }
+    for name, value in options.items():
+        if value is not None:
+            command += [name, str(value)]
+    return command
+
+
+async def _url(process: asyncio.subprocess.Process, settings: EngineSettings, log_file: Path) -> str:
+    """The address from the child's `ready URL` line."""
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(settings.start_seconds):
+            async for line in process.stdout:
+                word, _, url = line.decode().strip().partition(" ")
+                if word == "ready":
+                    return url
+    except TimeoutError:
+        raise EngineError(
+            f"the embedded engine was not up after {settings.start_seconds:g} s", hint=f"see {log_file}"
+        ) from None
+    lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
+    raise EngineError(
+        f"the embedded engine did not start: {lines[-1] if lines else 'it said nothing'}",
+        hint=f"see {log_file}",
+    )
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

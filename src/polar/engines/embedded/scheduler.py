@@ -1,0 +1,234 @@
+"""Continuous batching: every step advances all decoding requests by a token and prefills a chunk.
+
+A step is one forward pass over a packed row: the last token of each decoding request, then up
+to a chunk of prompt tokens. Prompts are prefilled one after the other, in order of arrival, so
+a prompt that begins like the one before it finds those tokens computed and copies them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from polar.engines.embedded.attention import Segment
+from polar.engines.embedded.detokenizer import Detokenizer
+from polar.engines.embedded.model import SlotModel
+from polar.engines.embedded.sampler import Draw, sample
+from polar.engines.embedded.slots import Placement, Slot, SlotTable, common_prefix
+from polar.models.chat import FinishReason
+from polar.models.completion import Ids
+
+log = logging.getLogger(__name__)
+
+WORTH_WAITING_FOR = 16
+"""A prompt waits a step if a prompt being prefilled will save it at least this many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """How many prompt tokens a step computes."""
+
+    shared: int
+    """While requests decode: each of them waits this long for its next token."""
+    alone: int
+
+
+CPU_CHUNKS = Chunks(shared=128, alone=512)
+GPU_CHUNKS = Chunks(shared=1024, alone=4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What is asked of the scheduler; the prompt and max_tokens fit the context together."""
+
+    prompt_ids: list[int]
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    """The model's own end tokens included, unless the caller ignores them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token of one request."""
+
+    request: int
+    token_id: int
+    logprob: float
+    text: str
+    """Text that became certain, not necessarily of this token alone."""
+    policy_version: int
+    cached_tokens: int
+    finish_reason: FinishReason | None = None
+    """Set on the last token; ERROR carries no token."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended the request."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request that holds a slot."""
+
+    number: int
+    asked: Generation
+    prompt: Ids
+    placement: Placement
+    draw: Draw
+    text: Detokenizer
+    sampled: list[int] = field(default_factory=list)
+
+    @property
+    def slot(self) -> Slot:
+        return self.placement.slot
+
+    @property
+    def is_prefilled(self) -> bool:
+        return bool(self.sampled)
+
+    @property
+    def pending(self) -> int:
+        """Prompt tokens not yet computed."""
+        return len(self.prompt) - self.slot.length
+
+
+class Scheduler:
+    """Owns the slots of a model. Not thread-safe: one thread submits, aborts and steps."""
+
+    def __init__(self, model: SlotModel, chunks: Chunks | None = None) -> None:
+        self.model = model
+        self.policy_version = 0
+        self.table = SlotTable(model.cache.slots, model.context)
+        self._chunks = chunks or (CPU_CHUNKS if model.is_on_cpu else GPU_CHUNKS)
+        self._waiting: deque[tuple[int, Generation]] = deque()
+        self._running: dict[int, _Running] = {}
+        """By slot index."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def submit(self, number: int, asked: Generation) -> None:
+        """Queue a request under a number that the caller chose."""
+        self._waiting.append((number, asked))
+
+    def abort(self, number: int) -> None:
+        """Forget a request; its slot is free at once. Unknown numbers are requests that have ended."""
+        self._waiting = deque(item for item in self._waiting if item[0] != number)
+        for running in list(self._running.values()):
+            if running.number == number:
+                self._release(running)
+
+    def step(self) -> list[Sampled]:
+        """Compute one batch and return the tokens sampled in it."""
+        try:
+            segments = self._batch()
+            wanting, logits = self.model.forward(segments)
+            for segment in segments:
+                self._running[segment.slot].slot.extend(np.asarray(segment.ids, dtype=np.int32))
+            runs = [self._running[segment.slot] for segment in wanting]
+            if not runs:
+                return []
+            ids, logprobs = sample(logits, [running.draw for running in runs])
+        except Exception:
+            # Out of memory, most likely: the requests of this step are lost, the next ones are not.
+            log.exception("a step over %d requests failed", len(self._running))
+            return self._fail()
+        return [self._advance(*row) for row in zip(runs, ids, logprobs, strict=True)]
+
+    def _batch(self) -> list[Segment]:
+        decoding = [running for running in self._running.values() if running.is_prefilled]
+        segments = [Segment(r.slot.index, r.slot.length, r.sampled[-1:], True) for r in decoding]
+        budget = self._chunks.shared if decoding else self._chunks.alone
+        for running in self._prefilling():
+            start = running.slot.length
+            ids = running.asked.prompt_ids[start : start + budget]
+            segments.append(Segment(running.slot.index, start, ids, len(ids) == running.pending))
+            budget -= len(ids)
+            if budget <= 0:
+                break
+        return segments
+
+    def _prefilling(self) -> Iterable[_Running]:
+        """Requests with prompt tokens to compute, admitting waiting ones as the caller has room."""
+        ahead = [running for running in self._running.values() if not running.is_prefilled]
+        yield from ahead
+        while self._waiting:
+            number, asked = self._waiting[0]
+            prompt: Ids = np.asarray(asked.prompt_ids, dtype=np.int32)
+            if self._will_share_more(prompt, ahead):
+                return
+            placement = self.table.place(prompt)
+            if placement is None:
+                return
+            self._waiting.popleft()
+            running = self._start(number, asked, prompt, placement)
+            ahead.append(running)
+            yield running
+
+    def _will_share_more(self, prompt: Ids, ahead: list[_Running]) -> bool:
+        if not ahead:
+            return False
+        _, now = self.table.best_prefix(prompt)
+        return max(common_prefix(running.prompt, prompt) for running in ahead) - now >= WORTH_WAITING_FOR
+
+    def _start(self, number: int, asked: Generation, prompt: Ids, placement: Placement) -> _Running:
+        if placement.source:
+            self.model.cache.copy_prefix(placement.source.index, placement.slot.index, placement.reused)
+        draw = Draw(asked.temperature, asked.top_p, asked.top_k, asked.seed)
+        text = Detokenizer(self.model.text_tokenizer, asked.stop)
+        running = _Running(number, asked, prompt, placement, draw, text)
+        self._running[placement.slot.index] = running
+        return running
+
+    def _advance(self, running: _Running, token_id: int, logprob: float) -> Sampled:
+        if not math.isfinite(logprob):
+            log.error("request %d: the model gave a logprob of %s", running.number, logprob)
+            running.slot.length = 0
+            return self._end_with_error(running)
+        running.sampled.append(token_id)
+        asked = running.asked
+        text = running.text.feed(token_id)
+        finish: FinishReason | None = None
+        stop_reason: str | int | None = None
+        if token_id in asked.stop_token_ids:
+            finish = FinishReason.STOP
+            stop_reason = None if token_id in self.model.eos_token_ids else token_id
+        elif running.text.matched is not None:
+            finish, stop_reason = FinishReason.STOP, running.text.matched
+        elif len(running.sampled) >= asked.max_tokens:
+            finish = FinishReason.LENGTH
+        if finish:
+            text += running.text.finish()
+            self._release(running)
+        return Sampled(
+            request=running.number,
+            token_id=token_id,
+            logprob=logprob,
+            text=text,
+            policy_version=self.policy_version,
+            cached_tokens=running.placement.reused,
+            finish_reason=finish,
+            stop_reason=stop_reason,
+        )
+
+    def _fail(self) -> list[Sampled]:
+        ended = [self._end_with_error(running) for running in list(self._running.values())]
+        self.table.forget()
+        return ended
+
+    def _end_with_error(self, running: _Running) -> Sampled:
+        self._release(running)
+        return Sampled(running.number, -1, 0.0, "", self.policy_version, 0, FinishReason.ERROR)
+
+    def _release(self, running: _Running) -> None:
+        del self._running[running.slot.index]
+        self.table.release(running.slot)

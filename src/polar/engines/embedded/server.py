@@ -1,0 +1,379 @@
+"""The embedded engine's HTTP server: the subset of vLLM's API that Polar's gateway uses.
+
+Logprobs are those of the distribution sampled from (`processed_logprobs`, see sampler.py);
+`/v1/models` says so, and the policy version stands at the root of every answer and chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from polar.config.settings import EngineSettings, explain
+from polar.engines.embedded.model import SlotModel, load
+from polar.engines.embedded.sampler import LOGPROBS_MODE
+from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
+from polar.engines.embedded.wire import (
+    Answer,
+    BadRequest,
+    ChatBody,
+    CompletionBody,
+    TokenizeBody,
+    Tokens,
+    error_body,
+)
+from polar.engines.embedded.worker import Worker
+from polar.errors import Unavailable
+from polar.models.chat import FinishReason
+
+log = logging.getLogger(__name__)
+access_log = logging.getLogger("polar.engine.access")
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+B = TypeVar("B", bound=BaseModel)
+
+
+class EmbeddedServer:
+    """Serves one loaded model: `async with EmbeddedServer(model) as server: server.url`."""
+
+    def __init__(self, model: SlotModel, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.model = model
+        self.scheduler = Scheduler(model)
+        self.worker: Worker
+        self._socket = listen(host, port)
+        self._host = host
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        # A client that goes away cancels its handler, and with it the generation.
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=access_log, shutdown_timeout=1.0
+        )
+
+    @property
+    def url(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._socket.getsockname()[1]}"
+
+    async def __aenter__(self) -> EmbeddedServer:
+        self.worker = Worker(self.scheduler)
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket).start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+        await self.worker.stop()
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.worker.is_alive else 503)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        card = {
+            "id": self.model.name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "polar",
+            "root": self.model.name,
+            "parent": None,
+            "max_model_len": self.model.context,
+            "policy_version": self.scheduler.policy_version,
+            "logprobs_mode": LOGPROBS_MODE,
+        }
+        return _json({"object": "list", "data": [card]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await _parse(request, TokenizeBody)
+        self._check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise BadRequest("prompt: give either prompt or messages", "prompt")
+        if body.messages is not None:
+            ids = await self._render(body.messages, body.tools, body.add_generation_prompt)
+        else:
+            ids = await self._encode(body.prompt or "", body.add_special_tokens)
+        return _json(
+            {"count": len(ids), "max_model_len": self.model.context, "tokens": ids, "token_strs": None}
+        )
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await _parse(request, CompletionBody)
+        self._check_model(body.model)
+        prompt = await self._prompt(body.prompt)
+        asked = self._generation(body, prompt, body.max_tokens)
+        answer = Answer(
+            id=f"cmpl-{uuid.uuid4().hex}",
+            model=self.model.name,
+            prompt_ids=prompt,
+            returns_ids=bool(body.return_token_ids),
+            returns_logprobs=body.logprobs is not None,
+        )
+        async with aclosing(self.worker.generate(asked)) as tokens:
+            if not body.stream:
+                whole, usage = await self._collect(answer, tokens)
+                return _json({**answer.completion(whole, is_first=True), "usage": usage})
+
+            async def chunks() -> AsyncIterator[dict[str, Any]]:
+                cached, count = 0, 0
+                async for sampled in _checked(tokens):
+                    yield answer.completion(self._tokens([sampled]), is_first=count == 0)
+                    cached, count = sampled.cached_tokens, count + 1
+                if body.wants_usage_chunk:
+                    root = answer.root("text_completion", self.scheduler.policy_version, [])
+                    yield {**root, "usage": answer.usage(count, cached)}
+
+            return await _stream(request, chunks())
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await _parse(request, ChatBody)
+        self._check_model(body.model)
+        prompt = await self._render(body.messages, body.tools, add_generation_prompt=True)
+        asked = self._generation(body, prompt, body.max_completion_tokens or body.max_tokens)
+        answer = Answer(
+            id=f"chatcmpl-{uuid.uuid4().hex}",
+            model=self.model.name,
+            prompt_ids=prompt,
+            returns_ids=bool(body.return_token_ids),
+            returns_logprobs=bool(body.logprobs),
+        )
+        async with aclosing(self.worker.generate(asked)) as tokens:
+            if not body.stream:
+                whole, usage = await self._collect(answer, tokens)
+                return _json({**answer.chat(whole), "usage": usage})
+
+            async def chunks() -> AsyncIterator[dict[str, Any]]:
+                cached, count = 0, 0
+                async for sampled in _checked(tokens):
+                    if count == 0:
+                        yield answer.chat_role_chunk(sampled.policy_version)
+                    yield answer.chat_chunk(self._tokens([sampled]))
+                    cached, count = sampled.cached_tokens, count + 1
+                if body.wants_usage_chunk:
+                    root = answer.root("chat.completion.chunk", self.scheduler.policy_version, [])
+                    yield {**root, "usage": answer.usage(count, cached)}
+
+            return await _stream(request, chunks())
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model.name:
+            raise BadRequest(f"The model `{name}` does not exist.", "model", status=404)
+
+    async def _prompt(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            return await self._encode(prompt, add_special_tokens=True)
+        if not isinstance(prompt, list) or not all(type(id) is int for id in prompt):
+            raise BadRequest("prompt: must be one prompt, a list of token ids or a string", "prompt")
+        if any(not 0 <= id < self.model.vocabulary for id in prompt):
+            raise BadRequest(f"prompt: token ids must be from 0 to {self.model.vocabulary - 1}", "prompt")
+        return prompt
+
+    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        encoding = await asyncio.to_thread(
+            self.model.text_tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
+        return list(encoding.ids)
+
+    async def _render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, add_generation_prompt: bool
+    ) -> list[int]:
+        """The prompt by the model's own chat template; a template without tools ignores them."""
+        try:
+            text = await asyncio.to_thread(
+                self.model.tokenizer.apply_chat_template,
+                [_flat(message) for message in messages],
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except Exception as error:
+            # Templates are programs of the model's author and raise what they like.
+            raise BadRequest(f"messages: the chat template refuses them: {error}", "messages") from None
+        return await self._encode(text, add_special_tokens=False)
+
+    def _generation(
+        self, body: CompletionBody | ChatBody, prompt: list[int], limit: int | None
+    ) -> Generation:
+        context = self.model.context
+        if not prompt:
+            raise BadRequest("prompt: must have at least one token", "prompt")
+        if len(prompt) >= context:
+            raise BadRequest(
+                f"prompt: This model's maximum context length is {context} tokens. However, your request has"
+                f" {len(prompt)} input tokens. Please reduce the length of the input.",
+                "prompt",
+            )
+        if limit is not None and len(prompt) + limit > context:
+            raise BadRequest(
+                f"max_tokens: {limit} is too large. This model's maximum context length is {context} tokens"
+                f" and your request has {len(prompt)} input tokens.",
+                "max_tokens",
+            )
+        eos = frozenset() if body.ignore_eos else self.model.eos_token_ids
+        return Generation(
+            prompt_ids=prompt,
+            max_tokens=context - len(prompt) if limit is None else limit,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            top_k=max(body.top_k or 0, 0),
+            seed=body.seed,
+            stop=body.stop_strings,
+            stop_token_ids=eos.union(body.stop_token_ids or ()),
+        )
+
+    async def _collect(self, answer: Answer, tokens: AsyncIterator[Sampled]) -> tuple[Tokens, dict[str, Any]]:
+        sampled = [token async for token in _checked(tokens)]
+        return self._tokens(sampled), answer.usage(len(sampled), sampled[-1].cached_tokens)
+
+    def _tokens(self, sampled: list[Sampled]) -> Tokens:
+        decode = self.model.text_tokenizer.decode
+        return Tokens(
+            ids=[token.token_id for token in sampled],
+            texts=[decode([token.token_id], skip_special_tokens=False) for token in sampled],
+            logprobs=[token.logprob for token in sampled],
+            text="".join(token.text for token in sampled),
+            policy_version=sampled[-1].policy_version,
+            finish_reason=sampled[-1].finish_reason,
+            stop_reason=sampled[-1].stop_reason,
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; Unavailable in one line where that fails."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise Unavailable(
+                f"port {port} on {host} is in use", hint="choose another, or 0 for any free one"
+            ) from None
+        raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return bound
+
+
+async def serve(settings: EngineSettings, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Load the configured model and serve it until SIGINT or SIGTERM; `ready` gets the URL."""
+    listen(host, port).close()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    loading = _load_in_background(settings)
+    stopped = asyncio.create_task(stop.wait())
+    either: set[asyncio.Future[Any]] = {loading, stopped}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        return
+    async with EmbeddedServer(await loading, host=host, port=port) as server:
+        ready(server.url)
+        await stopped
+
+
+def _load_in_background(settings: EngineSettings) -> asyncio.Future[SlotModel]:
+    """The model to come. A daemon thread loads it, since asyncio would wait for one of its own at exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[SlotModel] = loop.create_future()
+
+    def run() -> None:
+        try:
+            outcome = partial(future.set_result, load(settings))
+        except BaseException as error:
+            outcome = partial(future.set_exception, error)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(outcome)
+
+    threading.Thread(target=run, name="polar-load", daemon=True).start()
+    return future
+
+
+async def _checked(tokens: AsyncIterator[Sampled]) -> AsyncIterator[Sampled]:
+    async for token in tokens:
+        if token.finish_reason is FinishReason.ERROR:
+            raise BadRequest("the engine failed while it computed this request", status=500)
+        yield token
+
+
+async def _stream(request: web.Request, chunks: AsyncIterator[dict[str, Any]]) -> web.StreamResponse:
+    """Server-sent events; headers leave at once, before the first token."""
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    )
+    await response.prepare(request)
+    try:
+        async for chunk in chunks:
+            await response.write(b"data: " + orjson.dumps(chunk) + b"\n\n")
+    except BadRequest as error:
+        await response.write(b"data: " + orjson.dumps(error_body(error)) + b"\n\n")
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except BadRequest as error:
+        return _json(error_body(error), status=error.status)
+    except web.HTTPException as error:
+        return _json(error_body(BadRequest(error.reason, status=error.status)), status=error.status)
+    except ConnectionError:
+        # The client went away in the middle of a stream; nobody is left to answer.
+        raise
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return _json(error_body(BadRequest("internal error of the engine", status=500)), status=500)
+
+
+async def _parse(request: web.Request, body: type[B]) -> B:
+    try:
+        document = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"body: not JSON: {error}") from None
+    try:
+        return body.model_validate(document)
+    except ValidationError as error:
+        where = error.errors(include_url=False)[0]["loc"]
+        raise BadRequest(explain(error), str(where[0]) if where else None) from None
+
+
+def _flat(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is text: parts joined, nothing as the empty string."""
+    content = message.get("content")
+    if content is None:
+        content = ""
+    if isinstance(content, list):
+        if any(not isinstance(part, dict) or not isinstance(part.get("text"), str) for part in content):
+            raise BadRequest("messages: content parts must be text", "messages")
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str) or not isinstance(message.get("role"), str):
+        raise BadRequest("messages: each needs a role and a content of text", "messages")
+    return {**message, "content": content}
+
+
+def _json(body: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")

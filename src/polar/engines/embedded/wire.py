@@ -1,0 +1,203 @@
+"""The subset of vLLM's HTTP bodies that the embedded engine takes and gives.
+
+Beyond vLLM, every answer and every chunk carries `policy_version` at its root.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+
+from polar.models.chat import FinishReason
+
+
+class BadRequest(Exception):
+    """A request the engine refuses: the status, the field at fault, and a message that names it."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param = param
+        self.status = status
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class _Body(BaseModel):
+    """Unknown fields are ignored, as vLLM does; those that would change the sampling are refused."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str | None = None
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: StrictInt | None = Field(default=None, ge=-1)
+    seed: StrictInt | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[StrictInt] | None = None
+    ignore_eos: bool = False
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Literal[1] | None = None
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    use_beam_search: Literal[False] | None = None
+    presence_penalty: Literal[0] | None = None
+    frequency_penalty: Literal[0] | None = None
+    repetition_penalty: Literal[1] | None = None
+    min_p: Literal[0] | None = None
+    min_tokens: Literal[0] | None = None
+    logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
+    bad_words: list[str] | None = Field(default=None, max_length=0)
+    prompt_logprobs: Literal[0] | None = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in texts if text)
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionBody(_Body):
+    prompt: Any
+    max_tokens: StrictInt | None = Field(default=16, ge=1)
+    logprobs: StrictInt | None = Field(default=None, ge=0, le=1)
+    """Any number asks for the sampled tokens' logprobs; alternatives are not returned."""
+
+
+class ChatBody(_Body):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    max_tokens: StrictInt | None = Field(default=None, ge=1)
+    max_completion_tokens: StrictInt | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: Literal[0] | None = None
+
+
+class TokenizeBody(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A run of sampled tokens with the text that became certain: a chunk, or a whole answer."""
+
+    ids: list[int]
+    texts: list[str]
+    """Of each token by itself."""
+    logprobs: list[float]
+    text: str
+    policy_version: int
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What stays the same through all chunks of an answer."""
+
+    id: str
+    model: str
+    prompt_ids: list[int]
+    returns_ids: bool
+    returns_logprobs: bool
+
+    def completion(self, tokens: Tokens, *, is_first: bool) -> dict[str, Any]:
+        """Body of /v1/completions, whole or one chunk of it."""
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": tokens.text,
+            "logprobs": self._completion_logprobs(tokens),
+            "finish_reason": tokens.finish_reason,
+            "stop_reason": tokens.stop_reason,
+        }
+        if self.returns_ids:
+            choice["token_ids"] = tokens.ids
+            choice["prompt_token_ids"] = self.prompt_ids if is_first else None
+        return self.root("text_completion", tokens.policy_version, [choice])
+
+    def chat(self, tokens: Tokens) -> dict[str, Any]:
+        """Body of /v1/chat/completions."""
+        choice = {
+            **self._chat_choice(tokens),
+            "message": {"role": "assistant", "content": tokens.text, "tool_calls": []},
+        }
+        body = self.root("chat.completion", tokens.policy_version, [choice])
+        return {**body, "prompt_token_ids": self.prompt_ids} if self.returns_ids else body
+
+    def chat_role_chunk(self, policy_version: int) -> dict[str, Any]:
+        """The first chunk of a chat stream: the role, and the prompt's ids."""
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        body = self.root("chat.completion.chunk", policy_version, [choice])
+        return {**body, "prompt_token_ids": self.prompt_ids} if self.returns_ids else body
+
+    def chat_chunk(self, tokens: Tokens) -> dict[str, Any]:
+        choice = {**self._chat_choice(tokens), "delta": {"content": tokens.text}}
+        return self.root("chat.completion.chunk", tokens.policy_version, [choice])
+
+    def usage(self, sampled: int, cached: int) -> dict[str, Any]:
+        return {
+            "prompt_tokens": len(self.prompt_ids),
+            "completion_tokens": sampled,
+            "total_tokens": len(self.prompt_ids) + sampled,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def root(self, kind: str, policy_version: int, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.model,
+            "policy_version": policy_version,
+            "choices": choices,
+        }
+
+    def _completion_logprobs(self, tokens: Tokens) -> dict[str, Any] | None:
+        if not self.returns_logprobs:
+            return None
+        pairs = zip(tokens.texts, tokens.logprobs, strict=True)
+        return {
+            "tokens": tokens.texts,
+            "token_logprobs": tokens.logprobs,
+            "top_logprobs": [{text: logprob} for text, logprob in pairs],
+        }
+
+    def _chat_choice(self, tokens: Tokens) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": 0,
+            "logprobs": None,
+            "finish_reason": tokens.finish_reason,
+            "stop_reason": tokens.stop_reason,
+        }
+        if self.returns_logprobs:
+            content = [
+                {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+                for text, logprob in zip(tokens.texts, tokens.logprobs, strict=True)
+            ]
+            choice["logprobs"] = {"content": content}
+        if self.returns_ids:
+            choice["token_ids"] = tokens.ids
+        return choice
+
+
+def error_body(error: BadRequest) -> dict[str, Any]:
+    kinds = {400: "BadRequestError", 404: "NotFoundError", 413: "BadRequestError"}
+    kind = kinds.get(error.status, "InternalServerError")
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.status}}
