@@ -55,7 +55,8 @@ class _Commands(TyperGroup):
 def _reflowed(docstring: str) -> str:
     """Help text whose paragraphs fit any terminal; indented ones, such as examples, keep their lines."""
     paragraphs = inspect.cleandoc(docstring).split("\n\n")
-    return "\n\n".join(f"\b\n{text}" if text.startswith(" ") else " ".join(text.split()) for text in paragraphs)
+    kept = (f"\b\n{text}" if text.startswith(" ") else " ".join(text.split()) for text in paragraphs)
+    return "\n\n".join(kept)
 
 
 def _print_version(asked: bool) -> None:
