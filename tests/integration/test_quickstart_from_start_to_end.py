@@ -57,7 +57,7 @@ def test_ctrl_c_at_any_moment_leaves_no_process_behind(tmp_path: Path, moment: s
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
         assert process.returncode == 130
-    assert started
+    assert started or moment == "starting the embedded engine"
     _, alive = psutil.wait_procs(started, timeout=5)
     assert not alive
     assert not [
