@@ -1,0 +1,171 @@
+"""Makes `.venv`: linked from the user's cache if the same environment was made before, with pip otherwise.
+
+    python3 tools/environment.py engine,dev
+
+Files are hard links where cache and clone share a file system and copies elsewhere, so a second
+clone is ready in seconds and takes little room. Uses the standard library alone: nothing else is
+there yet.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv"
+BIN = VENV / "bin"
+STAMP = VENV / ".environment"
+CONSTRAINTS = ROOT / "constraints.txt"
+PIP = (str(BIN / "python"), "-m", "pip", "--disable-pip-version-check")
+
+
+def main() -> None:
+    if sys.version_info < (3, 11):
+        sys.exit("error: Polar needs Python 3.11 or newer; name one with: make PYTHON=python3.12 …")
+    if os.name != "posix":
+        sys.exit("error: Polar runs on Linux and macOS; on Windows use WSL")
+    make_environment(sys.argv[1].split(","))
+    install_polar()
+
+
+def make_environment(extras: list[str]) -> None:
+    """Every dependency, unless they are there already."""
+    wanted = key(extras)
+    if wanted in stamps():
+        return
+    cached = cache_dir() / "environments" / wanted
+    with locked(cached):
+        if cached.is_dir():
+            say(f"linking {VENV.name} from {cached} …")
+            link_environment(cached)
+        else:
+            say(f"installing Python packages ({', '.join(extras)}), a few minutes the first time …")
+            install_environment(extras)
+            keep_environment(cached)
+    # What holds the packages of several extras serves whoever asks for the first of them alone.
+    stamp(*(key(extras[:count]) for count in range(1, len(extras) + 1)))
+
+
+def install_polar() -> None:
+    """The project itself, from this clone; again when its metadata has changed."""
+    metadata = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()[:16]
+    if metadata not in stamps():
+        pip("install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+        stamp(metadata)
+
+
+def stamps() -> list[str]:
+    return STAMP.read_text().split() if STAMP.exists() and (BIN / "python").exists() else []
+
+
+def stamp(*names: str) -> None:
+    STAMP.write_text("\n".join([*stamps(), *names]) + "\n")
+
+
+def key(extras: list[str]) -> str:
+    """Names an environment by everything that decides what is in it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    parts = (sys.version, sysconfig.get_platform(), str(extras), str(asked), CONSTRAINTS.read_text())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def cache_dir() -> Path:
+    return Path(os.environ.get("POLAR_CACHE") or Path.home() / ".cache" / "polar").expanduser()
+
+
+@contextmanager
+def locked(cached: Path) -> Iterator[None]:
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    with (cached.parent / f".{cached.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def install_environment(extras: list[str]) -> None:
+    """With pip. Polar itself comes after, so that the cache does not hold this clone."""
+    if key(extras[:1]) not in stamps():
+        make_venv("--clear")
+    with tempfile.TemporaryDirectory() as directory:
+        # The project's metadata without its packages: pip installs what it asks for.
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, directory)
+        Path(directory, "src").mkdir()
+        target = f"{directory}[{','.join(extras)}]"
+        pip("install", "--quiet", "--constraint", str(CONSTRAINTS), "setuptools", target)
+    pip("uninstall", "--quiet", "--yes", "polar")
+
+
+def keep_environment(cached: Path) -> None:
+    """Put the fresh environment into the cache; it appears there whole or not at all."""
+    part = Path(tempfile.mkdtemp(prefix=f".{cached.name}.part-", dir=cached.parent))
+    try:
+        link_tree(site_packages(), part / "site-packages")
+        link_tree(BIN, part / "bin")
+        part.rename(cached)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def link_environment(cached: Path) -> None:
+    make_venv("--clear", "--without-pip")
+    shutil.rmtree(site_packages(), ignore_errors=True)
+    link_tree(cached / "site-packages", site_packages())
+    for script in sorted((cached / "bin").iterdir()):
+        target = BIN / script.name
+        if script.is_symlink() or target.exists():
+            continue
+        if script.read_bytes()[:2] == b"#!":
+            # A script names the interpreter of the environment it was made in.
+            body = script.read_bytes().split(b"\n", 1)[1]
+            target.write_bytes(b"#!" + os.fsencode(BIN / "python") + b"\n" + body)
+            target.chmod(0o755)
+        else:
+            link(script, target)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, symlinks=True, copy_function=link)
+
+
+def link(source: os.PathLike[str] | str, target: os.PathLike[str] | str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def site_packages() -> Path:
+    return VENV / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def make_venv(*options: str) -> None:
+    if subprocess.run([sys.executable, "-m", "venv", *options, str(VENV)]).returncode:
+        sys.exit("error: Python's venv module does not work here (on Debian: apt-get install python3-venv)")
+
+
+def pip(*arguments: str) -> None:
+    run = subprocess.run([*PIP, *arguments])
+    if run.returncode:
+        sys.exit(
+            f"error: pip {arguments[0]} failed; check the network and pip's index settings"
+            " (pip config list), then run make again"
+        )
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
