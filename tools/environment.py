@@ -7,6 +7,8 @@ clone is ready in seconds and takes little room. Uses the standard library alone
 there yet.
 """
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import os
@@ -15,7 +17,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ PIP = (str(BIN / "python"), "-m", "pip", "--disable-pip-version-check")
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036
         sys.exit("error: Polar needs Python 3.11 or newer; name one with: make PYTHON=python3.12 …")
     if os.name != "posix":
         sys.exit("error: Polar runs on Linux and macOS; on Windows use WSL")
@@ -73,6 +74,8 @@ def stamp(*names: str) -> None:
 
 def key(extras: list[str]) -> str:
     """Names an environment by everything that decides what is in it."""
+    import tomllib  # not at the top: an older Python shall be told so in a sentence
+
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
     parts = (sys.version, sysconfig.get_platform(), str(extras), str(asked), CONSTRAINTS.read_text())

@@ -1,4 +1,4 @@
-"""Where log lines go."""
+"""Where log lines go: Polar's own at the configured level, libraries' from warnings on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def log_to_stderr(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format=FORMAT)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format=FORMAT)
+    logging.getLogger("polar").setLevel(level.upper())
 
 
 def log_to_file(path: Path, level: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(level=level.upper(), format=FORMAT, filename=path)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format=FORMAT, filename=path)
+    logging.getLogger("polar").setLevel(level.upper())

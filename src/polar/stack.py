@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from tokenizers import Tokenizer
+
 from polar import plugins
 from polar.client import AsyncClient
-from polar.config.settings import Settings
+from polar.config.settings import EngineSettings, Settings
 from polar.engines.base import Engine, ModelInfo
 from polar.engines.embedded.process import embedded_engine
-from polar.engines.embedded.weights import ensure_model
+from polar.engines.embedded.weights import ensure_tokenizer, is_cached
+from polar.errors import InvalidInput
 from polar.gateway.server import Gateway
 from polar.node.worker import Node
+from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
 from polar.rollout.server import RolloutServer
 from polar.rollout.token import load_or_create_token
 from polar.store.store import Store
 
+log = logging.getLogger(__name__)
+
 Say = Callable[[str], None]
 """Tells the user which step has begun."""
+
+
+PROBE = "<|im_start|>user\nA 1,024-token probe: naïve 東京 </s>\n\t<tool_call>{}<|im_end|>"
+"""Told apart by tokenizers of different models, also where they share a vocabulary's beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +62,14 @@ async def running(settings: Settings, say: Say) -> AsyncIterator[Stack]:
         engine_url = settings.engine.url
         if engine_url is None:
             say(f"starting the embedded engine with {settings.engine.model}")
+            if not is_cached(settings.engine.model):
+                say("fetching and converting its weights, about a minute, this once")
             log_file = data_dir / "logs" / "engine.log"
             engine_url = await parts.enter_async_context(embedded_engine(settings.engine, log_file))
         engine: Engine = plugins.load("engines", settings.engine.kind)(engine_url, settings.engine.api_key)
         parts.push_async_callback(engine.close)
         model = await engine.model_info()
-        directory = await asyncio.to_thread(ensure_model, settings.engine.model)
-        renderer = await asyncio.to_thread(renderer_for, settings.engine.model, directory)
+        renderer = await _renderer(settings.engine, engine, model)
         say("starting the gateway and one node")
         gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
         client = await parts.enter_async_context(AsyncClient(server.url, token))
@@ -69,6 +81,24 @@ async def running(settings: Settings, say: Say) -> AsyncIterator[Stack]:
         address.write_text(json.dumps({"url": server.url, "pid": os.getpid()}))
         parts.callback(address.unlink, missing_ok=True)
         yield Stack(server.url, token, engine_url, f"http://{gateway.host}:{gateway.port}", model)
+
+
+async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) -> Renderer:
+    """The renderer of the engine's model, once both are seen to tokenise alike."""
+    is_left_to_engine = settings.url is not None and "model" not in settings.model_fields_set
+    name = model.name if is_left_to_engine else settings.model
+    directory = await asyncio.to_thread(ensure_tokenizer, name)
+    renderer = await asyncio.to_thread(renderer_for, name, directory)
+    ours = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(PROBE, add_special_tokens=False).ids
+    theirs = await engine.tokenize(PROBE)
+    if theirs is None:
+        log.warning("the engine does not say how it tokenises: that it serves %s is taken on trust", name)
+    elif theirs != ours:
+        raise InvalidInput(
+            f"the engine serves {model.name} with another tokenizer than that of {name}",
+            hint="name the model that the engine serves: --model, or engine.model in the settings",
+        )
+    return renderer
 
 
 @asynccontextmanager

@@ -64,6 +64,10 @@ class Engine(ABC):
     async def model_info(self) -> ModelInfo:
         """The served model; raises EngineError while the engine is not up."""
 
+    async def tokenize(self, text: str) -> list[int] | None:
+        """The engine's own ids of a text, control tokens recognised; None if it cannot say."""
+        return None
+
     @abstractmethod
     async def close(self) -> None:
         """Release connections."""

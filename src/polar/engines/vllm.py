@@ -90,6 +90,18 @@ class VllmEngine(Engine):
         self._model = info.name
         return info
 
+    async def tokenize(self, text: str) -> list[int] | None:
+        body = {"prompt": text, "add_special_tokens": False}
+        try:
+            async with self._session().post(f"{self.url}/tokenize", json=body) as response:
+                if response.status != 200:
+                    return None
+                return [int(id) for id in orjson.loads(await response.read())["tokens"]]
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineDown(f"the engine at {self.url} cannot be reached: {error}") from error
+        except (ValueError, KeyError, TypeError):
+            return None
+
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()

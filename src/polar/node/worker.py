@@ -182,6 +182,16 @@ class Node:
             log.error("session %s: result could not be stored, its capture is kept: %s", session_id, error)
             return
         run.capture.unlink(missing_ok=True)
+        result = outcome.result
+        log.info(
+            "session %s %s: reward %s, %d completions, %d tokens%s",
+            session_id,
+            result.status,
+            result.reward,
+            result.stats.completions,
+            result.stats.sampled_tokens,
+            f": {result.error}" if result.error else "",
+        )
 
     async def _give_back(self, lease: Lease) -> None:
         try:

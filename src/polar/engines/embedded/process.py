@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from polar.config.settings import EngineSettings
@@ -63,11 +63,12 @@ async def _url(process: asyncio.subprocess.Process, settings: EngineSettings, lo
         raise EngineError(
             f"the embedded engine was not up after {settings.start_seconds:g} s", hint=f"see {log_file}"
         ) from None
+    with suppress(TimeoutError):
+        # Its output has ended, so it is about to; asyncio must see that before it is sent a signal.
+        await asyncio.wait_for(process.wait(), STOP_SECONDS)
     lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
-    raise EngineError(
-        f"the embedded engine did not start: {lines[-1] if lines else 'it said nothing'}",
-        hint=f"see {log_file}",
-    )
+    reason = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+    raise EngineError(f"the embedded engine did not start: {reason}", hint=f"see {log_file}")
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

