@@ -137,8 +137,8 @@ def _reward(result: SessionResult | None) -> str:
     return "–" if result is None or result.reward is None else f"{result.reward:.2f}"
 
 
-def summary(run: Run, data_dir: Path, recording: Path | None) -> Table:
-    """The closing lines: what came out, where it is, and how to look closer."""
+def summary(run: Run, data_dir: Path) -> Table:
+    """The closing lines: what came out and where it is."""
     rewards = [result.reward for result in run.results if result.reward is not None]
     failed = [result for result in run.results if result.status is SessionStatus.FAILED]
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -153,8 +153,6 @@ def summary(run: Run, data_dir: Path, recording: Path | None) -> Table:
     )
     table.add_row("traces", str(sum(result.stats.traces for result in run.results)))
     table.add_row("data", str(data_dir))
-    if recording is not None:
-        table.add_row("look closer", f".venv/bin/polar show {recording}")
     for result in failed[:3]:
         table.add_row("failed", f"{result.session_id}: {result.error}")
     return table

@@ -52,8 +52,19 @@ def quickstart(
             key=lambda result: result.reward if result.reward is not None else -1.0,
             default=None,
         )
-        recording = recording_path(data_dir, best.session_id) if best else None
         console.print()
-        console.print(guided.summary(run, data_dir, recording))
+        console.print(guided.summary(run, data_dir))
+        if best and (recording := recording_path(data_dir, best.session_id)):
+            # On a line of its own and never folded, so that it can be copied.
+            console.print(f"\nlook closer: {_polar()} show {recording}", soft_wrap=True, highlight=False)
 
     until_interrupted(work())
+
+
+def _polar() -> str:
+    """This command as the user can type it here."""
+    import os
+    import sys
+
+    script = Path(sys.argv[0])
+    return os.path.relpath(script) if script.name == "polar" and script.is_file() else "polar"
