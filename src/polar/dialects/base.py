@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import ClassVar
 
@@ -16,17 +16,41 @@ class Action(Enum):
     """What a route asks of the gateway."""
 
     COMPLETE = auto()
+    COUNT_TOKENS = auto()
+    """How long would the prompt be? Answered truly, never recorded."""
     LIST_MODELS = auto()
+    FIXED = auto()
+    """The route's own `fixed` answer, whoever asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One address a dialect answers at."""
+    """One address a dialect answers at; several dialects may share one (see `Dialect.claims`)."""
 
     method: str
     path: str
-    """May hold `{name}` parameters; they reach `parse` as `path_parameters`."""
+    """May hold `{name}` parameters; they reach `parse` as `HttpRequest.parameters`."""
     action: Action
+    fixed: HttpAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A client's request as a dialect reads it."""
+
+    route: Route
+    body: bytes
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Of the path."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Refusal(StrEnum):
@@ -52,13 +76,6 @@ class RequestRefused(PolarError):
         super().__init__(message)
         self.refusal = refusal
         self.field = field
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorAnswer:
-    status: int
-    body: bytes
-    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +137,16 @@ class Dialect(ABC):
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
         """The session key the client presents, wherever this provider's clients put it."""
 
+    def claims(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request to an address that several dialects have, or none, is in this one's words."""
+        return False
+
     @abstractmethod
-    def parse(self, body: bytes, path_parameters: Mapping[str, str]) -> ChatRequest:
+    def parse(self, request: HttpRequest) -> ChatRequest:
         """The request in no provider's words; RequestRefused names the field that is wrong."""
 
     @abstractmethod
-    def respond(self, identity: CallIdentity, answer: Answer) -> bytes: ...
+    def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes: ...
 
     @abstractmethod
     def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder: ...
@@ -134,4 +155,8 @@ class Dialect(ABC):
     def models(self, model: str, max_context: int, created: int) -> bytes: ...
 
     @abstractmethod
-    def error(self, error: RequestRefused) -> ErrorAnswer: ...
+    def error(self, error: RequestRefused) -> HttpAnswer: ...
+
+    def token_count(self, count: int) -> bytes:
+        """The answer to COUNT_TOKENS; only for dialects with such a route."""
+        raise NotImplementedError(f"{self.name} has no route that counts tokens")

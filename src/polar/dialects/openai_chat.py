@@ -12,7 +12,8 @@ from polar.dialects.base import (
     Answer,
     CallIdentity,
     Dialect,
-    ErrorAnswer,
+    HttpAnswer,
+    HttpRequest,
     Refusal,
     RequestRefused,
     Route,
@@ -67,8 +68,8 @@ class OpenAIChat(Dialect):
         scheme, _, key = headers.get("Authorization", "").partition(" ")
         return key.strip() or None if scheme.lower() == "bearer" else None
 
-    def parse(self, body: bytes, path_parameters: Mapping[str, str]) -> ChatRequest:
-        fields = document(body)
+    def parse(self, request: HttpRequest) -> ChatRequest:
+        fields = document(request.body)
         model = fields.needed_string("model")
         if (fields.integer("n", 1) or 1) > 1:
             raise malformed("n", "only 1 is supported: ask again for another completion")
@@ -85,7 +86,7 @@ class OpenAIChat(Dialect):
             stream_usage=options is not None and options.boolean("include_usage"),
         )
 
-    def respond(self, identity: CallIdentity, answer: Answer) -> bytes:
+    def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.message.content or None
@@ -120,8 +121,8 @@ class OpenAIChat(Dialect):
         }
         return orjson.dumps({"object": "list", "data": [entry]})
 
-    def error(self, error: RequestRefused) -> ErrorAnswer:
-        return ErrorAnswer(_ERRORS[error.refusal][0], orjson.dumps({"error": error_body(error)}), {})
+    def error(self, error: RequestRefused) -> HttpAnswer:
+        return HttpAnswer(_ERRORS[error.refusal][0], orjson.dumps({"error": error_body(error)}))
 
 
 class ChatStream(StreamEncoder):

@@ -59,6 +59,7 @@ class Conversations:
 
     def __init__(self) -> None:
         self._turns: dict[bytes, Turn] = {}
+        self._by_id: dict[str, Turn] = {}
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Extension:
         found: Turn | None = None
@@ -77,6 +78,11 @@ class Conversations:
         for message in turn.messages:
             state = _advance(state, message)
         self._turns[state] = turn
+        self._by_id[turn.completion_id] = turn
+
+    def turn(self, completion_id: str) -> Turn | None:
+        """A finished completion of this session by its id."""
+        return self._by_id.get(completion_id)
 
 
 def _seed(tools: Sequence[ToolDefinition]) -> bytes:

@@ -8,8 +8,9 @@ import hmac
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -17,10 +18,20 @@ from aiohttp import web
 
 from polar import plugins
 from polar.config.settings import GatewaySettings
-from polar.dialects.base import Action, CallIdentity, Dialect, Refusal, RequestRefused, StreamEncoder
+from polar.dialects.base import (
+    Action,
+    CallIdentity,
+    Dialect,
+    HttpAnswer,
+    HttpRequest,
+    Refusal,
+    RequestRefused,
+    Route,
+    StreamEncoder,
+)
 from polar.engines.base import ContextOverflow, Engine, EngineError, ModelInfo
 from polar.errors import Conflict, NotFound, PolarError, Unavailable
-from polar.gateway.call import ModelCall
+from polar.gateway.call import ModelCall, render
 from polar.gateway.capture import CaptureError
 from polar.gateway.session import Session, SessionGrant, context_overflow, new_key, session_ended
 from polar.models.chat import ChatRequest
@@ -76,11 +87,16 @@ class Gateway:
     async def start(self) -> None:
         app = web.Application(client_max_size=self._settings.max_body_bytes)
         dialects: list[Dialect] = [plugins.load("dialects", name)() for name in plugins.names("dialects")]
+        dialects.sort(key=lambda dialect: dialect.name != _DEFAULT_DIALECT)
+        shared: dict[tuple[str, str], list[tuple[Dialect, Handler]]] = {}
         for dialect in dialects:
             for route in dialect.routes:
-                app.router.add_route(route.method, route.path, self._handler(dialect, route.action))
-        fallback = next(dialect for dialect in dialects if dialect.name == _DEFAULT_DIALECT)
-        app.router.add_route("*", "/{path:.*}", _answering(fallback, _unknown_route))
+                at = shared.setdefault((route.method, route.path), [])
+                at.append((dialect, self._handler(dialect, route)))
+        for (method, path), handlers in shared.items():
+            app.router.add_route(method, path, _by_claim(handlers))
+        unknown = [(dialect, _answering(dialect, _unknown_route)) for dialect in dialects]
+        app.router.add_route("*", "/{path:.*}", _by_claim(unknown))
         # Handlers are cancelled when their client goes away: that is what aborts the engine's work.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -136,12 +152,16 @@ class Gateway:
             _remember(self._ended_keys, digest, None)
             _remember(self._ended, session_id, session.progress)
 
-    def _handler(self, dialect: Dialect, action: Action) -> Handler:
-        match action:
+    def _handler(self, dialect: Dialect, route: Route) -> Handler:
+        match route.action:
             case Action.COMPLETE:
-                return _answering(dialect, lambda request: self._complete(dialect, request))
+                return _answering(dialect, lambda request: self._complete(dialect, route, request))
+            case Action.COUNT_TOKENS:
+                return _answering(dialect, lambda request: self._count_tokens(dialect, route, request))
             case Action.LIST_MODELS:
                 return _answering(dialect, lambda request: self._list_models(dialect, request))
+            case Action.FIXED:
+                return _fixed(route.fixed or HttpAnswer(200))
 
     def _session_of(self, dialect: Dialect, request: web.Request) -> Session:
         key = dialect.key(request.headers, request.query)
@@ -162,26 +182,48 @@ class Gateway:
         self._session_of(dialect, request)
         return _json(dialect.models(self._model.name, self._model.max_context, self._created))
 
-    async def _complete(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+    async def _count_tokens(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
         session = self._session_of(dialect, request)
-        chat = dialect.parse(await self._body(request), request.match_info)
+        chat = await self._chat_request(dialect, route, request, session)
+        extension = session.conversations.find(chat.messages, chat.tools)
+        prompt = await asyncio.to_thread(render, chat, extension, self._renderer)
+        return _json(dialect.token_count(len(prompt.ids)))
+
+    async def _chat_request(
+        self, dialect: Dialect, route: Route, request: web.Request, session: Session
+    ) -> ChatRequest:
+        """The request as it reads with the whole conversation before it; refused if not for our model."""
+        body = await self._body(request)
+        chat = dialect.parse(HttpRequest(route, body, request.match_info, request.query, request.headers))
         if chat.model != self._model.name:
             raise RequestRefused(
                 Refusal.UNKNOWN_MODEL,
                 f"The model {chat.model!r} does not exist; this session serves {self._model.name!r}.",
                 field="model",
             )
+        if chat.continues is None:
+            return chat
+        before = session.conversations.turn(chat.continues)
+        if before is None:
+            raise RequestRefused(Refusal.MALFORMED, "The response to continue is not one of this session.")
+        return replace(chat, messages=before.messages + chat.messages, continues=None)
+
+    async def _complete(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
+        session = self._session_of(dialect, request)
+        chat = await self._chat_request(dialect, route, request, session)
         with _open_call(session):
             call = ModelCall(session, chat, dialect.name)
             await call.prepare(self._renderer, self._model)
             if chat.stream:
                 return await self._stream(dialect, request, chat, call, session)
-            return await self._whole(dialect, call, session)
+            return await self._whole(dialect, chat, call, session)
 
-    async def _whole(self, dialect: Dialect, call: ModelCall, session: Session) -> web.StreamResponse:
+    async def _whole(
+        self, dialect: Dialect, chat: ChatRequest, call: ModelCall, session: Session
+    ) -> web.StreamResponse:
         with _engine_errors(session, self._model):
             answer = await call.run(self._engine, self._renderer, _discard)
-        return _json(dialect.respond(self._identity(call), answer))
+        return _json(dialect.respond(self._identity(call), chat, answer))
 
     async def _stream(
         self, dialect: Dialect, request: web.Request, chat: ChatRequest, call: ModelCall, session: Session
@@ -252,6 +294,25 @@ def _answering(dialect: Dialect, handle: Handler) -> Handler:
 
 def _internal_error() -> RequestRefused:
     return RequestRefused(Refusal.INTERNAL, "The gateway failed to answer; its log says why.")
+
+
+def _by_claim(handlers: Sequence[tuple[Dialect, Handler]]) -> Handler:
+    """Of several dialects at one address, the one that claims the request; else the first."""
+    if len(handlers) == 1:
+        return handlers[0][1]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        claiming = (handler for dialect, handler in handlers if dialect.claims(request.headers))
+        return await next(claiming, handlers[0][1])(request)
+
+    return answer
+
+
+def _fixed(answer: HttpAnswer) -> Handler:
+    async def handle(_request: web.Request) -> web.StreamResponse:
+        return web.Response(status=answer.status, body=answer.body, headers=dict(answer.headers))
+
+    return handle
 
 
 async def _unknown_route(request: web.Request) -> web.StreamResponse:

@@ -6,6 +6,7 @@ request on the gateway's hot path, after the dialect has validated the provider'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -90,6 +91,10 @@ class ChatRequest:
     stream: bool = False
     stream_usage: bool = False
     """Whether a stream must end with a usage chunk (OpenAI's stream_options.include_usage)."""
+    continues: str | None = None
+    """Id of a completion of this session whose whole conversation stands before `messages`."""
+    wire: Mapping[str, Any] = field(default_factory=dict)
+    """What the dialect must remember of the request to word its answer; nobody else reads it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polar.dialects.base import CallIdentity, Refusal, RequestRefused
+from polar.dialects.base import CallIdentity, HttpRequest, Refusal, RequestRefused
 from polar.dialects.openai_chat import OpenAIChat
 from polar.models.chat import (
     ChatRequest,
@@ -21,11 +21,12 @@ from polar.models.chat import (
 )
 
 DIALECT = OpenAIChat()
+ROUTE = DIALECT.routes[0]
 USER = {"role": "user", "content": "hi"}
 
 
 def parse(**fields: Any) -> ChatRequest:
-    return DIALECT.parse(json.dumps({"model": "m", "messages": [USER]} | fields).encode(), {})
+    return DIALECT.parse(HttpRequest(ROUTE, json.dumps({"model": "m", "messages": [USER]} | fields).encode()))
 
 
 def test_a_full_request_is_understood() -> None:
@@ -130,7 +131,7 @@ def test_a_complaint_names_the_field(fields: dict[str, Any], field: str) -> None
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"a": NaN}'])
 def test_a_body_that_is_no_object_is_malformed(body: bytes) -> None:
     with pytest.raises(RequestRefused) as caught:
-        DIALECT.parse(body, {})
+        DIALECT.parse(HttpRequest(ROUTE, body))
     answer = DIALECT.error(caught.value)
     assert answer.status == 400
     assert json.loads(answer.body)["error"]["type"] == "invalid_request_error"
@@ -138,7 +139,7 @@ def test_a_body_that_is_no_object_is_malformed(body: bytes) -> None:
 
 def test_half_a_character_cut_by_javascript_is_tolerated() -> None:
     body = b'{"model": "m", "messages": [{"role": "user", "content": "a\\ud83d"}]}'
-    assert DIALECT.parse(body, {}).messages[0].content == "a?"
+    assert DIALECT.parse(HttpRequest(ROUTE, body)).messages[0].content == "a?"
 
 
 @pytest.mark.parametrize("refusal", list(Refusal))
