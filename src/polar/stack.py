@@ -38,14 +38,21 @@ PROBE = "<|im_start|>user\nA 1,024-token probe: naïve 東京 </s>\n\t<tool_call
 
 
 @dataclass(frozen=True, slots=True)
+class DataPlane:
+    """A gateway in front of an engine, ready for sessions."""
+
+    gateway: Gateway
+    model: ModelInfo
+    engine_url: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """A running system."""
 
     url: str
     """Of the control plane."""
     token: str
-    engine_url: str
-    gateway_url: str
     model: ModelInfo
 
 
@@ -59,28 +66,38 @@ async def running(settings: Settings, say: Say) -> AsyncIterator[Stack]:
         say("starting the rollout server")
         store = await parts.enter_async_context(Store.open(data_dir))
         server = await parts.enter_async_context(RolloutServer(store, token, settings.server))
+        plane = await parts.enter_async_context(data_plane(settings, say))
+        say("starting one node")
+        client = await parts.enter_async_context(AsyncClient(server.url, token))
+        seconds = settings.server.lease_seconds
+        node = Node(settings.node, data_dir, client, plane.gateway, plane.model, lease_seconds=seconds)
+        await parts.enter_async_context(_in_background(node.run()))
+        address = data_dir / "server.json"
+        address.write_text(json.dumps({"url": server.url, "pid": os.getpid()}))
+        parts.callback(address.unlink, missing_ok=True)
+        yield Stack(server.url, token, plane.model)
+
+
+@asynccontextmanager
+async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
+    """The engine, embedded unless one is named, and a gateway in front of it."""
+    async with AsyncExitStack() as parts:
         engine_url = settings.engine.url
         if engine_url is None:
             say(f"starting the embedded engine with {settings.engine.model}")
             if not is_cached(settings.engine.model):
                 say("fetching and converting its weights, about a minute, this once")
-            log_file = data_dir / "logs" / "engine.log"
-            engine_url = await parts.enter_async_context(embedded_engine(settings.engine, log_file))
+            log_file = settings.data_dir.absolute() / "logs" / "engine.log"
+            process = await parts.enter_async_context(embedded_engine(settings.engine, log_file))
+            await parts.enter_async_context(_in_background(process.watch()))
+            engine_url = process.url
         engine: Engine = plugins.load("engines", settings.engine.kind)(engine_url, settings.engine.api_key)
         parts.push_async_callback(engine.close)
         model = await engine.model_info()
         renderer = await _renderer(settings.engine, engine, model)
-        say("starting the gateway and one node")
+        say("starting the gateway")
         gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
-        client = await parts.enter_async_context(AsyncClient(server.url, token))
-        node = Node(
-            settings.node, data_dir, client, gateway, model, lease_seconds=settings.server.lease_seconds
-        )
-        await parts.enter_async_context(_in_background(node.run()))
-        address = data_dir / "server.json"
-        address.write_text(json.dumps({"url": server.url, "pid": os.getpid()}))
-        parts.callback(address.unlink, missing_ok=True)
-        yield Stack(server.url, token, engine_url, f"http://{gateway.host}:{gateway.port}", model)
+        yield DataPlane(gateway, model, engine_url)
 
 
 async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) -> Renderer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Coroutine
 from typing import Any
@@ -11,7 +12,10 @@ import typer
 
 
 def until_interrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; a signal cancels it, waits until all it started has ended, and exits with 128 + signal."""
+    """Run `work`; a signal cancels it, waits until all it started has ended, and exits with 128 + signal.
+
+    A second signal does not wait: every process that Polar starts ends by itself with its parent.
+    """
     received: list[signal.Signals] = []
 
     async def main() -> None:
@@ -19,9 +23,11 @@ def until_interrupted(work: Coroutine[Any, Any, None]) -> None:
         loop = asyncio.get_running_loop()
 
         def interrupt(number: signal.Signals) -> None:
-            if not received:
-                task.cancel()
+            if received:
+                os._exit(128 + number)
             received.append(number)
+            typer.echo("\nstopping; once more to stop at once", err=True)
+            task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt, number)

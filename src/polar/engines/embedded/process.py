@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from polar.config.settings import EngineSettings
@@ -14,9 +15,25 @@ from polar.engines.base import EngineError
 STOP_SECONDS = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """An engine that serves."""
+
+    url: str
+    log_file: Path
+    _process: asyncio.subprocess.Process
+
+    async def watch(self) -> None:
+        """Raise when the engine ends, which it does only when something is wrong."""
+        code = await self._process.wait()
+        raise EngineError(
+            f"the embedded engine ended by itself (exit code {code})", hint=f"see {self.log_file}"
+        )
+
+
 @asynccontextmanager
-async def embedded_engine(settings: EngineSettings, log_file: Path) -> AsyncIterator[str]:
-    """Start the engine, yield its URL once it serves, end it on the way out."""
+async def embedded_engine(settings: EngineSettings, log_file: Path) -> AsyncIterator[EngineProcess]:
+    """Start the engine, yield it once it serves, end it on the way out."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
@@ -27,7 +44,7 @@ async def embedded_engine(settings: EngineSettings, log_file: Path) -> AsyncIter
             start_new_session=True,
         )
     try:
-        yield await _url(process, settings, log_file)
+        yield EngineProcess(await _url(process, settings, log_file), log_file, process)
     finally:
         await _stop(process)
 
