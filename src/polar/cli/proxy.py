@@ -1,0 +1,83 @@
+"""`polar proxy`: any program, with every model call captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def proxy(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="The program and its arguments, after --.", show_default=False)
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="A running vLLM or `polar engine`; without it one is started.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sample with this temperature, whatever the program asks.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port of the gateway; 0 picks a free one.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the recording goes (default: .polar/proxy/TIME).")
+    ] = None,
+) -> None:
+    """Run a program against the gateway and keep every token.
+
+    Base URLs and a key for every provider's API are set in its environment; nothing else changes. Without
+    a program the gateway serves until Ctrl-C and says what to set.
+
+    Examples:
+
+      polar proxy --engine http://127.0.0.1:8000 -- my-agent --headless
+      polar proxy
+    """
+    import asyncio
+    import time
+
+    from polar import proxy as around
+    from polar.cli.interruption import until_interrupted
+    from polar.config.settings import load_settings
+    from polar.logs import log_to_stderr
+    from polar.models.task import SamplingPin
+
+    if command:
+        around.check(command)
+    out = out or Path(".polar") / "proxy" / time.strftime("%Y%m%d-%H%M%S")
+    settings = load_settings(
+        overrides={"data_dir": out, "gateway": {"port": port}, "engine": {"url": engine, "model": model}}
+    )
+    log_to_stderr("warning")
+    exit_code = 0
+
+    async def work() -> None:
+        nonlocal exit_code
+        session = None
+        try:
+            async with around.wrapped(
+                settings, SamplingPin(temperature=temperature), lambda step: typer.echo(step, err=True)
+            ) as session:
+                if command:
+                    exit_code = await around.run(command, session.environment)
+                else:
+                    for name, value in session.environment.items():
+                        typer.echo(f"export {name}={value}")
+                    typer.echo("serving until Ctrl-C", err=True)
+                    await asyncio.Event().wait()
+        finally:
+            if session is not None and session.result is not None:
+                stats = session.result.stats
+                typer.echo(
+                    f"{stats.completions} completions, {stats.sampled_tokens} tokens,"
+                    f" {stats.trainable_tokens} trainable, {stats.traces} traces",
+                    err=True,
+                )
+                if session.result.has_recording:
+                    typer.echo(f"look closer: polar show {session.recording}", err=True)
+
+    until_interrupted(work())
+    raise typer.Exit(exit_code)

@@ -1,0 +1,72 @@
+"""`polar proxy`: a program that knows nothing of Polar runs against the gateway, and its tokens are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from polar.config.settings import EngineSettings
+from polar.engines.embedded.model import load
+from polar.engines.embedded.server import EmbeddedServer
+from polar.trajectory import recording
+from tests.fakes.tiny_llama import write_tiny_llama
+
+ASK = """
+import openai, os, sys
+answer = openai.OpenAI().chat.completions.create(
+    model=os.environ["OPENAI_MODEL"], max_tokens=5, messages=[{"role": "user", "content": "hi"}]
+)
+sys.exit(answer.usage.completion_tokens)
+"""
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    directory = write_tiny_llama(tmp_path / "tiny")
+    async with EmbeddedServer(load(EngineSettings(model=str(directory), device="cpu"))) as server:
+        yield server
+
+
+async def proxy(engine: EmbeddedServer, out: Path, *command: str) -> asyncio.subprocess.Process:
+    options = ("--engine", engine.url, "--model", engine.model.name, "--out", str(out))
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "polar", "proxy", *options, *command),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def test_a_program_s_tokens_are_kept_and_its_exit_code_is_passed_on(
+    engine: EmbeddedServer, tmp_path: Path
+) -> None:
+    process = await proxy(engine, tmp_path / "out", "--", sys.executable, "-c", ASK)
+    _, told = await process.communicate()
+    kept = recording.decode((tmp_path / "out" / "recording").read_bytes())
+    (completion,) = kept.completions
+    assert process.returncode == len(completion.sampled_ids) > 0, told.decode()
+    assert kept.result.stats.trainable_tokens == len(completion.sampled_ids)
+    assert f"polar show {tmp_path / 'out' / 'recording'}" in told.decode()
+
+
+async def test_without_a_program_it_serves_and_says_what_to_set(
+    engine: EmbeddedServer, tmp_path: Path
+) -> None:
+    process = await proxy(engine, tmp_path / "out")
+    assert process.stdout is not None
+    lines = [(await process.stdout.readline()).decode() for _ in range(3)]
+    assert lines[0].startswith("export OPENAI_BASE_URL=http://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    await process.communicate()
+    assert process.returncode == 130
+
+
+async def test_a_program_that_is_not_there_is_one_line(engine: EmbeddedServer, tmp_path: Path) -> None:
+    process = await proxy(engine, tmp_path / "out", "--", "no-such-program")
+    _, told = await process.communicate()
+    assert (process.returncode, told.decode()) == (1, "error: no-such-program: no such program\n")
+    assert not (tmp_path / "out").exists()
