@@ -19,6 +19,8 @@ class Action(Enum):
     COUNT_TOKENS = auto()
     """How long would the prompt be? Answered truly, never recorded."""
     LIST_MODELS = auto()
+    SHOW_MODEL = auto()
+    """The one model that the path's `model` names."""
     FIXED = auto()
     """The route's own `fixed` answer, whoever asks."""
 
@@ -70,12 +72,26 @@ class Refusal(StrEnum):
 
 
 class RequestRefused(PolarError):
-    """A request that is answered with an error; `field` names the part of the body at fault."""
+    """A request that is answered with an error; `field` names the part of the body at fault.
 
-    def __init__(self, refusal: Refusal, message: str, *, field: str | None = None) -> None:
+    On CONTEXT_OVERFLOW `limit` is how many tokens the context holds and `tokens` how many the prompt
+    has, where known: harnesses read them from the provider's own sentence.
+    """
+
+    def __init__(
+        self,
+        refusal: Refusal,
+        message: str,
+        *,
+        field: str | None = None,
+        tokens: int | None = None,
+        limit: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.refusal = refusal
         self.field = field
+        self.tokens = tokens
+        self.limit = limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,8 @@ class Answer:
     message: Message
     finish_reason: FinishReason
     usage: Usage
+    stop_sequence: str | None = None
+    """Which of the request's stop sequences ended it, if one did."""
 
 
 class StreamEncoder(ABC):
@@ -114,6 +132,10 @@ class StreamEncoder(ABC):
 
     @abstractmethod
     def tool_call(self, call: ToolCall) -> bytes: ...
+
+    def stop_sequence(self, matched: str) -> None:
+        """Told before `finish` when one of the request's stop sequences ended the answer."""
+        return
 
     @abstractmethod
     def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes: ...
@@ -153,6 +175,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def models(self, model: str, max_context: int, created: int) -> bytes: ...
+
+    def model(self, model: str, max_context: int, created: int) -> bytes:
+        """The answer to SHOW_MODEL; only for dialects with such a route."""
+        raise NotImplementedError(f"{self.name} has no route that shows a model")
 
     @abstractmethod
     def error(self, error: RequestRefused) -> HttpAnswer: ...

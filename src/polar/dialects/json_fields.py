@@ -25,6 +25,11 @@ def document(body: bytes) -> Fields:
         value = _with_lone_surrogates(body, str(error))
     if not isinstance(value, dict):
         raise malformed(None, "the request body must be a JSON object")
+    try:
+        # Parts of it are written again, with a few levels of their own around them.
+        orjson.dumps([[[[value]]]])
+    except orjson.JSONEncodeError:
+        raise malformed(None, "the request body is nested too deeply") from None
     return Fields(value)
 
 

@@ -62,6 +62,7 @@ class OpenAIChat(Dialect):
     routes: ClassVar[tuple[Route, ...]] = (
         Route("POST", "/v1/chat/completions", Action.COMPLETE),
         Route("GET", "/v1/models", Action.LIST_MODELS),
+        Route("GET", "/v1/models/{model:.+}", Action.SHOW_MODEL),
     )
 
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
@@ -112,14 +113,10 @@ class OpenAIChat(Dialect):
         return ChatStream(self, identity, with_usage=request.stream_usage)
 
     def models(self, model: str, max_context: int, created: int) -> bytes:
-        entry = {
-            "id": model,
-            "object": "model",
-            "created": created,
-            "owned_by": "polar",
-            "max_model_len": max_context,
-        }
-        return orjson.dumps({"object": "list", "data": [entry]})
+        return orjson.dumps({"object": "list", "data": [_model(model, max_context, created)]})
+
+    def model(self, model: str, max_context: int, created: int) -> bytes:
+        return orjson.dumps(_model(model, max_context, created))
 
     def error(self, error: RequestRefused) -> HttpAnswer:
         return HttpAnswer(_ERRORS[error.refusal][0], orjson.dumps({"error": error_body(error)}))
@@ -184,6 +181,16 @@ def _envelope(identity: CallIdentity, object_: str) -> dict[str, Any]:
         "object": object_,
         "created": identity.created,
         "model": identity.model,
+    }
+
+
+def _model(model: str, max_context: int, created: int) -> dict[str, Any]:
+    return {
+        "id": model,
+        "object": "model",
+        "created": created,
+        "owned_by": "polar",
+        "max_model_len": max_context,
     }
 
 

@@ -66,6 +66,7 @@ class ModelCall:
         self._used: Sampling
         self._tokens = _Tokens()
         self._reply = _Reply()
+        self._stop_sequence: str | None = None
 
     async def prepare(self, renderer: Renderer, model: ModelInfo) -> None:
         """Render the prompt and settle the sampling; RequestRefused if it does not fit."""
@@ -95,7 +96,7 @@ class ModelCall:
         if last:
             await send(last)
         usage = Usage(len(self._prompt.ids), len(self._tokens.ids), self._tokens.cached)
-        return Answer(self._reply.message, finish_reason, usage)
+        return Answer(self._reply.message, finish_reason, usage, self._stop_sequence)
 
     async def _sample(
         self, engine: Engine, renderer: Renderer, send: Send
@@ -104,7 +105,13 @@ class ModelCall:
         parser, stops = renderer.parser(), StopStrings(self._used.stop)
         finish_reason: FinishReason | None = None
         delta = MessageDelta()
-        request = GenerateRequest(self.id, self._prompt.ids, self._used, renderer.stop_token_ids)
+        request = GenerateRequest(
+            self.id,
+            self._prompt.ids,
+            self._used,
+            renderer.stop_token_ids,
+            session=self._session.grant.session_id,
+        )
         async with aclosing(cast("AsyncGenerator[TokenChunk, None]", engine.generate(request))) as chunks:
             async for chunk in chunks:
                 self._session.sampled_tokens += self._tokens.add(chunk)
@@ -119,6 +126,7 @@ class ModelCall:
             raise EngineError("the engine's tokens ended without a reason")
         rest = parser.finish()
         shown = "" if stops.hit else stops.feed(rest.content) + stops.finish()
+        self._stop_sequence = stops.matched
         last = self._reply.add(replace(rest, content=shown))
         if finish_reason is FinishReason.STOP and self._reply.has_calls:
             finish_reason = FinishReason.TOOL_CALLS

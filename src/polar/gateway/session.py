@@ -57,7 +57,7 @@ class Session:
         """Count a call in; its place in the order of beginning, from 0."""
         self._refuse_when_ended()
         budgets = self.grant.budgets
-        open_calls = len(self.calls) - 1  # the asking one is among them
+        open_calls = len(self.calls)
         if budgets.max_completions is not None and self._completions + open_calls >= budgets.max_completions:
             raise self._spent(f"all {budgets.max_completions} completions are used")
         if self.tokens_left == 0:
@@ -123,4 +123,6 @@ def context_overflow(model_context: int, prompt_tokens: int | None = None) -> Re
         f"This model's maximum context length is {model_context} tokens.{detail} "
         "Please reduce the length of the messages.",
         field="messages",
+        tokens=prompt_tokens,
+        limit=model_context,
     )

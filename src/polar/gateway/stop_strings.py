@@ -9,17 +9,22 @@ class StopStrings:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
-        self.hit = False
+        self.matched: str | None = None
+        """The stop string that was found."""
+
+    @property
+    def hit(self) -> bool:
+        return self.matched is not None
 
     def feed(self, text: str) -> str:
         """What of the text so far may be shown."""
         if not self._stops or self.hit:
             return "" if self.hit else text
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            self.hit = True
-            shown, self._held = self._held[: min(found)], ""
+            first, self.matched = min(found)
+            shown, self._held = self._held[:first], ""
             return shown
         keep = max(_overlap(self._held, stop) for stop in self._stops)
         end = len(self._held) - keep

@@ -203,6 +203,7 @@ def _call(text: str) -> tuple[str, str]:
     name = members["name"][0] if "name" in members else None
     if not isinstance(name, str) or not name:
         raise ValueError("a call needs a name")
+    name.encode()  # half a surrogate pair, which JSON can escape, is no text that anyone could answer to
     value, raw = members.get("arguments") or members.get("parameters") or ({}, "{}")
     if isinstance(value, str):
         raw = value

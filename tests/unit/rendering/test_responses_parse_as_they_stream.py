@@ -153,3 +153,12 @@ def test_ids_after_the_end_of_turn_are_ignored(chatml: ChatML, tokenizer: Tokeni
     ids = tokenizer.encode("Hi<|im_end|>more", add_special_tokens=False).ids
     assert parse(chatml, ids, []).content == "Hi"
     assert parse(chatml, ids, [1] * len(ids)).content == "Hi"
+
+
+def test_a_call_whose_name_is_half_a_surrogate_pair_stays_text(chatml) -> None:
+    text = '<tool_call>\n{"name": "\\ud83d", "arguments": {}}\n</tool_call>'
+    parser = chatml.parser()
+    parser.feed(chatml._encode(text))
+    parser.finish()
+    assert not parser.message.tool_calls
+    assert "ud83d" in parser.message.content

@@ -1,0 +1,275 @@
+"""Anthropic's Messages."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, ClassVar
+
+import orjson
+
+from polar.dialects.anthropic_request import UNPARSED, read_request
+from polar.dialects.base import (
+    Action,
+    Answer,
+    CallIdentity,
+    Dialect,
+    HttpAnswer,
+    HttpRequest,
+    Refusal,
+    RequestRefused,
+    Route,
+    StreamEncoder,
+)
+from polar.models.chat import ChatRequest, FinishReason, ToolCall, Usage
+
+_HELLO = HttpAnswer(200, b'{"message":"hello"}', {"Content-Type": "application/json"})
+
+_ERRORS: dict[Refusal, tuple[int, str]] = {
+    Refusal.UNKNOWN_KEY: (401, "authentication_error"),
+    Refusal.SESSION_ENDED: (410, "permission_error"),
+    Refusal.UNKNOWN_ROUTE: (404, "not_found_error"),
+    Refusal.UNKNOWN_MODEL: (404, "not_found_error"),
+    Refusal.MALFORMED: (400, "invalid_request_error"),
+    Refusal.TOO_LARGE: (413, "request_too_large"),
+    Refusal.CONTEXT_OVERFLOW: (400, "invalid_request_error"),
+    Refusal.BUDGET_SPENT: (402, "billing_error"),
+    Refusal.ENGINE_FAILED: (500, "api_error"),
+    Refusal.ENGINE_DOWN: (529, "overloaded_error"),
+    Refusal.INTERNAL: (500, "api_error"),
+}
+"""Status and type of each refusal."""
+_WORTH_RETRYING = frozenset({Refusal.ENGINE_FAILED, Refusal.ENGINE_DOWN, Refusal.INTERNAL})
+
+
+class AnthropicMessages(Dialect):
+    name: ClassVar[str] = "anthropic_messages"
+    routes: ClassVar[tuple[Route, ...]] = (
+        Route("POST", "/v1/messages", Action.COMPLETE),
+        Route("POST", "/v1/messages/count_tokens", Action.COUNT_TOKENS),
+        Route("GET", "/v1/models", Action.LIST_MODELS),
+        Route("GET", "/v1/models/{model:.+}", Action.SHOW_MODEL),
+        Route("GET", "/api/hello", Action.FIXED, _HELLO),
+        Route("HEAD", "/api/hello", Action.FIXED, _HELLO),
+    )
+
+    def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+        key = headers.get("x-api-key", "").strip()
+        if key:
+            return key
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        return token.strip() or None if scheme.lower() == "bearer" else None
+
+    def claims(self, headers: Mapping[str, str]) -> bool:
+        return "anthropic-version" in headers or "x-api-key" in headers
+
+    def parse(self, request: HttpRequest) -> ChatRequest:
+        return read_request(request.body, is_count=request.route.action is Action.COUNT_TOKENS)
+
+    def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
+        message = answer.message
+        content: list[dict[str, Any]] = []
+        if message.reasoning:
+            signature = _signature(hashlib.sha256(message.reasoning.encode()))
+            content.append({"type": "thinking", "thinking": message.reasoning, "signature": signature})
+        if message.content:
+            content.append({"type": "text", "text": message.content})
+        content += [_tool_use(call, orjson.Fragment(_input(call))) for call in message.tool_calls]
+        stop = _stop(answer.finish_reason, answer.stop_sequence)
+        return orjson.dumps(
+            _envelope(identity) | {"content": content} | stop | {"usage": _usage(answer.usage)}
+        )
+
+    def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
+        return MessageStream(identity)
+
+    def models(self, model: str, max_context: int, created: int) -> bytes:
+        listed = [_model(model, max_context, created)]
+        return orjson.dumps({"data": listed, "has_more": False, "first_id": model, "last_id": model})
+
+    def model(self, model: str, max_context: int, created: int) -> bytes:
+        return orjson.dumps(_model(model, max_context, created))
+
+    def error(self, error: RequestRefused) -> HttpAnswer:
+        request_id = f"req_{secrets.token_hex(12)}"
+        # Claude Code tries most errors again, for minutes, unless it is told not to.
+        retry = "true" if error.refusal in _WORTH_RETRYING else "false"
+        headers = {"request-id": request_id, "x-should-retry": retry}
+        body = orjson.dumps(_error_body(error, request_id))
+        return HttpAnswer(_ERRORS[error.refusal][0], body, headers)
+
+    def token_count(self, count: int) -> bytes:
+        return orjson.dumps({"input_tokens": count})
+
+
+class _Block(StrEnum):
+    """A content block that grows while it streams."""
+
+    TEXT = "text"
+    THINKING = "thinking"
+
+
+class MessageStream(StreamEncoder):
+    """Events of one streamed message; at most one block is open at a time."""
+
+    def __init__(self, identity: CallIdentity) -> None:
+        self._identity = identity
+        self._blocks = 0
+        self._open: _Block | None = None
+        self._thought = hashlib.sha256()
+        self._stop_sequence: str | None = None
+
+    def start(self) -> bytes:
+        # How long the prompt is stands in the last event: headers go out before it is known here.
+        empty = {"content": []} | _stop(None, None) | {"usage": _usage(Usage(0, 0))}
+        return _event("message_start", {"message": _envelope(self._identity) | empty})
+
+    def text(self, text: str) -> bytes:
+        return self._into(_Block.TEXT) + self._delta({"type": "text_delta", "text": text})
+
+    def reasoning(self, text: str) -> bytes:
+        opening = self._into(_Block.THINKING)
+        self._thought.update(text.encode())
+        return opening + self._delta({"type": "thinking_delta", "thinking": text})
+
+    def tool_call(self, call: ToolCall) -> bytes:
+        closing = self._close()
+        opening = self._begin(_tool_use(call, {}))
+        given = self._delta({"type": "input_json_delta", "partial_json": _input(call).decode()})
+        return closing + opening + given + self._end()
+
+    def stop_sequence(self, matched: str) -> None:
+        self._stop_sequence = matched
+
+    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
+        body = {"delta": _stop(finish_reason, self._stop_sequence), "usage": _usage(usage)}
+        return self._close() + _event("message_delta", body) + _event("message_stop", {})
+
+    def error(self, error: RequestRefused) -> bytes:
+        return _event("error", _error_body(error, f"req_{self._identity.id}"))
+
+    def keep_alive(self) -> bytes:
+        return _event("ping", {})
+
+    def _into(self, block: _Block) -> bytes:
+        if self._open is block:
+            return b""
+        closing = self._close()
+        self._open = block
+        match block:
+            case _Block.TEXT:
+                return closing + self._begin({"type": "text", "text": ""})
+            case _Block.THINKING:
+                self._thought = hashlib.sha256()
+                return closing + self._begin({"type": "thinking", "thinking": "", "signature": ""})
+
+    def _close(self) -> bytes:
+        block, self._open = self._open, None
+        match block:
+            case None:
+                return b""
+            case _Block.TEXT:
+                return self._end()
+            case _Block.THINKING:
+                signature = {"type": "signature_delta", "signature": _signature(self._thought)}
+                return self._delta(signature) + self._end()
+
+    def _begin(self, content_block: dict[str, Any]) -> bytes:
+        return _event("content_block_start", {"index": self._blocks, "content_block": content_block})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", {"index": self._blocks, "delta": delta})
+
+    def _end(self) -> bytes:
+        index, self._blocks = self._blocks, self._blocks + 1
+        return _event("content_block_stop", {"index": index})
+
+
+def _event(type_: str, body: dict[str, Any]) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (type_.encode(), orjson.dumps({"type": type_} | body))
+
+
+def _envelope(identity: CallIdentity) -> dict[str, Any]:
+    return {"id": f"msg_{identity.id}", "type": "message", "role": "assistant", "model": identity.model}
+
+
+def _model(model: str, max_context: int, created: int) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": model,
+        "display_name": model,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": max_context,
+        "max_tokens": max_context,
+    }
+
+
+def _tool_use(call: ToolCall, given: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+
+
+def _input(call: ToolCall) -> bytes:
+    """The sampled arguments as JSON that any client reads: an object, always.
+
+    What the model got wrong travels as text under a key of ours, by which its echo is known again.
+    """
+    try:
+        value = json.loads(call.arguments)
+        if isinstance(value, dict) and value.keys() != {UNPARSED}:
+            return _utf8(value)
+    except (ValueError, RecursionError):
+        pass
+    return _utf8({UNPARSED: call.arguments})
+
+
+def _utf8(value: dict[str, Any]) -> bytes:
+    """Not by orjson, which takes no integers beyond 64 bits and no halves of characters."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+
+
+def _signature(thought: hashlib._Hash) -> str:
+    """Clients want one, keep it and send it back; nobody reads it."""
+    return base64.b64encode(thought.digest()).decode()
+
+
+def _stop(reason: FinishReason | None, stop_sequence: str | None) -> dict[str, Any]:
+    match reason:
+        case None:
+            name = None
+        case FinishReason.STOP if stop_sequence is not None:
+            name = "stop_sequence"
+        case FinishReason.STOP | FinishReason.CANCELLED | FinishReason.ERROR:
+            name = "end_turn"
+        case FinishReason.LENGTH:
+            name = "max_tokens"
+        case FinishReason.TOOL_CALLS:
+            name = "tool_use"
+    return {"stop_reason": name, "stop_sequence": stop_sequence if name == "stop_sequence" else None}
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.sampled_tokens,
+    }
+
+
+def _error_body(error: RequestRefused, request_id: str) -> dict[str, Any]:
+    said = {"type": _ERRORS[error.refusal][1], "message": _sentence(error)}
+    return {"type": "error", "error": said, "request_id": request_id}
+
+
+def _sentence(error: RequestRefused) -> str:
+    if error.refusal is not Refusal.CONTEXT_OVERFLOW or error.limit is None:
+        return error.message
+    # By these words Claude Code knows that it has to compact, and by how much.
+    tokens = error.tokens if error.tokens is not None else error.limit + 1
+    return f"prompt is too long: {tokens} tokens > {error.limit} maximum"

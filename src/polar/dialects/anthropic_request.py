@@ -1,0 +1,250 @@
+"""Reads a request of Anthropic's Messages: blocks of many kinds become the plain messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import orjson
+
+from polar.dialects.json_fields import Fields, document, kind, malformed
+from polar.models.chat import ChatRequest, Message, Role, Sampling, ToolCall, ToolDefinition
+
+UNPARSED = "_unparsed_arguments"
+"""The one key of a tool_use input that stands for sampled arguments which are no JSON object."""
+
+Deferred = Mapping[str, str]
+"""Tools whose definitions, here in JSON, the model sees once a tool_reference names them."""
+
+_ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a system block that is for the provider's books; it changes from call to call."""
+_TOOL_CHOICES = ("auto", "any", "tool", "none")
+_SAYS_ERROR = ("error", "<tool_use_error>")
+
+
+def read_request(body: bytes, *, is_count: bool) -> ChatRequest:
+    """The whole request; a count of tokens needs no `max_tokens`."""
+    fields = document(body)
+    model = fields.needed_string("model")
+    wire_messages = list(fields.children("messages"))
+    if not wire_messages:
+        raise malformed("messages", "is required and must hold at least one message")
+    if not is_count and fields.get("max_tokens") is None:
+        raise malformed("max_tokens", "is required and must be an integer")
+    tools, deferred = _tools(fields)
+    spoken = [message for wire in wire_messages for message in _messages(wire, deferred)]
+    return ChatRequest(
+        model=model,
+        messages=tuple(_turns([*_system(fields), *spoken])),
+        tools=tools,
+        sampling=_sampling(fields),
+        stream=fields.boolean("stream"),
+        stream_usage=True,
+    )
+
+
+def _turns(messages: Iterable[Message]) -> Iterator[Message]:
+    """Neighbours of one role are one turn to the provider, however the client grouped them."""
+    asked: list[str] = []
+    for role, group in groupby(messages, key=lambda message: message.role):
+        if role is Role.TOOL:
+            yield from _as_asked(group, asked)
+            continue
+        turn = _joined(list(group))
+        if role is Role.ASSISTANT:
+            asked = [call.id for call in turn.tool_calls]
+        yield turn
+
+
+def _joined(parts: list[Message]) -> Message:
+    # An assistant's text was sampled in one piece; what others wrote in blocks reads as lines.
+    joint = "" if parts[0].role is Role.ASSISTANT else "\n"
+    return replace(
+        parts[0],
+        content=joint.join(part.content for part in parts),
+        reasoning="".join(part.reasoning or "" for part in parts) or None,
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+    )
+
+
+def _as_asked(results: Iterable[Message], asked: list[str]) -> list[Message]:
+    """Results in the order of their calls: clients send them as they end, and few templates show ids."""
+    order = {id: place for place, id in enumerate(asked)}
+    return sorted(results, key=lambda result: order.get(result.tool_call_id or "", len(order)))
+
+
+def _system(fields: Fields) -> Iterator[Message]:
+    for text in _texts(fields, "system"):
+        if not text.startswith(_BILLING):
+            yield Message(Role.SYSTEM, text)
+
+
+def _messages(wire: Fields, deferred: Deferred) -> Iterator[Message]:
+    """The messages that the blocks of one wire message stand for, in order."""
+    name = wire.needed_string("role")
+    role = _ROLES.get(name)
+    if role is None:
+        raise malformed(wire.at("role"), f"must be one of {', '.join(_ROLES)}, not {name!r}")
+    if role is Role.ASSISTANT:
+        yield _assistant(wire)
+        return
+    blocks = _blocks(wire, "content")
+    if blocks is None:
+        raise malformed(wire.at("content"), "is required and must be a string or an array of blocks")
+    if not blocks:
+        yield Message(role)
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            yield _tool_result(block, deferred)
+        else:
+            yield Message(role, _text(block))
+
+
+def _assistant(wire: Fields) -> Message:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for block in _blocks(wire, "content") or ():
+        match block.needed_string("type"):
+            case "text":
+                texts.append(block.needed_string("text"))
+            case "thinking":
+                thoughts.append(block.string("thinking") or "")
+            case "tool_use":
+                calls.append(_tool_call(block))
+            case _:
+                # redacted_thinking has no text, and what a provider's own tools did is not ours to render.
+                pass
+    return Message(Role.ASSISTANT, "".join(texts), "".join(thoughts) or None, tuple(calls))
+
+
+def _tool_call(block: Fields) -> ToolCall:
+    name = block.needed_string("name")
+    if not name:
+        raise malformed(block.at("name"), "must not be empty")
+    given = block.child("input")
+    value: dict[str, Any] = {} if given is None else block.get("input")
+    unparsed = value.get(UNPARSED)
+    arguments = unparsed if len(value) == 1 and isinstance(unparsed, str) else _json(value)
+    return ToolCall(block.needed_string("id"), name, arguments)
+
+
+def _tool_result(block: Fields, deferred: Deferred) -> Message:
+    parts = _blocks(block, "content") or []
+    found = [part.needed_string("tool_name") for part in parts if part.get("type") == "tool_reference"]
+    texts = [_text(part) for part in parts if part.get("type") != "tool_reference"]
+    text = "\n".join([*texts, *_functions(found, deferred)])
+    if block.boolean("is_error") and not text.lstrip().lower().startswith(_SAYS_ERROR):
+        text = f"Error: {text}"
+    return Message(Role.TOOL, text, tool_call_id=block.needed_string("tool_use_id"))
+
+
+def _functions(names: list[str], deferred: Deferred) -> list[str]:
+    """The definitions a search for tools has found, as Claude Code tells the model they will look."""
+    if not names:
+        return []
+    lines = [f"<function>{deferred.get(name) or _json({'name': name})}</function>" for name in names]
+    return ["<functions>", *lines, "</functions>"]
+
+
+def _texts(fields: Fields, name: str) -> list[str]:
+    return [_text(block) for block in _blocks(fields, name) or ()]
+
+
+def _blocks(fields: Fields, name: str) -> list[Fields] | None:
+    """Content as blocks; a string is short for one of text. The same text is the same either way."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return [Fields({"type": "text", "text": value}, fields.at(name))]
+    if not isinstance(value, list):
+        raise malformed(fields.at(name), f"must be a string or an array of blocks, not {kind(value)}")
+    return list(fields.children(name))
+
+
+def _text(block: Fields) -> str:
+    """What a block is to a model that reads only text."""
+    match block.needed_string("type"):
+        case "text":
+            return block.needed_string("text")
+        case "document":
+            return _document(block)
+        case "search_result":
+            title = block.string("title") or ""
+            return "\n".join([title, *_texts(block, "content")])
+        case "tool_use" | "tool_result" as misplaced:
+            raise malformed(block.at("type"), f"{misplaced!r} cannot stand here")
+        case other:
+            return f"[{other} omitted: this model reads only text]"
+
+
+def _document(block: Fields) -> str:
+    source = block.needed_child("source")
+    title = block.string("title")
+    match source.get("type"):
+        case "text":
+            text = source.needed_string("data")
+        case "content":
+            text = "\n".join(_texts(source, "content"))
+        case _:
+            text = "[document omitted: this model reads only text]"
+    return f"{title}\n{text}" if title else text
+
+
+def _tools(fields: Fields) -> tuple[tuple[ToolDefinition, ...], Deferred]:
+    """The tools of the prompt's head, and those that join where the conversation first refers to them."""
+    choice = fields.child("tool_choice")
+    chosen = choice.needed_string("type") if choice is not None else "auto"
+    if chosen not in _TOOL_CHOICES:
+        raise malformed("tool_choice.type", f"must be one of {', '.join(_TOOL_CHOICES)}, not {chosen!r}")
+    tools: list[ToolDefinition] = []
+    deferred: dict[str, str] = {}
+    for tool in fields.children("tools"):
+        if tool.string("type") not in (None, "custom"):
+            continue  # it would run at the provider, and there is none
+        defined = _tool(tool)
+        if tool.boolean("defer_loading"):
+            shown = {
+                "description": defined.description,
+                "name": defined.name,
+                "parameters": defined.parameters,
+            }
+            deferred[defined.name] = _json(shown)
+        else:
+            tools.append(defined)
+    return () if chosen == "none" else tuple(tools), deferred
+
+
+def _tool(tool: Fields) -> ToolDefinition:
+    name = tool.needed_string("name")
+    if not name:
+        raise malformed(tool.at("name"), "must not be empty")
+    tool.needed_child("input_schema")
+    return ToolDefinition(name, tool.string("description") or "", dict(tool.get("input_schema")))
+
+
+def _sampling(fields: Fields) -> Sampling:
+    return Sampling(
+        temperature=fields.number("temperature", 0, 2),
+        top_p=fields.number("top_p", 0, 1),
+        top_k=fields.integer("top_k", -1),
+        max_tokens=fields.integer("max_tokens", 1),
+        stop=_stop(fields),
+    )
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    stops = fields.get("stop_sequences")
+    if stops is None:
+        return ()
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise malformed("stop_sequences", "must be an array of strings")
+    return tuple(stop for stop in stops if stop)
+
+
+def _json(value: dict[str, Any]) -> str:
+    return orjson.dumps(value).decode()

@@ -1,0 +1,303 @@
+"""Google's generateContent, streamed as events or as a JSON array, and countTokens."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import orjson
+
+from polar.dialects import google_request
+from polar.dialects.base import (
+    Action,
+    Answer,
+    CallIdentity,
+    Dialect,
+    HttpAnswer,
+    HttpRequest,
+    Refusal,
+    RequestRefused,
+    Route,
+    StreamEncoder,
+)
+from polar.dialects.json_fields import document, malformed
+from polar.models.chat import ChatRequest, FinishReason, ToolCall, Usage
+
+_ERRORS: dict[Refusal, tuple[int, str]] = {
+    Refusal.UNKNOWN_KEY: (401, "UNAUTHENTICATED"),
+    Refusal.SESSION_ENDED: (410, "FAILED_PRECONDITION"),
+    Refusal.UNKNOWN_ROUTE: (404, "NOT_FOUND"),
+    Refusal.UNKNOWN_MODEL: (404, "NOT_FOUND"),
+    Refusal.MALFORMED: (400, "INVALID_ARGUMENT"),
+    Refusal.TOO_LARGE: (413, "INVALID_ARGUMENT"),
+    Refusal.CONTEXT_OVERFLOW: (400, "INVALID_ARGUMENT"),
+    # 429 RESOURCE_EXHAUSTED would be retried; a spent budget stays spent, and 400 ends a harness.
+    Refusal.BUDGET_SPENT: (400, "FAILED_PRECONDITION"),
+    Refusal.ENGINE_FAILED: (500, "INTERNAL"),
+    Refusal.ENGINE_DOWN: (503, "UNAVAILABLE"),
+    Refusal.INTERNAL: (500, "INTERNAL"),
+}
+"""Code and status of each refusal."""
+
+_STREAM = ":streamGenerateContent"
+
+
+def _routes(version: str) -> tuple[Route, ...]:
+    # A model's name may hold slashes: it reaches to the last colon.
+    model = f"/{version}/models/{{model:.+}}"
+    return (
+        Route("POST", f"{model}:generateContent", Action.COMPLETE),
+        Route("POST", f"{model}{_STREAM}", Action.COMPLETE),
+        Route("POST", f"{model}:countTokens", Action.COUNT_TOKENS),
+        Route("GET", f"/{version}/models", Action.LIST_MODELS),
+        Route("GET", model, Action.SHOW_MODEL),
+    )
+
+
+class GoogleGenerate(Dialect):
+    name: ClassVar[str] = "google_generate"
+    routes: ClassVar[tuple[Route, ...]] = (*_routes("v1beta"), *_routes("v1"))
+
+    def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+        key = headers.get("x-goog-api-key") or query.get("key")
+        if key:
+            return key
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        return token.strip() or None if scheme.lower() == "bearer" else None
+
+    def claims(self, headers: Mapping[str, str]) -> bool:
+        return "x-goog-api-key" in headers or "x-goog-api-client" in headers
+
+    def parse(self, request: HttpRequest) -> ChatRequest:
+        fields = document(request.body)
+        if request.route.action is Action.COUNT_TOKENS:
+            fields = google_request.counted(fields)
+        model = request.parameters.get("model", "").removeprefix("models/")
+        if not model:
+            raise malformed("model", "is required in the address")
+        google_request.refuse_cached_content(fields)
+        return ChatRequest(
+            model=model,
+            messages=google_request.messages(fields),
+            tools=google_request.tools(fields),
+            sampling=google_request.sampling(fields),
+            stream=request.route.path.endswith(_STREAM),
+            wire={
+                "events": request.query.get("alt") == "sse",
+                "thoughts": google_request.wants_thoughts(fields),
+            },
+        )
+
+    def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
+        message = answer.message
+        parts: list[dict[str, Any]] = []
+        if message.reasoning and request.wire.get("thoughts"):
+            parts.append({"text": message.reasoning, "thought": True})
+        if message.content:
+            parts.append({"text": message.content})
+        thoughts = message.reasoning or ""
+        parts += [
+            _call_part(call, "" if index else thoughts) for index, call in enumerate(message.tool_calls)
+        ]
+        return orjson.dumps(
+            _chunk(identity, parts or [{"text": ""}], answer.finish_reason, _usage(answer.usage))
+        )
+
+    def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
+        kind = EventStream if request.wire.get("events") else ArrayStream
+        return kind(identity, with_thoughts=bool(request.wire.get("thoughts")))
+
+    def models(self, model: str, max_context: int, created: int) -> bytes:
+        return orjson.dumps({"models": [_model(model, max_context)]})
+
+    def model(self, model: str, max_context: int, created: int) -> bytes:
+        return orjson.dumps(_model(model, max_context))
+
+    def token_count(self, count: int) -> bytes:
+        return orjson.dumps({"totalTokens": count})
+
+    def error(self, error: RequestRefused) -> HttpAnswer:
+        return HttpAnswer(_ERRORS[error.refusal][0], orjson.dumps(error_body(error)))
+
+
+class GenerateStream(StreamEncoder):
+    """One streamed answer: every chunk is a whole GenerateContentResponse of what is new."""
+
+    def __init__(self, identity: CallIdentity, *, with_thoughts: bool) -> None:
+        self._identity = identity
+        self._with_thoughts = with_thoughts
+        self._thoughts: list[str] = []
+        """Not yet carried by a call's signature."""
+
+    def text(self, text: str) -> bytes:
+        return self._parts([{"text": text}])
+
+    def reasoning(self, text: str) -> bytes:
+        self._thoughts.append(text)
+        return self._parts([{"text": text, "thought": True}]) if self._with_thoughts else b""
+
+    def tool_call(self, call: ToolCall) -> bytes:
+        thoughts = "".join(self._thoughts)
+        self._thoughts.clear()
+        return self._parts([_call_part(call, thoughts)])
+
+    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
+        # The official clients drop a whole answer from their history for one chunk without parts.
+        return self._frame(_chunk(self._identity, [{"text": ""}], finish_reason, _usage(usage))) + self._end()
+
+    def keep_alive(self) -> bytes:
+        """White space, which is legal in both forms: Gemini CLI discards a stream with a comment in it,
+        and the official clients drop an answer from their history for a chunk without parts."""
+        return b"\n"
+
+    def _parts(self, parts: list[dict[str, Any]]) -> bytes:
+        return self._frame(_chunk(self._identity, parts))
+
+    @abstractmethod
+    def _frame(self, chunk: dict[str, Any]) -> bytes: ...
+
+    @abstractmethod
+    def _end(self) -> bytes: ...
+
+
+class EventStream(GenerateStream):
+    """Server-sent events, for `?alt=sse`."""
+
+    def start(self) -> bytes:
+        return b"\n"
+
+    def error(self, error: RequestRefused) -> bytes:
+        # The official clients recognise an error among the events only when it is none of them.
+        return orjson.dumps(error_body(error)) + b"\n"
+
+    def _frame(self, chunk: dict[str, Any]) -> bytes:
+        return b"data: " + _one_line(chunk) + b"\n\n"
+
+    def _end(self) -> bytes:
+        return b""
+
+
+class ArrayStream(GenerateStream):
+    """A JSON array whose elements come as they are made."""
+
+    content_type: ClassVar[str] = "application/json"
+
+    def __init__(self, identity: CallIdentity, *, with_thoughts: bool) -> None:
+        super().__init__(identity, with_thoughts=with_thoughts)
+        self._separator = b""
+
+    def start(self) -> bytes:
+        return b"["
+
+    def error(self, error: RequestRefused) -> bytes:
+        return self._frame(error_body(error)) + self._end()
+
+    def _frame(self, chunk: dict[str, Any]) -> bytes:
+        separator, self._separator = self._separator, b",\n"
+        return separator + orjson.dumps(chunk)
+
+    def _end(self) -> bytes:
+        return b"]"
+
+
+def error_body(error: RequestRefused) -> dict[str, Any]:
+    code, status = _ERRORS[error.refusal]
+    body: dict[str, Any] = {"code": code, "message": _message(error), "status": status}
+    match error:
+        case RequestRefused(refusal=Refusal.UNKNOWN_KEY):
+            body["details"] = [
+                {
+                    "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+                    "reason": "API_KEY_INVALID",
+                    "domain": "googleapis.com",
+                    "metadata": {"service": "generativelanguage.googleapis.com"},
+                }
+            ]
+        case RequestRefused(refusal=Refusal.MALFORMED, field=str(field)):
+            violation = {"field": field, "description": error.message}
+            body["details"] = [
+                {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]}
+            ]
+    return {"error": body}
+
+
+def _message(error: RequestRefused) -> str:
+    """Context overflow in Google's own sentence: harnesses look for it before they compact."""
+    if error.refusal is not Refusal.CONTEXT_OVERFLOW or error.limit is None:
+        return error.message
+    count = "" if error.tokens is None else f" ({error.tokens})"
+    return f"The input token count{count} exceeds the maximum number of tokens allowed ({error.limit})."
+
+
+def _chunk(
+    identity: CallIdentity,
+    parts: list[dict[str, Any]],
+    finish_reason: FinishReason | None = None,
+    usage: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"content": {"parts": parts, "role": "model"}, "index": 0}
+    if finish_reason is not None:
+        candidate["finishReason"] = _finish(finish_reason)
+    body: dict[str, Any] = {"candidates": [candidate]}
+    if usage is not None:
+        body["usageMetadata"] = usage
+    return body | {"modelVersion": identity.model, "responseId": identity.id}
+
+
+def _call_part(call: ToolCall, thoughts: str) -> dict[str, Any]:
+    return {
+        "functionCall": {"id": call.id, "name": call.name, "args": _args(call.arguments)},
+        "thoughtSignature": google_request.signature(call.id, thoughts),
+    }
+
+
+def _args(arguments: str) -> dict[str, Any] | orjson.Fragment:
+    try:
+        value = orjson.loads(arguments)
+        if isinstance(value, dict) and value.keys() != {google_request.RAW_ARGUMENTS}:
+            # Written on its own: inside the answer it would be some levels deeper than it may be.
+            return orjson.Fragment(orjson.dumps(value))
+    except (orjson.JSONDecodeError, TypeError):
+        pass  # not JSON, or nested deeper than can be written: shown as it was sampled
+    return {google_request.RAW_ARGUMENTS: arguments}
+
+
+def _one_line(chunk: dict[str, Any]) -> bytes:
+    """JSON without the characters that JavaScript or Python, but not SSE, take for line ends."""
+    return (
+        orjson.dumps(chunk)
+        .replace("\u2028".encode(), rb"\u2028")
+        .replace("\u2029".encode(), rb"\u2029")
+        .replace("\x85".encode(), rb"\u0085")
+    )
+
+
+def _finish(reason: FinishReason) -> str:
+    match reason:
+        case FinishReason.STOP | FinishReason.TOOL_CALLS:
+            return "STOP"
+        case FinishReason.LENGTH:
+            return "MAX_TOKENS"
+        case FinishReason.CANCELLED | FinishReason.ERROR:
+            return "OTHER"
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    body = {
+        "promptTokenCount": usage.prompt_tokens,
+        "candidatesTokenCount": usage.sampled_tokens,
+        "totalTokenCount": usage.prompt_tokens + usage.sampled_tokens,
+    }
+    return body | {"cachedContentTokenCount": usage.cached_tokens} if usage.cached_tokens else body
+
+
+def _model(model: str, max_context: int) -> dict[str, Any]:
+    return {
+        "name": f"models/{model}",
+        "version": "1",
+        "displayName": model,
+        "inputTokenLimit": max_context,
+        "outputTokenLimit": max_context,
+        "supportedGenerationMethods": ["generateContent", "countTokens"],
+    }

@@ -1,0 +1,195 @@
+"""OpenAI's Responses."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import orjson
+
+from polar.dialects.base import (
+    Action,
+    Answer,
+    CallIdentity,
+    Dialect,
+    HttpAnswer,
+    HttpRequest,
+    RequestRefused,
+    Route,
+    StreamEncoder,
+)
+from polar.dialects.json_fields import Fields, document, malformed
+from polar.dialects.openai_chat import OpenAIChat
+from polar.dialects.responses_input import input_messages
+from polar.dialects.responses_output import (
+    Asked,
+    message_item,
+    place,
+    reasoning_item,
+    response,
+    status_of,
+    text_part,
+)
+from polar.dialects.responses_stream import ResponsesStream
+from polar.dialects.responses_tools import Toolbox, encoded
+from polar.models.chat import ChatRequest, Message, Role, Sampling
+
+_CHAT = OpenAIChat()
+"""The same provider: keys, models and errors are worded alike."""
+
+_NO_WEBSOCKET = HttpAnswer(
+    426,
+    orjson.dumps(
+        {
+            "error": {
+                "message": "Responses are served over HTTP only: POST the request.",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": "websocket_not_supported",
+            }
+        }
+    ),
+    {"Content-Type": "application/json"},
+)
+"""To Codex's WebSocket probe: with this status it turns to HTTP at once, with others it tries again."""
+
+_ECHOED: dict[str, Any] = {
+    "background": False,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": True,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+"""Fields of the request that the response repeats, and what they are when not given."""
+
+_ELSEWHERE = {
+    "conversation": "conversations are not kept here: send the history, or use previous_response_id",
+    "prompt": "prompt templates are not kept here: send instructions and input",
+}
+"""Fields that name what only OpenAI's servers hold."""
+
+
+class OpenAIResponses(Dialect):
+    name: ClassVar[str] = "openai_responses"
+    routes: ClassVar[tuple[Route, ...]] = (
+        Route("POST", "/v1/responses", Action.COMPLETE),
+        Route("GET", "/v1/responses", Action.FIXED, _NO_WEBSOCKET),
+        Route("POST", "/v1/responses/input_tokens", Action.COUNT_TOKENS),
+    )
+
+    def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+        return _CHAT.key(headers, query)
+
+    def parse(self, request: HttpRequest) -> ChatRequest:
+        fields = document(request.body)
+        model = fields.needed_string("model")
+        _refuse_what_is_not_here(fields)
+        toolbox = Toolbox(fields)
+        continues, before = _continued(fields)
+        instructions = _mark(fields.string("instructions"))
+        messages = input_messages(fields, toolbox)
+        if not messages and continues is None:
+            raise malformed("input", "is required and must hold at least one message")
+        if instructions != before:
+            messages = (*_system(fields), *messages)
+        return ChatRequest(
+            model=model,
+            messages=messages,
+            tools=() if fields.get("tool_choice") == "none" else toolbox.definitions,
+            sampling=Sampling(
+                temperature=fields.number("temperature", 0, 2),
+                top_p=fields.number("top_p", 0, 1),
+                max_tokens=fields.integer("max_output_tokens", 1),
+            ),
+            stream=fields.boolean("stream"),
+            stream_usage=True,
+            continues=continues,
+            wire={"asked": _asked(fields, toolbox, instructions)},
+        )
+
+    def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
+        asked: Asked = request.wire["asked"]
+        message, status = answer.message, status_of(answer.finish_reason)
+        output: list[dict[str, Any]] = []
+        if message.reasoning:
+            output.append(reasoning_item(place(identity, 0), message.reasoning, asked))
+        if message.content.strip() or not message.tool_calls:
+            # What a call follows was said to its end.
+            said = "completed" if message.tool_calls else status
+            text = text_part(message.content)
+            output.append(message_item(place(identity, len(output)), [text], said))
+        for call in message.tool_calls:
+            output.append(asked.toolbox.item_of(call, place(identity, len(output))))
+        return orjson.dumps(response(identity, asked, status, output, answer.usage))
+
+    def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
+        return ResponsesStream(identity, request.wire["asked"])
+
+    def models(self, model: str, max_context: int, created: int) -> bytes:
+        return _CHAT.models(model, max_context, created)
+
+    def error(self, error: RequestRefused) -> HttpAnswer:
+        if error.field == "messages":
+            error = RequestRefused(error.refusal, error.message, field="input")
+        return _CHAT.error(error)
+
+    def token_count(self, count: int) -> bytes:
+        return orjson.dumps({"object": "response.input_tokens", "input_tokens": count})
+
+
+def _refuse_what_is_not_here(fields: Fields) -> None:
+    for name, advice in _ELSEWHERE.items():
+        if fields.get(name) is not None:
+            raise malformed(name, advice)
+    if fields.boolean("background"):
+        raise malformed("background", "is not supported: wait for the response, or stream it")
+
+
+def _continued(fields: Fields) -> tuple[str | None, str]:
+    """The completion that `previous_response_id` names, and the mark of the instructions it had."""
+    previous = fields.string("previous_response_id")
+    if previous is None:
+        return None, ""
+    completion, _, mark = previous.removeprefix("resp_").partition("_")
+    return completion, mark
+
+
+def _mark(instructions: str | None) -> str:
+    """Tells in a response's id which instructions it had: a continuation repeats them to no effect."""
+    if not instructions:
+        return ""
+    return hashlib.blake2b(instructions.encode(), digest_size=6).hexdigest()
+
+
+def _system(fields: Fields) -> tuple[Message, ...]:
+    instructions = fields.string("instructions")
+    return (Message(Role.SYSTEM, instructions),) if instructions else ()
+
+
+def _asked(fields: Fields, toolbox: Toolbox, instructions: str) -> Asked:
+    include, reasoning = fields.get("include"), fields.child("reasoning")
+    fields.child("text")
+    summary = reasoning.get("summary") if reasoning is not None else None
+    return Asked(
+        toolbox=toolbox,
+        echo={name: orjson.Fragment(encoded(fields, name, default)) for name, default in _ECHOED.items()},
+        response_suffix=f"_{instructions}" if instructions else "",
+        sealed=isinstance(include, list) and "reasoning.encrypted_content" in include,
+        summarised=summary not in (None, "none"),
+    )

@@ -1,0 +1,149 @@
+"""Input items of OpenAI's Responses → messages; the items of one sampled turn become one message again."""
+
+from __future__ import annotations
+
+from polar.dialects.json_fields import Fields, kind, malformed
+from polar.dialects.responses_output import completion_of, unsealed
+from polar.dialects.responses_tools import Toolbox, call_id
+from polar.models.chat import Message, Role, ToolCall
+
+_ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+}
+
+
+def input_messages(fields: Fields, toolbox: Toolbox) -> tuple[Message, ...]:
+    value = fields.get("input")
+    if isinstance(value, str):
+        return (Message(Role.USER, value),)
+    if value is not None and not isinstance(value, list):
+        raise malformed("input", f"must be a string or an array of items, not {kind(value)}")
+    history = _History()
+    for item in fields.children("input"):
+        _read(item, toolbox, history)
+    return history.messages()
+
+
+class _History:
+    """Messages in order; what the assistant said without anyone between is one turn.
+
+    Unless the ids, where they are ours and echoed, tell that it was sampled as several.
+    """
+
+    def __init__(self) -> None:
+        self._completion: str | None = None
+        self._messages: list[Message] = []
+        self._is_open = False
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def said(
+        self, item: Fields, content: str = "", *, reasoning: str = "", calls: tuple[ToolCall, ...] = ()
+    ) -> None:
+        completion = completion_of(item.string("id"))
+        if None not in (completion, self._completion) and completion != self._completion:
+            self._close()
+        self._completion = completion or self._completion
+        self._is_open = True
+        self._content.append(content)
+        self._reasoning.append(reasoning)
+        self._calls.extend(calls)
+
+    def heard(self, message: Message) -> None:
+        self._close()
+        self._messages.append(message)
+
+    def messages(self) -> tuple[Message, ...]:
+        self._close()
+        return tuple(self._messages)
+
+    def _close(self) -> None:
+        if not self._is_open:
+            return
+        content, reasoning = "".join(self._content), "".join(self._reasoning) or None
+        self._messages.append(Message(Role.ASSISTANT, content, reasoning, tuple(self._calls)))
+        self._is_open, self._completion = False, None
+        self._content, self._reasoning, self._calls = [], [], []
+
+
+def _read(item: Fields, toolbox: Toolbox, history: _History) -> None:
+    match item.string("type"):
+        case "message":
+            _read_message(item, history)
+        case "function_call" | "custom_tool_call" | "local_shell_call":
+            history.said(item, calls=(toolbox.call_of(item),))
+        case "function_call_output" | "custom_tool_call_output":
+            answered = call_id(item.needed_string("call_id"))
+            history.heard(Message(Role.TOOL, _text(item, "output"), tool_call_id=answered))
+        case "local_shell_call_output":
+            answered = item.string("call_id") or item.needed_string("id")
+            history.heard(Message(Role.TOOL, _text(item, "output"), tool_call_id=answered))
+        case "reasoning":
+            if reasoning := _reasoning(item):
+                history.said(item, reasoning=reasoning)
+        case "item_reference":
+            raise _no_references(item)
+        case None if item.get("role") is not None:
+            _read_message(item, history)
+        case None if item.get("id") is not None:
+            raise _no_references(item)
+        case None:
+            raise malformed(
+                item.at("type"), "is required: an item is a message, a call, an output or reasoning"
+            )
+        case _:
+            # Traces of what ran elsewhere (searches, listings, compaction); the model is not shown them.
+            pass
+
+
+def _no_references(item: Fields) -> Exception:
+    return malformed(
+        item.path, "items are not kept here to be referred to: send them whole, or use previous_response_id"
+    )
+
+
+def _read_message(item: Fields, history: _History) -> None:
+    role_name = item.needed_string("role")
+    role = _ROLES.get(role_name)
+    if role is None:
+        raise malformed(item.at("role"), f"must be one of {', '.join(_ROLES)}, not {role_name!r}")
+    content = _text(item, "content")
+    if role is Role.ASSISTANT:
+        history.said(item, content)
+    else:
+        history.heard(Message(role, content))
+
+
+def _reasoning(item: Fields) -> str:
+    """The sealed text if it is ours, else what the item shows of its reasoning."""
+    sealed = item.string("encrypted_content")
+    text = unsealed(sealed) if sealed is not None else None
+    if text is not None:
+        return text
+    content = "".join(part.string("text") or "" for part in item.children("content"))
+    return content or "\n\n".join(part.string("text") or "" for part in item.children("summary"))
+
+
+def _text(item: Fields, name: str) -> str:
+    value = item.get(name)
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise malformed(item.at(name), f"must be a string or an array of parts, not {kind(value)}")
+    return "".join(_part(part) for part in item.children(name))
+
+
+def _part(part: Fields) -> str:
+    """The text of a content part; what is no text is named in its place, for a text model cannot see it."""
+    type_ = part.needed_string("type")
+    match type_:
+        case "input_text" | "output_text" | "text":
+            return part.needed_string("text")
+        case "refusal":
+            return part.needed_string("refusal")
+        case _:
+            return part.string("text") or f"[{type_.removeprefix('input_')}]"

@@ -1,0 +1,238 @@
+"""Tools of OpenAI's Responses: what the model is offered for each, and calls to them in both directions."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any
+
+import orjson
+
+from polar.dialects.json_fields import Fields, malformed
+from polar.models.chat import ToolCall, ToolDefinition
+
+LOCAL_SHELL = "local_shell"
+"""How the model knows the shell tool, which has no name of its own on the wire."""
+
+_AS_SAMPLED = "_raw"
+"""Ends the call id of a custom call whose input is the sampled arguments themselves.
+
+The model writes a custom tool's input as `{"input": text}`. When it writes anything else, the client
+gets that as it stands, and the id, which every client echoes, tells that nothing was unwrapped.
+"""
+_FREEFORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+_SHELL = ToolDefinition(
+    name=LOCAL_SHELL,
+    description="Runs a command and returns its output.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "command": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Program and arguments.",
+            },
+            "working_directory": {"type": "string"},
+            "timeout_ms": {"type": "integer"},
+        },
+        "required": ["command"],
+    },
+)
+_SHELL_FIELDS = ("command", "env", "timeout_ms", "user", "working_directory")
+
+
+class ToolKind(Enum):
+    FUNCTION = auto()
+    CUSTOM = auto()
+    """Takes free text instead of JSON arguments."""
+    LOCAL_SHELL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool, by the name the model calls it and by the one the client knows it."""
+
+    kind: ToolKind
+    definition: ToolDefinition
+    name: str
+    namespace: str | None = None
+
+
+class Toolbox:
+    """The tools of one request, namespaces flattened. Hosted tools are left out: nobody here runs them."""
+
+    def __init__(self, fields: Fields) -> None:
+        declared = list(_declared(fields))
+        uses = Counter(tool.name for _, tool in declared)
+        self._tools: dict[str, Tool] = {}
+        for at, tool in declared:
+            if tool.namespace is not None and uses[tool.name] > 1:
+                tool = replace(tool, definition=replace(tool.definition, name=_qualified(tool)))
+            if tool.definition.name in self._tools:
+                raise malformed(at, f"{tool.definition.name!r} is the name of another tool already")
+            self._tools[tool.definition.name] = tool
+        self._offered = {(tool.namespace, tool.name): name for name, tool in self._tools.items()}
+
+    @property
+    def definitions(self) -> tuple[ToolDefinition, ...]:
+        return tuple(tool.definition for tool in self._tools.values())
+
+    def item_of(self, call: ToolCall, id: str) -> dict[str, Any]:
+        """A sampled call as the client expects calls of that tool; `id` becomes part of the item's."""
+        tool = self._tools.get(call.name)
+        kind = tool.kind if tool is not None else ToolKind.FUNCTION
+        if kind is ToolKind.LOCAL_SHELL and (action := _action(call.arguments)) is not None:
+            return _item("lsh", id, "local_shell_call", call.id) | {"action": action}
+        name: dict[str, Any] = {"name": tool.name if tool is not None else call.name}
+        if tool is not None and tool.namespace is not None:
+            name["namespace"] = tool.namespace
+        if kind is ToolKind.CUSTOM:
+            text = _unwrapped(call.arguments)
+            call_id = call.id if text is not None else call.id + _AS_SAMPLED
+            item = _item("ctc", id, "custom_tool_call", call_id)
+            return item | name | {"input": call.arguments if text is None else text}
+        return _item("fc", id, "function_call", call.id) | name | {"arguments": call.arguments}
+
+    def call_of(self, item: Fields) -> ToolCall:
+        """An echoed call as the model had sampled it."""
+        id = item.string("call_id") or item.string("id") or ""
+        match item.string("type"):
+            case "local_shell_call":
+                action = item.needed_child("action")
+                given = {name: action.get(name) for name in _SHELL_FIELDS}
+                return ToolCall(id, LOCAL_SHELL, _json({key: value for key, value in given.items() if value}))
+            case "custom_tool_call":
+                text = item.needed_string("input")
+                sampled = text if id.endswith(_AS_SAMPLED) else _json({"input": text})
+                return ToolCall(call_id(id), self._name_of(item), sampled)
+            case _:
+                arguments = item.string("arguments")
+                return ToolCall(id, self._name_of(item), "{}" if arguments is None else arguments)
+
+    def _name_of(self, item: Fields) -> str:
+        name = item.needed_string("name")
+        return self._offered.get((item.string("namespace"), name), name)
+
+
+def encoded(fields: Fields, name: str, default: Any = None) -> bytes:
+    """A field's JSON."""
+    value = fields.get(name)
+    return orjson.dumps(default if value is None else value)
+
+
+def call_id(echoed: str) -> str:
+    """The id the gateway gave a call, from the one its client knows."""
+    return echoed.removesuffix(_AS_SAMPLED)
+
+
+def _declared(fields: Fields) -> Iterator[tuple[str, Tool]]:
+    """Every tool the model is offered, and where its name stands in the body."""
+    yield from _listed(fields, None)
+    if isinstance(fields.get("input"), list):
+        for item in fields.children("input"):
+            if item.get("type") == "additional_tools":
+                yield from _listed(item, None)
+
+
+def _listed(fields: Fields, namespace: str | None) -> Iterator[tuple[str, Tool]]:
+    for tool in fields.children("tools"):
+        match tool.needed_string("type"):
+            case "function":
+                function = tool.child("function") or tool
+                yield function.at("name"), _function(function, namespace)
+            case "custom":
+                yield tool.at("name"), _custom(tool, namespace)
+            case "local_shell" if namespace is None:
+                yield tool.at("type"), Tool(ToolKind.LOCAL_SHELL, _SHELL, LOCAL_SHELL)
+            case "namespace" if namespace is None:
+                yield from _listed(tool, tool.needed_string("name"))
+            case _:
+                pass
+
+
+def _function(tool: Fields, namespace: str | None) -> Tool:
+    name, parameters = _name(tool), tool.child("parameters")
+    encoded(tool, "parameters")
+    definition = ToolDefinition(
+        name=name,
+        description=tool.string("description") or "",
+        parameters=dict(tool.get("parameters")) if parameters is not None else {},
+    )
+    return Tool(ToolKind.FUNCTION, definition, name, namespace)
+
+
+def _custom(tool: Fields, namespace: str | None) -> Tool:
+    name = _name(tool)
+    description = tool.string("description") or ""
+    format_ = tool.child("format")
+    if format_ is not None and format_.string("type") == "grammar":
+        syntax, grammar = format_.string("syntax") or "lark", format_.needed_string("definition")
+        description = f"{description}\n\nThe input must follow this {syntax} grammar:\n{grammar}".lstrip()
+    return Tool(ToolKind.CUSTOM, ToolDefinition(name, description, _FREEFORM), name, namespace)
+
+
+def _name(tool: Fields) -> str:
+    name = tool.needed_string("name")
+    if not name:
+        raise malformed(tool.at("name"), "must not be empty")
+    return name
+
+
+def _qualified(tool: Tool) -> str:
+    return f"{(tool.namespace or '').removesuffix('__')}__{tool.name}"
+
+
+def _item(prefix: str, id: str, type_: str, call_id: str) -> dict[str, Any]:
+    return {"id": f"{prefix}_{id}", "type": type_, "status": "completed", "call_id": call_id}
+
+
+def _unwrapped(arguments: str) -> str | None:
+    """The text of a custom call; None if the echo could not be wrapped to the same arguments again."""
+    value = _object(arguments)
+    text = value.get("input")
+    return text if len(value) == 1 and isinstance(text, str) and _is_text(text) else None
+
+
+def _action(arguments: str) -> dict[str, Any] | None:
+    """What a shell call runs; None if the echo could not be turned into the same arguments again."""
+    value = _object(arguments)
+    command, env, timeout = value.get("command"), value.get("env", {}), value.get("timeout_ms", 1)
+    places = [value.get(name, "-") for name in ("user", "working_directory")]
+    is_action = (
+        isinstance(command, list)
+        and isinstance(env, dict)
+        and type(timeout) is int  # true is no number
+        and timeout > 0
+        and all(value.get(name, True) for name in _SHELL_FIELDS)
+        and not value.keys() - set(_SHELL_FIELDS)
+        and all(isinstance(text, str) and _is_text(text) for text in [*command, *env, *env.values(), *places])
+    )
+    return {"type": "exec", "env": {}} | value if is_action and command else None
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_text(text: str) -> bool:
+    """Half a character is legal in JSON's escapes but cannot be sent as text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)
