@@ -32,7 +32,11 @@ body = {{"model": os.environ["POLAR_MODEL"], "messages": messages}}
 request = urllib.request.Request(
     os.environ["OPENAI_BASE_URL"] + "/chat/completions",
     json.dumps(body).encode(),
-    {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}},
+    {{
+        "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
+        "Content-Type": "application/json",
+        "x-stainless-retry-count": "0",
+    }},
 )
 answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 print(answer, file=open("answer.txt", "a"))
@@ -67,9 +71,12 @@ class System:
 
 
 @asynccontextmanager
-async def system(data_dir: Path, script: Sequence[Script]) -> AsyncIterator[System]:
+async def system(
+    data_dir: Path, script: Sequence[Script], *, max_context: int = 8192
+) -> AsyncIterator[System]:
     model_dir = ensure_model(DEFAULT_MODEL)
-    engine = ScriptedEngine(Tokenizer.from_file(str(model_dir / "tokenizer.json")), script, repeat_last=True)
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    engine = ScriptedEngine(tokenizer, script, repeat_last=True, max_context=max_context)
     async with AsyncExitStack() as parts:
         store = await parts.enter_async_context(Store.open(data_dir))
         server = await parts.enter_async_context(RolloutServer(store, TOKEN, ServerSettings(port=0)))

@@ -14,9 +14,8 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
 from polar.config.settings import DEFAULT_MODEL, GatewaySettings
-from polar.engines.base import EngineError
+from polar.engines.base import EngineDown, EngineError
 from polar.engines.embedded.weights import ensure_model
-from polar.engines.vllm import EngineDown
 from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.task import Budgets, SamplingPin

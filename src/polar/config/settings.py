@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from polar.errors import InvalidInput
 from polar.models.component import Frozen
@@ -35,6 +35,8 @@ class GatewaySettings(Frozen):
     port: int = Field(default=0, ge=0, le=65535)
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
     keepalive_seconds: float = Field(default=10.0, gt=0)
+    replay_seconds: float = Field(default=2.0, ge=0)
+    """How long after an answer the very same request is taken for a retry and given that answer again."""
 
 
 class EngineSettings(Frozen):
@@ -42,8 +44,8 @@ class EngineSettings(Frozen):
 
     kind: str = "vllm"
     """Registered engine client; the embedded engine speaks the vLLM subset, so it needs no other."""
-    url: str | None = Field(default=None, pattern=r"^https?://")
-    """None: start the embedded engine."""
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s,]+(,https?://[^\s,]+)*$")
+    """Several replicas: a list, or with commas between. None: start the embedded engine."""
     api_key: str | None = None
     model: str = DEFAULT_MODEL
     """The default's name, a directory, or a Hugging Face model id: names the tokenizer's family too."""
@@ -55,6 +57,23 @@ class EngineSettings(Frozen):
     """Requests decoded together by the embedded engine; None: 8 on a CPU, 64 on a GPU."""
     threads: int | None = Field(default=None, ge=1)
     start_seconds: float = Field(default=600.0, gt=0)
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _joined(cls, given: Any) -> Any:
+        if isinstance(given, list | tuple) and given and all(isinstance(url, str) for url in given):
+            given = ",".join(given)
+        if isinstance(given, str):
+            urls = [url.strip().rstrip("/") for url in given.split(",")]
+            if len(set(urls)) < len(urls):
+                raise ValueError("the same engine is named twice")
+            given = ",".join(urls)
+        return given
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """One for each replica; none for the embedded engine."""
+        return tuple(self.url.split(",")) if self.url else ()
 
 
 class NodeSettings(Frozen):

@@ -20,6 +20,7 @@ from polar import plugins
 from polar.config.settings import GatewaySettings
 from polar.dialects.base import (
     Action,
+    Answer,
     CallIdentity,
     Dialect,
     HttpAnswer,
@@ -31,8 +32,9 @@ from polar.dialects.base import (
 )
 from polar.engines.base import ContextOverflow, Engine, EngineError, ModelInfo
 from polar.errors import Conflict, NotFound, PolarError, Unavailable
-from polar.gateway.call import ModelCall, render
+from polar.gateway.call import ModelCall, Send, render
 from polar.gateway.capture import CaptureError
+from polar.gateway.flights import Flight, Flights, fingerprint
 from polar.gateway.session import Session, SessionGrant, context_overflow, new_key, session_ended
 from polar.models.chat import ChatRequest
 from polar.models.session import Progress
@@ -49,6 +51,8 @@ V = TypeVar("V")
 
 _ENDED_SESSIONS = 10_000
 """How many ended sessions are remembered, to answer 410 instead of 401 and to report progress."""
+_KEY_PREFIX = "/k/{session_key}"
+"""Stands before any address, for harnesses that can be given a base URL but no key."""
 _DEFAULT_DIALECT = "openai_chat"
 """Whose error shape is used at addresses no dialect has."""
 
@@ -71,6 +75,7 @@ class Gateway:
         self._created = int(time.time())
         self._by_key: dict[bytes, Session] = {}
         self._sessions: dict[str, Session] = {}
+        self._flights: dict[str, Flights] = {}
         self._ended_keys: OrderedDict[bytes, None] = OrderedDict()
         self._ended: OrderedDict[str, Progress] = OrderedDict()
         self._runner: web.AppRunner | None = None
@@ -95,6 +100,7 @@ class Gateway:
                 at.append((dialect, self._handler(dialect, route)))
         for (method, path), handlers in shared.items():
             app.router.add_route(method, path, _by_claim(handlers))
+            app.router.add_route(method, f"{_KEY_PREFIX}{path}", _by_claim(handlers))
         unknown = [(dialect, _answering(dialect, _unknown_route)) for dialect in dialects]
         app.router.add_route("*", "/{path:.*}", _by_claim(unknown))
         # Handlers are cancelled when their client goes away: that is what aborts the engine's work.
@@ -123,6 +129,7 @@ class Gateway:
         if grant.session_id in self._sessions:
             raise Conflict(f"session {grant.session_id} is open already")
         session = Session(grant)
+        self._flights[grant.session_id] = Flights(session, self._settings.replay_seconds)
         self._sessions[grant.session_id] = session
         self._by_key[_digest(grant.key)] = session
 
@@ -147,6 +154,7 @@ class Gateway:
             await session.close()
         finally:
             self._sessions.pop(session_id, None)
+            self._flights.pop(session_id, None)
             digest = _digest(session.grant.key)
             self._by_key.pop(digest, None)
             _remember(self._ended_keys, digest, None)
@@ -160,11 +168,13 @@ class Gateway:
                 return _answering(dialect, lambda request: self._count_tokens(dialect, route, request))
             case Action.LIST_MODELS:
                 return _answering(dialect, lambda request: self._list_models(dialect, request))
+            case Action.SHOW_MODEL:
+                return _answering(dialect, lambda request: self._show_model(dialect, request))
             case Action.FIXED:
                 return _fixed(route.fixed or HttpAnswer(200))
 
     def _session_of(self, dialect: Dialect, request: web.Request) -> Session:
-        key = dialect.key(request.headers, request.query)
+        key = request.match_info.get("session_key") or dialect.key(request.headers, request.query)
         if key is not None:
             digest = _digest(key)
             session = self._by_key.get(digest)
@@ -182,6 +192,11 @@ class Gateway:
         self._session_of(dialect, request)
         return _json(dialect.models(self._model.name, self._model.max_context, self._created))
 
+    async def _show_model(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        self._session_of(dialect, request)
+        self._refuse_other_models(request.match_info["model"])
+        return _json(dialect.model(self._model.name, self._model.max_context, self._created))
+
     async def _count_tokens(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
         session = self._session_of(dialect, request)
         chat = await self._chat_request(dialect, route, request, session)
@@ -195,12 +210,7 @@ class Gateway:
         """The request as it reads with the whole conversation before it; refused if not for our model."""
         body = await self._body(request)
         chat = dialect.parse(HttpRequest(route, body, request.match_info, request.query, request.headers))
-        if chat.model != self._model.name:
-            raise RequestRefused(
-                Refusal.UNKNOWN_MODEL,
-                f"The model {chat.model!r} does not exist; this session serves {self._model.name!r}.",
-                field="model",
-            )
+        self._refuse_other_models(chat.model)
         if chat.continues is None:
             return chat
         before = session.conversations.turn(chat.continues)
@@ -211,24 +221,33 @@ class Gateway:
     async def _complete(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
         session = self._session_of(dialect, request)
         chat = await self._chat_request(dialect, route, request, session)
-        with _open_call(session):
-            call = ModelCall(session, chat, dialect.name)
-            await call.prepare(self._renderer, self._model)
+        flights = self._flights[session.grant.session_id]
+        asked = fingerprint(request.path_qs, await request.read())
+        flight = flights.join(asked, request.headers)
+        if flight is None:
+            flight = flights.launch(ModelCall(session, chat, dialect.name), self._fly, asked)
+        with flight.followed():
+            await flight.accepted()
             if chat.stream:
-                return await self._stream(dialect, request, chat, call, session)
-            return await self._whole(dialect, chat, call, session)
+                return await self._stream(dialect, request, chat, flight, session)
+            return await self._whole(dialect, chat, flight, session)
+
+    async def _fly(self, call: ModelCall, accept: Callable[[], None], send: Send) -> Answer:
+        await call.prepare(self._renderer, self._model)
+        accept()
+        return await call.run(self._engine, self._renderer, send)
 
     async def _whole(
-        self, dialect: Dialect, chat: ChatRequest, call: ModelCall, session: Session
+        self, dialect: Dialect, chat: ChatRequest, flight: Flight, session: Session
     ) -> web.StreamResponse:
         with _engine_errors(session, self._model):
-            answer = await call.run(self._engine, self._renderer, _discard)
-        return _json(dialect.respond(self._identity(call), chat, answer))
+            answer = await flight.answer()
+        return _json(dialect.respond(self._identity(flight.call), chat, answer))
 
     async def _stream(
-        self, dialect: Dialect, request: web.Request, chat: ChatRequest, call: ModelCall, session: Session
+        self, dialect: Dialect, request: web.Request, chat: ChatRequest, flight: Flight, session: Session
     ) -> web.StreamResponse:
-        encoder = dialect.stream(self._identity(call), chat)
+        encoder = dialect.stream(self._identity(flight.call), chat)
         response = web.StreamResponse(
             headers={
                 "Content-Type": encoder.content_type,
@@ -239,24 +258,33 @@ class Gateway:
         with suppress(ConnectionError):  # the client is gone, and the call has recorded that
             await response.prepare(request)
             await response.write(encoder.start())
-            await self._stream_answer(response, encoder, call, session)
+            await self._stream_answer(response, encoder, flight, session)
             await response.write_eof()
         return response
 
     async def _stream_answer(
-        self, response: web.StreamResponse, encoder: StreamEncoder, call: ModelCall, session: Session
+        self, response: web.StreamResponse, encoder: StreamEncoder, flight: Flight, session: Session
     ) -> None:
-        async def send(delta: MessageDelta) -> None:
-            await response.write(_encoded(encoder, delta))
-
         async with _kept_alive(response, encoder, self._settings.keepalive_seconds):
             try:
                 with _engine_errors(session, self._model):
-                    answer = await call.run(self._engine, self._renderer, send)
+                    async for delta in flight.deltas():
+                        await response.write(_encoded(encoder, delta))
+                    answer = await flight.answer()
             except RequestRefused as error:
                 await response.write(encoder.error(error))
             else:
+                if answer.stop_sequence is not None:
+                    encoder.stop_sequence(answer.stop_sequence)
                 await response.write(encoder.finish(answer.finish_reason, answer.usage))
+
+    def _refuse_other_models(self, name: str) -> None:
+        if name != self._model.name:
+            raise RequestRefused(
+                Refusal.UNKNOWN_MODEL,
+                f"The model {name!r} does not exist; this session serves {self._model.name!r}.",
+                field="model",
+            )
 
     async def _body(self, request: web.Request) -> bytes:
         limit = self._settings.max_body_bytes
@@ -284,7 +312,8 @@ def _answering(dialect: Dialect, handle: Handler) -> Handler:
         except ConnectionError:
             raise
         except Exception:
-            log.exception("%s %s failed", request.method, request.path)
+            # Not the path itself, which may hold a key.
+            log.exception("%s %s failed", dialect.name, request.method)
             refused = _internal_error()
         told = dialect.error(refused)
         return _json(told.body, told.status, dict(told.headers))
@@ -317,18 +346,6 @@ def _fixed(answer: HttpAnswer) -> Handler:
 
 async def _unknown_route(request: web.Request) -> web.StreamResponse:
     raise RequestRefused(Refusal.UNKNOWN_ROUTE, f"Invalid URL ({request.method} {request.path})")
-
-
-@contextmanager
-def _open_call(session: Session) -> Iterator[None]:
-    """Lets the session's end cancel this handler."""
-    task = asyncio.current_task()
-    assert task is not None
-    session.calls.add(task)
-    try:
-        yield
-    finally:
-        session.calls.discard(task)
 
 
 @contextmanager
@@ -384,10 +401,6 @@ def _encoded(encoder: StreamEncoder, delta: MessageDelta) -> bytes:
             *(encoder.tool_call(call) for call in delta.tool_calls),
         ]
     )
-
-
-async def _discard(delta: MessageDelta) -> None:
-    """A whole answer needs no deltas."""
 
 
 def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -7,9 +7,16 @@ import socket
 
 import pytest
 
-from polar.engines import vllm
-from polar.engines.base import ContextOverflow, EngineError, GenerateRequest, ModelInfo, TokenChunk
-from polar.engines.vllm import EngineDown, VllmEngine
+from polar.engines import http
+from polar.engines.base import (
+    ContextOverflow,
+    EngineDown,
+    EngineError,
+    GenerateRequest,
+    ModelInfo,
+    TokenChunk,
+)
+from polar.engines.vllm import VllmEngine
 from polar.models.chat import FinishReason, Sampling
 from tests.fakes.vllm_wire import event, usage, vllm_wire
 
@@ -20,7 +27,7 @@ REQUEST = GenerateRequest(
 
 @pytest.fixture(autouse=True)
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "FIRST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(http, "FIRST_BACKOFF_SECONDS", 0.001)
 
 
 async def generated(url: str, version: int = 0) -> list[TokenChunk]:
@@ -93,7 +100,7 @@ async def test_an_engine_that_stays_busy_or_absent_is_down() -> None:
     async with vllm_wire((503, {"error": {"message": "loading"}})) as wire:
         with pytest.raises(EngineDown, match="loading"):
             await generated(wire.url)
-        assert len(wire.bodies) == vllm.ATTEMPTS
+        assert len(wire.bodies) == http.ATTEMPTS
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(EngineDown, match="cannot be reached"):

@@ -1,0 +1,143 @@
+"""Generations in the air: identical requests of a session share one, and a retry gets what was delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from polar.dialects.base import Answer
+from polar.gateway.call import ModelCall, Send
+from polar.gateway.session import Session, session_ended
+from polar.rendering.base import MessageDelta
+
+RETRY_COUNTERS = ("x-stainless-retry-count",)
+"""Headers in which SDKs say how often they have sent this very request before."""
+
+Work = Callable[[ModelCall, Callable[[], None], Send], Awaitable[Answer]]
+"""Carries a call out: calls the second argument once the prompt is accepted, the third for each delta."""
+
+
+class Flight:
+    """One generation and whoever waits for it. It ends early when the last of them has left."""
+
+    def __init__(self, call: ModelCall, work: Work, fingerprint: bytes) -> None:
+        self.call = call
+        self.fingerprint = fingerprint
+        self.landed_at: float | None = None
+        """Monotonic time at which the answer was whole; None while it is not, or if it failed."""
+        self._deltas: list[MessageDelta] = []
+        self._is_accepted = False
+        self._changed = asyncio.Event()
+        self._followers = 0
+        self.task = asyncio.ensure_future(self._fly(work))
+        self.task.add_done_callback(self._notice_end)
+
+    @property
+    def is_open(self) -> bool:
+        return not self.task.done()
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        self._followers += 1
+        try:
+            yield
+        finally:
+            self._followers -= 1
+            if not self._followers:
+                self.task.cancel()
+
+    async def accepted(self) -> None:
+        """Return once the prompt is accepted; raise what stands against it."""
+        while not self._is_accepted:
+            if self.task.done():
+                self._result()
+                return
+            await self._changed.wait()
+
+    async def deltas(self) -> AsyncIterator[MessageDelta]:
+        """Every delta from the first on, the later ones as they come."""
+        position = 0
+        while True:
+            while position < len(self._deltas):
+                yield self._deltas[position]
+                position += 1
+            if self.task.done():
+                return
+            await self._changed.wait()
+
+    async def answer(self) -> Answer:
+        """The whole answer; raises what ended the generation instead."""
+        await asyncio.wait({self.task})
+        return self._result()
+
+    def _result(self) -> Answer:
+        if self.task.cancelled():
+            raise session_ended()
+        return self.task.result()
+
+    async def _fly(self, work: Work) -> Answer:
+        return await work(self.call, self._accept, self._append)
+
+    def _accept(self) -> None:
+        self._is_accepted = True
+        self._wake()
+
+    async def _append(self, delta: MessageDelta) -> None:
+        self._deltas.append(delta)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _notice_end(self, task: asyncio.Future[Answer]) -> None:
+        # Asking for the exception also tells asyncio that somebody has seen it.
+        if not task.cancelled() and task.exception() is None:
+            self.landed_at = time.monotonic()
+        self._wake()
+
+
+class Flights:
+    """The flights of one session, by what was asked."""
+
+    def __init__(self, session: Session, replay_seconds: float) -> None:
+        self._session = session
+        self._replay_seconds = replay_seconds
+        self._by_fingerprint: dict[bytes, Flight] = {}
+
+    def join(self, fingerprint: bytes, headers: Mapping[str, str]) -> Flight | None:
+        """The flight an identical request is to follow, if there is one.
+
+        A request that says it was never sent before is none, however much it looks like another:
+        two sub-agents may well ask the same at once.
+        """
+        self._forget_old()
+        return None if _says_first_try(headers) else self._by_fingerprint.get(fingerprint)
+
+    def launch(self, call: ModelCall, work: Work, fingerprint: bytes) -> Flight:
+        flight = Flight(call, work, fingerprint)
+        self._by_fingerprint[fingerprint] = flight
+        self._session.calls.add(flight.task)
+        flight.task.add_done_callback(self._session.calls.discard)
+        return flight
+
+    def _forget_old(self) -> None:
+        horizon = time.monotonic() - self._replay_seconds
+        kept = {
+            fingerprint: flight
+            for fingerprint, flight in self._by_fingerprint.items()
+            if flight.is_open or (flight.landed_at is not None and flight.landed_at > horizon)
+        }
+        self._by_fingerprint = kept
+
+
+def fingerprint(path: str, body: bytes) -> bytes:
+    """The same for requests that ask for exactly the same."""
+    return hashlib.blake2b(path.encode() + b"\0" + body, digest_size=16).digest()
+
+
+def _says_first_try(headers: Mapping[str, str]) -> bool:
+    return any(headers.get(name) == "0" for name in RETRY_COUNTERS)

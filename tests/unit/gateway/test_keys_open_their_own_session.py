@@ -1,0 +1,35 @@
+"""The key decides which session a call belongs to, wherever the client can put it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from polar.gateway.server import new_key
+
+
+async def test_a_key_in_the_path_opens_its_session(set_scene) -> None:
+    scene = await set_scene(["Hello."])
+    url = scene.url.replace("/v1/", f"/k/{scene.grant.key}/v1/")
+    async with scene.http.post(url, json=scene.body()) as response:
+        assert response.status == 200
+    assert len(await scene.captured()) == 1
+
+
+async def test_the_key_in_the_path_decides_over_one_in_a_header(set_scene) -> None:
+    scene = await set_scene([])
+    url = scene.url.replace("/v1/", f"/k/{new_key()}/v1/")
+    headers = {"Authorization": f"Bearer {scene.grant.key}"}
+    async with scene.http.post(url, json=scene.body(), headers=headers) as response:
+        assert response.status == 401
+
+
+async def test_no_key_is_logged_when_a_call_fails(set_scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene = await set_scene([RuntimeError("broken")])
+    url = scene.url.replace("/v1/", f"/k/{scene.grant.key}/v1/")
+    with caplog.at_level(logging.DEBUG):
+        async with scene.http.post(url, json=scene.body()) as response:
+            assert response.status >= 500
+    assert "broken" in caplog.text
+    assert scene.grant.key not in caplog.text
