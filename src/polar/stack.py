@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from polar.config.settings import EngineSettings, Settings
 from polar.engines.base import Engine, ModelInfo
 from polar.engines.embedded.process import embedded_engine
 from polar.engines.embedded.weights import ensure_tokenizer, is_cached
+from polar.engines.replicas import Replicas
 from polar.errors import InvalidInput
 from polar.gateway.server import Gateway
 from polar.node.worker import Node
@@ -82,22 +83,30 @@ async def running(settings: Settings, say: Say) -> AsyncIterator[Stack]:
 async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
     """The engine, embedded unless one is named, and a gateway in front of it."""
     async with AsyncExitStack() as parts:
-        engine_url = settings.engine.url
-        if engine_url is None:
+        urls = settings.engine.urls
+        if not urls:
             say(f"starting the embedded engine with {settings.engine.model}")
             if not is_cached(settings.engine.model):
                 say("fetching and converting its weights, about a minute, this once")
             log_file = settings.data_dir.absolute() / "logs" / "engine.log"
             process = await parts.enter_async_context(embedded_engine(settings.engine, log_file))
             await parts.enter_async_context(_in_background(process.watch()))
-            engine_url = process.url
-        engine: Engine = plugins.load("engines", settings.engine.kind)(engine_url, settings.engine.api_key)
+            urls = (process.url,)
+        engine = _engine(settings.engine, urls)
         parts.push_async_callback(engine.close)
         model = await engine.model_info()
+        await engine.check()
         renderer = await _renderer(settings.engine, engine, model)
         say("starting the gateway")
         gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
-        yield DataPlane(gateway, model, engine_url)
+        yield DataPlane(gateway, model, ",".join(urls))
+
+
+def _engine(settings: EngineSettings, urls: Sequence[str]) -> Engine:
+    """The client of the one engine, or of all replicas as if they were one."""
+    client = plugins.load("engines", settings.kind)
+    engines: dict[str, Engine] = {url: client(url, settings.api_key) for url in urls}
+    return engines[urls[0]] if len(urls) == 1 else Replicas(engines)
 
 
 async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) -> Renderer:

@@ -18,7 +18,10 @@ def serve(
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the control plane (default: 8700).")] = None,
     engine_url: Annotated[
-        str | None, typer.Option(help="A running vLLM or `polar engine`; without it one is started.")
+        list[str] | None,
+        typer.Option(
+            help="A running vLLM or `polar engine`, repeated for replicas; without it one is started."
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
@@ -41,7 +44,7 @@ def serve(
         {
             "data_dir": data_dir,
             "server": {"host": host, "port": port},
-            "engine": {"url": engine_url, "model": model},
+            "engine": {"url": engine_url or None, "model": model},
             "node": {"run_slots": run_slots},
         },
     )

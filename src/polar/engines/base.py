@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from polar.errors import PolarError
+from polar.errors import PolarError, Unavailable
 from polar.models.chat import FinishReason, Sampling
 
 
@@ -18,6 +18,8 @@ class GenerateRequest:
     prompt_ids: list[int]
     sampling: Sampling
     stop_token_ids: tuple[int, ...] = ()
+    session: str = ""
+    """Whose request it is: requests of one session share a prefix, and so belong on one replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class EngineError(PolarError):
     """The engine could not answer."""
 
 
+class EngineDown(EngineError, Unavailable):
+    """The engine could not be reached or was too busy, and nothing it sampled was passed on."""
+
+
 class ContextOverflow(EngineError):
     """The prompt, or prompt plus max_tokens, does not fit the model's context."""
 
@@ -63,6 +69,10 @@ class Engine(ABC):
     @abstractmethod
     async def model_info(self) -> ModelInfo:
         """The served model; raises EngineError while the engine is not up."""
+
+    async def check(self) -> None:
+        """Find out at start-up whether the engine can do what Polar needs; EngineError says what it lacks."""
+        return
 
     async def tokenize(self, text: str) -> list[int] | None:
         """The engine's own ids of a text, control tokens recognised; None if it cannot say."""

@@ -1,0 +1,240 @@
+"""What clients of engines over HTTP share: connections, events, and patience before the first of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any, ClassVar, cast
+from uuid import uuid4
+
+import aiohttp
+import orjson
+
+from polar.engines.base import (
+    ContextOverflow,
+    Engine,
+    EngineDown,
+    EngineError,
+    GenerateRequest,
+    TokenChunk,
+)
+from polar.models.chat import Sampling
+
+ATTEMPTS = 5
+FIRST_BACKOFF_SECONDS = 0.1
+"""Doubles with each attempt: 1.5 s in all, enough for an engine's restart of its listener, short of
+any harness's patience."""
+CONNECT_SECONDS = 10.0
+SILENCE_SECONDS = 1_800.0
+"""A request may wait long in the engine's queue or through a weight update; a session's own budget
+ends it earlier. This only frees connections whose peer vanished without a word."""
+QUESTION_SECONDS = 30.0
+"""For questions that an engine answers without sampling."""
+DRAIN_SECONDS = 0.5
+"""How long the end of a stream may lag behind its last event before its connection is given up."""
+
+BUSY = frozenset({429, 502, 503, 504})
+"""Answers after which the same request may succeed: nothing was sampled."""
+_OVERFLOW_WORDS = (
+    "context length",
+    "context_length",
+    "max_model_len",
+    "maximum model length",
+    "maximum allowed length",
+)
+
+
+class HttpEngine(Engine):
+    """An engine at a URL."""
+
+    requirement: ClassVar[str]
+    """What the server must be for its tokens to be usable: the hint when the start-up check fails."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.policy_version = 0
+        """Stamped on tokens when the server does not name the version itself."""
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http: aiohttp.ClientSession | None = None
+
+    async def check(self) -> None:
+        """Sample one token: whether ids and logprobs come back shows only in an answer."""
+        sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
+        request = GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
+        sampled = 0
+        try:
+            async with aclosing(cast("AsyncGenerator[TokenChunk, None]", self.generate(request))) as chunks:
+                async for chunk in chunks:
+                    sampled += len(chunk.ids)
+        except EngineDown:
+            raise
+        except EngineError as error:
+            raise EngineError(
+                f"the engine at {self.url} cannot be used: {error}", hint=f"it must be {self.requirement}"
+            ) from error
+        if sampled == 0:
+            raise EngineError(
+                f"the engine at {self.url} samples without returning token ids",
+                hint=f"it must be {self.requirement}",
+            )
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        body = {"prompt": text, "add_special_tokens": False}
+        status, answer = await self._ask("POST", "/tokenize", body)
+        if status != 200:
+            return None
+        try:
+            return [int(id) for id in orjson.loads(answer)["tokens"]]
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    async def _served_model(self) -> tuple[dict[str, Any], str, int]:
+        """The list of models as the server gives it, and the first one's name and context."""
+        document = await self._get("/v1/models")
+        try:
+            entry = document["data"][0]
+            return document, str(entry["id"]), int(entry["max_model_len"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineError(
+                f"the engine at {self.url} lists no model with a max_model_len",
+                hint=f"it must be {self.requirement}",
+            ) from error
+
+    async def _get(self, path: str, *, older: str | None = None) -> dict[str, Any]:
+        """The object at a path, or at the one it has on older servers; EngineDown if there is none (yet)."""
+        status, answer = await self._ask("GET", path)
+        if status == 404 and older is not None:
+            return await self._get(older)
+        if status != 200:
+            raise EngineDown(f"the engine at {self.url} answers {status} to {path}: {reason_in(answer)}")
+        try:
+            document = orjson.loads(answer)
+        except orjson.JSONDecodeError:
+            document = None
+        if not isinstance(document, dict):
+            raise EngineError(
+                f"the engine at {self.url} answers {path} with no JSON object",
+                hint=f"it must be {self.requirement}",
+            )
+        return document
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        """Status and body of a short question's answer."""
+        timeout = aiohttp.ClientTimeout(total=QUESTION_SECONDS, sock_connect=CONNECT_SECONDS)
+        try:
+            async with self._session().request(
+                method, self.url + path, json=body, timeout=timeout
+            ) as response:
+                return response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineDown(
+                f"the engine at {self.url} cannot be reached: {error or type(error).__name__}"
+            ) from error
+
+    async def _events(self, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a generation. Trouble before the first one is tried again, later trouble is not.
+
+        Closing the iterator closes the connection, which aborts the request.
+        """
+        data = orjson.dumps(body)
+        backoff = FIRST_BACKOFF_SECONDS
+        for attempt in range(1, ATTEMPTS + 1):
+            has_begun = False
+            try:
+                async with self._post(path, data) as response, aclosing(_parsed(response)) as events:
+                    async for event in events:
+                        has_begun = True
+                        yield event
+                return
+            except EngineDown as error:
+                problem = error
+            except (aiohttp.ClientError, TimeoutError) as error:
+                cause = error or type(error).__name__
+                if has_begun:
+                    raise EngineError(f"the engine at {self.url} broke off: {cause}") from error
+                problem = EngineDown(f"the engine at {self.url} cannot be reached: {cause}")
+            if attempt == ATTEMPTS:
+                raise problem
+            await asyncio.sleep(backoff)
+            backoff *= 2
+
+    @asynccontextmanager
+    async def _post(self, path: str, data: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The open, successful response to a generation request."""
+        headers = {"Content-Type": "application/json"}
+        response = await self._session().post(self.url + path, data=data, headers=headers)
+        try:
+            if response.status != 200:
+                raise refusal(self.url, response.status, reason_in(await response.read()))
+            yield response
+        finally:
+            # Not release(): an unfinished body must close the connection, which aborts the request.
+            response.close()
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            timeout = aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
+            )
+            connector = aiohttp.TCPConnector(limit=0)
+            self._http = aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector)
+        return self._http
+
+
+async def _parsed(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any], None]:
+    """The JSON of each server-sent event up to [DONE]. Lines may be longer than any read buffer."""
+    tail = b""
+    async for piece in response.content.iter_any():
+        *lines, tail = (tail + piece).split(b"\n")
+        for line in lines:
+            data = line.strip().removeprefix(b"data:").strip()
+            if not line.startswith(b"data:") or not data:
+                continue
+            if data == b"[DONE]":
+                await _drain(response)
+                return
+            try:
+                event = orjson.loads(data)
+            except orjson.JSONDecodeError as error:
+                raise EngineError(f"the engine's stream is not JSON: {error}") from error
+            if not isinstance(event, dict):
+                raise EngineError("the engine's stream holds an event that is no object")
+            yield event
+
+
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    """Read a finished stream to its end, so that the next request can use its connection."""
+    with suppress(aiohttp.ClientError, TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            await response.content.read()
+
+
+def refusal(url: str, status: int, reason: str) -> EngineError:
+    """The error that an engine means by refusing a request before it sampled anything."""
+    if status == 400 and any(words in reason.lower() for words in _OVERFLOW_WORDS):
+        return ContextOverflow(reason)
+    if status in BUSY:
+        return EngineDown(f"the engine at {url} answers {status}: {reason}")
+    return EngineError(f"the engine at {url} answers {status}: {reason}")
+
+
+def reason_in(body: bytes) -> str:
+    """The message in an error body of any of the shapes seen, else its beginning."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body[:300].decode("utf-8", "replace").strip() or "no reason given"
+    if isinstance(document, dict):
+        error = document.get("error")
+        inner = error if isinstance(error, dict) else document
+        message = inner.get("message") or inner.get("detail") or (error if isinstance(error, str) else None)
+        code = inner.get("code")
+        if message:
+            return f"{message} [{code}]" if isinstance(code, str) else str(message)
+    return body[:300].decode("utf-8", "replace")

@@ -1,0 +1,229 @@
+"""Several engines with the same model behind one face: a session stays where its prefix is cached."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from hashlib import blake2b
+from math import ceil
+from typing import cast
+
+from polar.engines.base import Engine, EngineDown, GenerateRequest, ModelInfo, TokenChunk
+from polar.errors import InvalidInput
+
+log = logging.getLogger(__name__)
+
+TRIES = 3
+"""Replicas that one request may try; each has its own patience with its own connection."""
+FIRST_BACKOFF_SECONDS = 1.0
+LAST_BACKOFF_SECONDS = 30.0
+PROBE_SECONDS = 60.0
+"""A replica may be answering long prompts while it is probed."""
+
+SKEW = 1.5
+"""A replica is overloaded with more than this many times the mean number of open requests.
+
+Pinning without such a bound piles sessions up on one replica until they evict each other's prefixes;
+a bound near 1 sends sessions away, to a cold cache, for what is only chance.
+"""
+LIGHT = 8
+"""Open requests that overload no replica: a batch this small costs less than a prefix computed anew."""
+DISPLACED = 100_000
+"""Sessions remembered; one forgotten goes back to its first replica."""
+
+
+def ranking(key: str, names: Collection[str]) -> list[str]:
+    """The replicas in the order in which a key prefers them.
+
+    Rendezvous hashing: the order of two replicas does not depend on which others there are, so one
+    that goes moves only its own keys, and takes back the same ones when it returns.
+    """
+
+    def weight(name: str) -> bytes:
+        return blake2b(f"{key}\0{name}".encode(), digest_size=8).digest()
+
+    return sorted(names, key=weight, reverse=True)
+
+
+def limit(open_requests: int, replicas: int) -> int:
+    """The most requests one replica may have open when this many are open in all."""
+    return max(LIGHT, ceil(SKEW * open_requests / replicas))
+
+
+def choice(key: str, loads: Mapping[str, int], displaced_to: str | None = None) -> str:
+    """The replica a new request goes to: the first in the key's ranking that it does not overload.
+
+    A key that was sent away stays where it was sent, with its prefix, until that replica is overloaded too.
+    """
+    bound = limit(sum(loads.values()) + 1, len(loads))
+    order = ranking(key, loads)
+    if displaced_to is not None and displaced_to in loads:
+        order.insert(0, displaced_to)
+    return next(name for name in order if loads[name] < bound)
+
+
+class Replicas(Engine):
+    """An engine made of others, by name; their URLs will do. A name decides which sessions it gets."""
+
+    def __init__(
+        self, engines: Mapping[str, Engine], *, first_backoff_seconds: float = FIRST_BACKOFF_SECONDS
+    ) -> None:
+        if not engines:
+            raise InvalidInput("no engine is named")
+        self._replicas = {name: _Replica(name, engine) for name, engine in engines.items()}
+        self._first_backoff_seconds = first_backoff_seconds
+        self._model: ModelInfo | None = None
+        self._displaced: OrderedDict[str, str] = OrderedDict()
+        """Where sessions went that are not on the first replica of their ranking, the latest last."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        tried: set[str] = set()
+        while True:
+            replica = self._choose(request.session or request.request_id, tried)
+            tried.add(replica.name)
+            has_begun = False
+            try:
+                with replica.carrying_one_more():
+                    async with aclosing(replica.tokens(request)) as chunks:
+                        async for chunk in chunks:
+                            has_begun = True
+                            yield chunk
+                return
+            except EngineDown as error:
+                if has_begun:
+                    raise
+                self._put_aside(replica, error)
+                if len(tried) == min(TRIES, len(self._replicas)):
+                    raise
+
+    async def model_info(self) -> ModelInfo:
+        """What all replicas that answer say; InvalidInput if they do not say the same."""
+        found = await asyncio.gather(*(self._info(replica) for replica in self._replicas.values()))
+        infos = {name: info for name, info in zip(self._replicas, found, strict=True) if info is not None}
+        if not infos:
+            raise self._all_down()
+        if len({(info.name, info.max_context) for info in infos.values()}) > 1:
+            said = "; ".join(
+                f"{name} serves {info.name} with a context of {info.max_context}"
+                for name, info in infos.items()
+            )
+            raise InvalidInput(f"the engines must serve the same model: {said}")
+        # While an update goes round, the oldest weights are what a token may still come from.
+        self._model = min(infos.values(), key=lambda info: info.policy_version)
+        return self._model
+
+    async def check(self) -> None:
+        await asyncio.gather(*(self._check(replica) for replica in self._replicas.values() if replica.is_up))
+        if not any(replica.is_up for replica in self._replicas.values()):
+            raise self._all_down()
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        up = [replica for replica in self._replicas.values() if replica.is_up]
+        answers = await asyncio.gather(*(replica.engine.tokenize(text) for replica in up))
+        known = [answer for answer in answers if answer is not None]
+        if any(answer != known[0] for answer in known):
+            raise InvalidInput(f"the engines tokenise differently: {', '.join(self._replicas)}")
+        return known[0] if known else None
+
+    async def close(self) -> None:
+        probes = [replica.probe for replica in self._replicas.values() if replica.probe is not None]
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+        for replica in self._replicas.values():
+            await replica.engine.close()
+
+    def _choose(self, key: str, tried: Collection[str]) -> _Replica:
+        left = [replica for name, replica in self._replicas.items() if name not in tried]
+        # When none is known to be up, one may be by now: trying costs less than refusing.
+        candidates = [replica for replica in left if replica.is_up] or left
+        loads = {replica.name: replica.open for replica in candidates}
+        chosen = choice(key, loads, self._displaced.pop(key, None))
+        if chosen != ranking(key, self._replicas)[0]:
+            self._displaced[key] = chosen
+            if len(self._displaced) > DISPLACED:
+                self._displaced.popitem(last=False)
+        return self._replicas[chosen]
+
+    async def _info(self, replica: _Replica) -> ModelInfo | None:
+        try:
+            return await replica.engine.model_info()
+        except EngineDown as error:
+            self._put_aside(replica, error)
+            return None
+
+    async def _check(self, replica: _Replica) -> None:
+        try:
+            await replica.engine.check()
+        except EngineDown as error:
+            self._put_aside(replica, error)
+
+    def _put_aside(self, replica: _Replica, error: EngineDown) -> None:
+        replica.last_error = error
+        if replica.is_up:
+            log.warning("replica %s is put aside, its sessions move: %s", replica.name, error)
+            replica.probe = asyncio.create_task(self._readmit_when_up(replica))
+
+    async def _readmit_when_up(self, replica: _Replica) -> None:
+        backoff = self._first_backoff_seconds
+        while True:
+            await asyncio.sleep(backoff)
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await self._probe(replica)
+            except Exception as error:
+                log.info("replica %s stays aside: %s", replica.name, error or type(error).__name__)
+                backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+            else:
+                log.info("replica %s is back", replica.name)
+                replica.probe = None
+                # Its sessions come back to it, so that it takes its share of the load again.
+                self._displaced.clear()
+                return
+
+    async def _probe(self, replica: _Replica) -> None:
+        """Raise unless the replica serves our model, and in a way that can be used."""
+        info = await replica.engine.model_info()
+        model = self._model
+        if model is not None and (info.name, info.max_context) != (model.name, model.max_context):
+            raise InvalidInput(
+                f"it now serves {info.name} with a context of {info.max_context},"
+                f" the others {model.name} with {model.max_context}"
+            )
+        await replica.engine.check()
+
+    def _all_down(self) -> EngineDown:
+        said = "; ".join(
+            f"{name}: {replica.last_error}" for name, replica in self._replicas.items() if replica.last_error
+        )
+        return EngineDown(f"none of the {len(self._replicas)} engines can be reached: {said}")
+
+
+class _Replica:
+    """One engine, what it carries, and whether it is put aside."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name = name
+        self.engine = engine
+        self.open = 0
+        self.probe: asyncio.Task[None] | None = None
+        """Runs while the replica is put aside."""
+        self.last_error: EngineDown | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.probe is None
+
+    @contextmanager
+    def carrying_one_more(self) -> Iterator[None]:
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+    def tokens(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        return cast("AsyncGenerator[TokenChunk, None]", self.engine.generate(request))

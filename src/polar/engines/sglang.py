@@ -1,0 +1,205 @@
+"""Client of SGLang's native generation API, with token ids in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+
+from polar.engines.base import (
+    ContextOverflow,
+    EngineDown,
+    EngineError,
+    GenerateRequest,
+    ModelInfo,
+    TokenChunk,
+)
+from polar.engines.http import HttpEngine, reason_in, refusal
+from polar.models.chat import FinishReason
+
+log = logging.getLogger(__name__)
+
+ABORT_SECONDS = 2.0
+"""How long closing a generation may wait for the server to hear of it."""
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class SglangEngine(HttpEngine):
+    requirement = "SGLang 0.5 or newer, reached directly: its router may strip token ids"
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        stream = _TokenStream(self.url, self.policy_version)
+        try:
+            async with aclosing(self._events("/generate", _request_body(request))) as events:
+                async for event in events:
+                    chunk = stream.read(event)
+                    if chunk is not None:
+                        yield chunk
+            yield stream.last()
+        except (GeneratorExit, asyncio.CancelledError):
+            if not stream.has_ended:
+                await self._abort(request.request_id)
+            raise
+
+    async def model_info(self) -> ModelInfo:
+        # Not /server_info: its context_length is null unless it was given on the command line.
+        _, name, context = await self._served_model()
+        info = await self._get("/model_info", older="/get_model_info")
+        version = _version(info.get("weight_version"), self.policy_version)
+        # SGLang refuses a prompt and max_new_tokens that together fill the context to the last token.
+        return ModelInfo(name, context - 1, version)
+
+    async def check(self) -> None:
+        await super().check()
+        info = await self._get("/server_info", older="/get_server_info")
+        if not (info.get("incremental_streaming_output") or info.get("stream_output")):
+            log.warning(
+                "the SGLang server at %s repeats all earlier tokens with each new one, which makes long"
+                " answers slow: start it with --incremental-streaming-output",
+                self.url,
+            )
+
+    async def _abort(self, rid: str) -> None:
+        """Besides the closed connection, which the server notices only when it next writes to it."""
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self._ask("POST", "/abort_request", {"rid": rid})
+        except (EngineError, TimeoutError) as error:
+            log.info("the engine at %s could not be told to abort %s: %s", self.url, rid, error)
+
+
+class _TokenStream:
+    """Turns the events of one response into chunks, refusing tokens without ids or logprobs.
+
+    An event holds all tokens so far, or only the new ones where the server streams incrementally;
+    the server's own count of tokens tells which.
+    """
+
+    def __init__(self, url: str, policy_version: int) -> None:
+        self._url = url
+        self._version = policy_version
+        self._tokens = 0
+        self._held: TokenChunk | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._held is not None
+
+    def read(self, event: dict[str, Any]) -> TokenChunk | None:
+        """The chunk to pass on now. The finishing one waits for the end of the stream."""
+        if event.get("error"):
+            code = event["error"].get("code") if isinstance(event["error"], dict) else None
+            raise self._failure(code if isinstance(code, int) else 400, reason_in(orjson.dumps(event)))
+        meta = event.get("meta_info")
+        if not isinstance(meta, dict):
+            raise EngineError("the engine sent an event without meta_info")
+        if self.has_ended:
+            raise EngineError("the engine went on after it had ended the completion")
+        finish = self._finish(meta.get("finish_reason"))
+        ids, logprobs = self._new_tokens(event, meta, is_last=finish is not None)
+        self._tokens += len(ids)
+        self._version = _version(meta.get("weight_version"), self._version)
+        chunk = TokenChunk(ids, logprobs, self._version, finish, int(meta.get("cached_tokens") or 0))
+        if finish is not None:
+            self._held = chunk
+            return None
+        return chunk if ids else None
+
+    def last(self) -> TokenChunk:
+        if self._held is None:
+            raise EngineError("the engine's stream ended before the completion did")
+        return self._held
+
+    def _new_tokens(
+        self, event: dict[str, Any], meta: dict[str, Any], *, is_last: bool
+    ) -> tuple[list[int], list[float]]:
+        count = meta.get("completion_tokens")
+        if not isinstance(count, int):
+            raise EngineError("the engine does not count its completion_tokens")
+        ids = self._new(event.get("output_ids"), count, is_last=is_last)
+        rows = self._new(meta.get("output_token_logprobs"), count, is_last=is_last)
+        try:
+            logprobs = [float(row[0]) for row in rows]
+            named = [row[1] for row in rows]
+        except (TypeError, ValueError, IndexError, KeyError) as error:
+            raise EngineError(f"the engine sent a token without a usable logprob: {error}") from error
+        if ids != named or not all(type(id) is int for id in ids):
+            raise EngineError(f"the engine sent {len(ids)} token ids and logprobs of other tokens")
+        return ids, logprobs
+
+    def _new(self, items: Any, count: int, *, is_last: bool) -> list[Any]:
+        """What a list of all tokens, or of the new ones only, adds to those passed on already."""
+        if not isinstance(items, list):
+            if count == self._tokens:
+                return []
+            raise EngineError("the engine sent tokens without ids or logprobs")
+        # A list of all tokens may run ahead of the count taken before it was written, except at the end.
+        is_whole = len(items) == count if is_last else len(items) >= count
+        if is_whole:
+            return items[self._tokens :]
+        if self._tokens + len(items) == count:
+            return items
+        raise EngineError(
+            f"the engine counts {count} sampled tokens but sent {len(items)} after {self._tokens}"
+        )
+
+    def _finish(self, reason: Any) -> FinishReason | None:
+        if reason is None:
+            return None
+        detail = reason if isinstance(reason, dict) else {"type": reason}
+        kind = detail.get("type")
+        if kind in _FINISH:
+            return _FINISH[kind]
+        # Aborted without a word of blame, as when weights are updated: the same request may succeed.
+        status = detail.get("status_code")
+        message = f"ended the completion with {kind!r}: {detail.get('message') or 'no reason given'}"
+        raise self._failure(status if isinstance(status, int) else 503, message)
+
+    def _failure(self, status: int, reason: str) -> EngineError:
+        """An error inside a stream; only before the first token may the request be tried elsewhere."""
+        error = refusal(self._url, status, reason)
+        if self._tokens == 0 or not isinstance(error, EngineDown | ContextOverflow):
+            return error
+        return EngineError(error.message)
+
+
+def _request_body(request: GenerateRequest) -> dict[str, Any]:
+    sampling = request.sampling
+    wishes = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        # SGLang says "all" with -1 and refuses 0.
+        "top_k": sampling.top_k or (None if sampling.top_k is None else -1),
+        "sampling_seed": sampling.seed,
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": list(request.stop_token_ids) or None,
+    }
+    return {
+        "rid": request.request_id,
+        "input_ids": request.prompt_ids,
+        "stream": True,
+        "return_logprob": True,
+        "sampling_params": {
+            # Left out, it would be 128.
+            "max_new_tokens": sampling.max_tokens,
+            "no_stop_trim": True,
+            # A server may prefer others: name the neutral values.
+            "min_p": 0.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "repetition_penalty": 1.0,
+        }
+        | {name: value for name, value in wishes.items() if value is not None},
+    }
+
+
+def _version(named: Any, otherwise: int) -> int:
+    """SGLang's weight version is free text, "default" until somebody sets it."""
+    return (
+        int(named) if isinstance(named, int) or (isinstance(named, str) and named.isdecimal()) else otherwise
+    )

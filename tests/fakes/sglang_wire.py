@@ -1,0 +1,123 @@
+"""A server that speaks SGLang's native wire from a script of events, for the engine client's tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+
+@dataclass
+class SglangWire:
+    """Answers the n-th generation with the n-th entry; the last one repeats.
+
+    An entry is a list of events (dicts are sent as JSON, strings as they are, an asyncio.Event is
+    waited for, a ConnectionError drops the connection), or a pair of a status and an error body.
+    """
+
+    answers: Sequence[Any]
+    is_old: bool = False
+    """Whether the addresses that inform have the names they had on older servers."""
+    is_incremental: bool = False
+    weight_version: str = "default"
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    aborted: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    """The rids of requests that were aborted by name."""
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
+    ports: set[int] = field(default_factory=set)
+    """Of the clients' ends of the connections that generations came on."""
+    url: str = ""
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "small", "max_model_len": 512}]})
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"model_path": "small", "weight_version": self.weight_version})
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        name = "incremental_streaming_output"
+        return web.json_response({"context_length": None, "api_key": "sk-secret", name: self.is_incremental})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        prompt = (await request.json())["prompt"]
+        return web.json_response({"tokens": [ord(letter) for letter in prompt], "count": len(prompt)})
+
+    async def abort(self, request: web.Request) -> web.Response:
+        self.aborted.put_nowait((await request.json())["rid"])
+        return web.Response()
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        self.ports.add(request.transport.get_extra_info("peername")[1])
+        answer = self.answers[min(len(self.bodies), len(self.answers) - 1)]
+        self.bodies.append(await request.json())
+        self.arrived.set()
+        if isinstance(answer, tuple):
+            status, body = answer
+            return web.json_response(body, status=status)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            for event in answer:
+                if isinstance(event, asyncio.Event):
+                    await event.wait()
+                elif isinstance(event, ConnectionError):
+                    request.transport.abort()
+                    return response
+                else:
+                    data = event if isinstance(event, str) else json.dumps(event)
+                    await response.write(f"data: {data}\n\n".encode())
+        except asyncio.CancelledError:
+            self.disconnected.set()
+            raise
+        return response
+
+
+def event(
+    ids: list[int] | None,
+    logprobs: list[float | None] | None,
+    count: int,
+    finish: str | dict[str, Any] | None = None,
+    **meta: Any,
+) -> Any:
+    """One event of a generation, with the ids and logprobs that it names and the server's count."""
+    rows = None if logprobs is None else [[p, id, None] for p, id in zip(logprobs, ids or [], strict=False)]
+    info = {
+        "id": "r1",
+        "finish_reason": {"type": finish} if isinstance(finish, str) else finish,
+        "prompt_tokens": 3,
+        "completion_tokens": count,
+        "cached_tokens": 2,
+        "weight_version": "default",
+    }
+    if rows is not None:
+        info["output_token_logprobs"] = rows
+    return {"text": "x" * count, "output_ids": ids, "meta_info": info | meta}
+
+
+@asynccontextmanager
+async def sglang_wire(*answers: Any, **options: Any) -> AsyncIterator[SglangWire]:
+    wire = SglangWire(answers, **options)
+    app = web.Application()
+    prefix = "/get_" if wire.is_old else "/"
+    app.router.add_get("/v1/models", wire.models)
+    app.router.add_get(f"{prefix}model_info", wire.model_info)
+    app.router.add_get(f"{prefix}server_info", wire.server_info)
+    app.router.add_post("/tokenize", wire.tokenize)
+    app.router.add_post("/abort_request", wire.abort)
+    app.router.add_post("/generate", wire.generate)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    wire.url = f"http://{host}:{port}"
+    try:
+        yield wire
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,90 @@
+"""One URL is one engine, several are replicas, and what cannot be used is refused when it is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+import polar.stack
+from polar.cli.main import app
+from polar.config.settings import EngineSettings, Settings
+from polar.engines.base import EngineError
+from polar.engines.replicas import Replicas
+from polar.engines.sglang import SglangEngine
+from polar.engines.vllm import VllmEngine
+from polar.stack import _engine, data_plane
+from tests.fakes.vllm_wire import event, usage, vllm_wire
+
+A, B = "http://a:8000", "https://b:8000/v1"
+
+
+@pytest.mark.parametrize("url", [f"{A},{B}", f"{A}/, {B}/", [A, B]])
+def test_several_urls_are_a_list_or_have_commas_between(url: Any) -> None:
+    assert EngineSettings.model_validate({"url": url}).urls == (A, B)
+
+
+def test_one_url_is_itself_and_none_is_the_embedded_engine() -> None:
+    assert EngineSettings(url=A).urls == (A,)
+    assert EngineSettings().urls == ()
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost", f"{A},", f"{A},localhost", f"{A} {B}", f"{A},{A}/", [], [A, 1], ""]
+)
+def test_what_is_no_list_of_different_urls_is_refused(url: Any) -> None:
+    with pytest.raises(ValidationError):
+        EngineSettings.model_validate({"url": url})
+
+
+def test_replicas_are_made_of_the_named_kind() -> None:
+    one = _engine(EngineSettings(url=A, kind="sglang"), (A,))
+    assert isinstance(one, SglangEngine)
+    assert one.url == A
+    several = _engine(EngineSettings(url=f"{A},{B}"), (A, B))
+    assert isinstance(several, Replicas)
+    assert [type(replica.engine) for replica in several._replicas.values()] == [VllmEngine] * 2
+
+
+def test_the_option_may_be_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[Settings] = []
+
+    def running(settings: Settings, say: object) -> Any:
+        seen.append(settings)
+        raise EngineError("far enough")
+
+    monkeypatch.setattr(polar.stack, "running", running)
+    for arguments in (["--engine-url", A, "--engine-url", B], []):
+        CliRunner().invoke(app, ["serve", *arguments])
+    assert [settings.engine.urls for settings in seen] == [(A, B), ()]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [event(None, None, "length") | {"usage": None}, usage(1), "[DONE]"],
+        [{"choices": [{"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}]}, "[DONE]"],
+        [event([5], None, "length"), "[DONE]"],
+    ],
+    ids=["counts but names none", "too old for ids", "no logprobs"],
+)
+async def test_a_server_that_returns_no_ids_or_logprobs_is_refused_at_start(
+    answer: list[Any], tmp_path: Path
+) -> None:
+    async with vllm_wire(answer) as wire:
+        settings = Settings(data_dir=tmp_path, engine=EngineSettings(url=wire.url))
+        with pytest.raises(EngineError, match=r"vLLM 0\.10\.2 or newer"):
+            async with data_plane(settings, lambda _step: None):
+                pass
+        assert wire.bodies[0]["max_tokens"] == 1
+
+
+async def test_a_server_that_returns_both_passes_the_check() -> None:
+    async with vllm_wire([event([5], [-1.0], "length"), usage(1), "[DONE]"]) as wire:
+        engine = VllmEngine(wire.url)
+        await engine.check()
+        await engine.close()
