@@ -1,4 +1,4 @@
-"""Takes a pinned package from the npm registry without installing it or its dependencies."""
+"""Takes pinned packages from the npm registry: one tarball as it is, or a package with what it depends on."""
 
 from __future__ import annotations
 
@@ -30,19 +30,39 @@ def unpack_npm(package: str, version: str, integrity: str, into: Path) -> None:
         shutil.rmtree(fetched)
 
 
+def install_npm(package: str, version: str, into: Path) -> None:
+    """Install `package@version` with its dependencies (whatever registry npm is set up for).
+
+    Afterwards `into/node_modules/<package>` is there. No package's scripts are run: what a harness
+    would build or copy at installation is named by its preset instead.
+    """
+    wanted = f"{package}@{version}"
+    run, command = _npm("install", "--no-audit", "--no-fund", wanted, more=("--prefix", str(into)))
+    if run.returncode != 0 or not (into / "node_modules" / package / "package.json").is_file():
+        raise _failed(wanted, run, command)
+
+
 def _pack(wanted: str, into: Path) -> Path:
-    root = node()
-    command = [str(root / "bin" / "node"), str(root / NPM_CLI), "pack", "--ignore-scripts", wanted]
-    run = subprocess.run(
-        [*command, "--pack-destination", str(into)], capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+    run, command = _npm("pack", wanted, more=("--pack-destination", str(into)))
     tarballs = list(into.glob("*.tgz"))
     if run.returncode != 0 or len(tarballs) != 1:
-        raise DownloadFailed(
-            f"could not download {wanted} with npm: {_reason(run.stderr)}",
-            hint=f"check the network and npm's registry settings with: {' '.join(command)}",
-        )
+        raise _failed(wanted, run, command)
     return tarballs[0]
+
+
+def _npm(*arguments: str, more: tuple[str, ...]) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Run the cached Node's npm; with the outcome comes the command a person can repeat (without `more`)."""
+    root = node()
+    command = [str(root / "bin" / "node"), str(root / NPM_CLI), *arguments, "--ignore-scripts"]
+    run = subprocess.run([*command, *more], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return run, " ".join(command)
+
+
+def _failed(wanted: str, run: subprocess.CompletedProcess[str], command: str) -> DownloadFailed:
+    return DownloadFailed(
+        f"could not download {wanted} with npm: {_reason(run.stderr)}",
+        hint=f"check the network and npm's registry settings with: {command}",
+    )
 
 
 def _reason(stderr: str) -> str:

@@ -1,0 +1,205 @@
+"""Codex CLI (npm `@openai/codex`), run headless over OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from polar.assets.cache import asset
+from polar.assets.native import Build, native
+from polar.errors import NotInstalled
+from polar.harnesses.base import Harness, HarnessContext, Installation
+from polar.runtimes.base import Command, Mount
+
+VERSION = "0.166.0"
+BUILDS = {
+    "linux-x86_64": Build(
+        "@openai/codex",
+        f"{VERSION}-linux-x64",
+        "sha512-CxDm3+D1cpbGJeHrdzINoG+3wn9BVncP4qpZaaNYkxe8iPtRJOYyCJnnPoVjWRIBvI9vPKbRoifsMSA5xDaUpw==",
+    ),
+    "linux-aarch64": Build(
+        "@openai/codex",
+        f"{VERSION}-linux-arm64",
+        "sha512-w0ScAsBr9aZKtIFrh6HN6KU2yjKKeSCzYfbb7DB0Ccj4BYPzeZtUeQprbycLCwuX3AFQdbdjapmLho2iot74jQ==",
+    ),
+    "darwin-x86_64": Build(
+        "@openai/codex",
+        f"{VERSION}-darwin-x64",
+        "sha512-Vj5wXJPizKmrzNtnRNQf9PP6FJkG3iJU/UO3NE4WvkENZGoQfmImdwf4MVRI5NgwjSuC6LT0HbBRHPVVnwGHuw==",
+    ),
+    "darwin-arm64": Build(
+        "@openai/codex",
+        f"{VERSION}-darwin-arm64",
+        "sha512-5fWH6qqUInACcRADIewjlnRxDb4QLe0uriwehiZz0+viuAAB8I+WWefqw4xwHvyKaxeiGX4uK56+vrgfvFk3FQ==",
+    ),
+}
+
+CODEX = PurePosixPath("/opt/polar/codex")
+
+PROVIDER = "polar"
+KEY_VARIABLE = "POLAR_KEY"
+
+TEMPLATE_SLUG = "gpt-5.5"
+"""The bundled model whose tools are plain calls; newer ones have their tools called from JavaScript."""
+
+
+class Codex(Harness):
+    """Codex with a private CODEX_HOME; its own sandbox and approvals are off, as ours is around it."""
+
+    class Options(BaseModel):
+        model_config = {"extra": "forbid", "frozen": True}
+
+        system_prompt: str | None = Field(default=None, min_length=1)
+        """Replaces Codex's own."""
+        append_system_prompt: str | None = Field(default=None, min_length=1)
+        """Sent as developer instructions, after Codex's own."""
+        effort: Literal["low", "medium", "high", "xhigh"] = "medium"
+        context_files: bool = True
+        """Whether AGENTS.md of the workspace is put into the prompt."""
+        retries: int = Field(default=4, ge=0, le=100)
+        """How often a model call that failed for a passing reason is repeated."""
+        output: Literal["text", "json"] = "text"
+        """What the log of the run holds: the conversation as text, or every event as JSON lines."""
+
+    options: Options
+
+    async def install(self) -> Installation:
+        root = await asyncio.to_thread(_download)
+        await asyncio.to_thread(_template)
+        return Installation(version=VERSION, mounts=(Mount(root, CODEX),))
+
+    def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
+        catalog = {"models": [self._model(context)]}
+        return {
+            _state(context) / "config.toml": _toml(self._config(context)).encode(),
+            _catalog_path(context): json.dumps(catalog).encode(),
+        }
+
+    def command(self, context: HarnessContext) -> Command:
+        arguments = ["exec", "--strict-config", "--skip-git-repo-check", "--ephemeral"]
+        arguments += ["--dangerously-bypass-approvals-and-sandbox", "--color", "never"]
+        if self.options.output == "json":
+            arguments.append("--json")
+        return Command(
+            # The launcher of the npm package does no more than find this binary; `-` reads stdin.
+            argv=(str(context.paths[CODEX] / "bin" / "codex"), *arguments, "-"),
+            env={"CODEX_HOME": str(_state(context)), KEY_VARIABLE: context.key},
+            stdin=context.instruction.encode(),
+        )
+
+    def _model(self, context: HarnessContext) -> dict[str, Any]:
+        """The served model described like one Codex knows; one it does not know gets no apply_patch."""
+        model: dict[str, Any] = {
+            **_template(),
+            "slug": context.model,
+            "display_name": context.model,
+            "default_reasoning_level": self.options.effort,
+            "context_window": context.max_context,
+            "max_context_window": context.max_context,
+            "supports_search_tool": False,
+            "upgrade": None,
+            "additional_speed_tiers": [],
+            "service_tiers": [],
+        }
+        if self.options.system_prompt is not None:
+            model |= {"base_instructions": self.options.system_prompt, "model_messages": None}
+        return model
+
+    def _config(self, context: HarnessContext) -> dict[str, Any]:
+        options = self.options
+        config: dict[str, Any] = {
+            "model": context.model,
+            "model_provider": PROVIDER,
+            "model_catalog_json": str(_catalog_path(context)),
+            "model_reasoning_effort": options.effort,
+            "approval_policy": "never",
+            "sandbox_mode": "danger-full-access",
+            "check_for_update_on_startup": False,
+            "web_search": "disabled",
+            "analytics": {"enabled": False},
+            "feedback": {"enabled": False},
+            "history": {"persistence": "none"},
+            # Each of these looks up outside hosts, or offers tools that need them.
+            "features": dict.fromkeys(
+                ("plugins", "remote_plugin", "apps", "tool_suggest", "goals", "multi_agent"), False
+            ),
+            "model_providers": {PROVIDER: self._provider(context)},
+        }
+        if not options.context_files:
+            config["project_doc_max_bytes"] = 0
+        if options.append_system_prompt is not None:
+            config["developer_instructions"] = options.append_system_prompt
+        return config
+
+    def _provider(self, context: HarnessContext) -> dict[str, Any]:
+        return {
+            "name": PROVIDER,
+            "base_url": f"{context.gateway_url}/v1",
+            "env_key": KEY_VARIABLE,
+            "wire_api": "responses",
+            "supports_websockets": False,
+            "request_max_retries": self.options.retries,
+            "stream_max_retries": self.options.retries,
+            "stream_idle_timeout_ms": 300_000,
+        }
+
+
+def _download() -> Path:
+    """The directory with the binary and what it uses beside it."""
+    (root,) = native("codex", VERSION, BUILDS).glob("vendor/*")
+    return root
+
+
+def _template() -> dict[str, Any]:
+    """What the binary says of the model that others are described after; asked once a version."""
+    kept = asset(f"codex-model-{VERSION}", _write_template) / "model.json"
+    template: dict[str, Any] = json.loads(kept.read_text())
+    return template
+
+
+def _write_template(into: Path) -> None:
+    binary = _download() / "bin" / "codex"
+    with tempfile.TemporaryDirectory(dir=into) as home:
+        run = subprocess.run(
+            [str(binary), "debug", "models", "--bundled"],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            env={"HOME": home, "CODEX_HOME": home},
+        )
+    models = json.loads(run.stdout)["models"] if run.returncode == 0 else []
+    template = next((model for model in models if model["slug"] == TEMPLATE_SLUG), None)
+    if template is None:
+        raise NotInstalled(
+            f"codex {VERSION} does not list its model {TEMPLATE_SLUG} on this machine",
+            hint=f"see what it says: {binary} debug models --bundled",
+        )
+    (into / "model.json").write_text(json.dumps(template))
+
+
+def _state(context: HarnessContext) -> PurePosixPath:
+    return context.home / ".codex"
+
+
+def _catalog_path(context: HarnessContext) -> PurePosixPath:
+    return _state(context) / "models.json"
+
+
+def _toml(table: dict[str, Any], prefix: str = "") -> str:
+    """A table as TOML; its strings, booleans and integers are written as JSON, which TOML reads alike."""
+    lines = [f"{key} = {_value(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += [f"[{prefix}{key}]", _toml(value, f"{prefix}{key}.")]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: str | bool | int) -> str:
+    # TOML has no escapes in pairs for characters beyond 16 bits, and unlike JSON wants DEL escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

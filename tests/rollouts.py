@@ -1,0 +1,85 @@
+"""One task rolled out by a real harness through the whole chain, and what must hold of it afterwards."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polar.models.session import AgentEnd, SessionResult, SessionStatus
+from polar.models.task import TaskSpec
+from polar.runtimes.bubblewrap import BubblewrapRuntime
+from polar.trajectory import recording
+from polar.trajectory.recording import Recording
+from tests.fakes.scripted_engine import logprob_of
+from tests.systems import system
+
+MAX_CONTEXT = 262_144
+"""Enough for the prompt of any harness and an instruction of 300 KB."""
+
+INSTRUCTION = "Write the word hello to hello.txt."
+HUGE_INSTRUCTION = "--help me, " + "really " * 45_000 + "please"
+"""Begins like a flag, and is too long for an argument."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    result: SessionResult
+    recording: Recording
+
+
+def scripted_call(name: str, **arguments: Any) -> str:
+    """The text with which the model calls one tool."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def roll_out(
+    data_dir: Path,
+    harness: str,
+    script: list[str],
+    *,
+    runtime: str = "process",
+    instruction: str = INSTRUCTION,
+    options: dict[str, Any] | None = None,
+) -> Rollout:
+    """Have the harness follow the instruction, with the model playing the script."""
+    if runtime == "bubblewrap":
+        assert await BubblewrapRuntime.unavailable() is None
+    task = TaskSpec.model_validate(
+        {
+            "id": harness,
+            "instruction": instruction,
+            "harness": {"name": harness, "options": options or {}},
+            "runtime": runtime,
+            "evaluator": {"name": "command", "options": {"command": "grep -qx hello hello.txt"}},
+        }
+    )
+    async with system(data_dir, script, max_context=MAX_CONTEXT) as running:
+        await running.client.submit(task)
+        async with running.node():
+            (result,) = await running.client.wait([harness], timeout=180)
+        assert result.has_recording, f"{harness} made no model call: {result}"
+        return Rollout(result, recording.decode(await running.client.recording(result.session_id)))
+
+
+def assert_rolled_out(rollout: Rollout) -> None:
+    """The task is done, and each turn extends the exact tokens of the one before."""
+    result, completions = rollout.result, rollout.recording.completions
+    assert (result.status, result.agent_end, result.exit_code) == (
+        SessionStatus.COMPLETED,
+        AgentEnd.EXITED,
+        0,
+    ), result
+    assert result.reward == 1.0
+    for completion in completions:
+        assert len(completion.sampled_ids) > 0
+        assert completion.logprobs.tolist() == [logprob_of(id) for id in completion.sampled_ids.tolist()]
+    for before, after in pairwise(completions):
+        assert after.parent == before.id
+        seen = np.concatenate([before.prompt_ids, before.sampled_ids])
+        assert np.array_equal(after.prompt_ids[: len(seen)], seen)
+    assert result.stats.trainable_tokens == sum(len(completion.sampled_ids) for completion in completions)

@@ -1,0 +1,84 @@
+"""npm packages: installed at their pinned version without running their scripts, or refused with a reason."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from polar.assets.cache import DownloadFailed
+from polar.assets.native import Build, native
+from polar.assets.npm import install_npm
+from polar.errors import NotInstalled
+
+PACKAGE = {"name": "thing", "version": "1.2.3", "scripts": {"postinstall": "echo ran > ran.txt"}}
+
+
+def tarball() -> bytes:
+    buffer, body = io.BytesIO(), json.dumps(PACKAGE).encode()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        member = tarfile.TarInfo("package/package.json")
+        member.size = len(body)
+        archive.addfile(member, io.BytesIO(body))
+    return buffer.getvalue()
+
+
+class Registry(BaseHTTPRequestHandler):
+    """Serves one package in one version."""
+
+    def do_GET(self) -> None:
+        host = self.headers["Host"]
+        version = {**PACKAGE, "dist": {"tarball": f"http://{host}/thing.tgz"}}
+        known = {
+            "/thing": json.dumps({"name": "thing", "versions": {"1.2.3": version}}).encode(),
+            "/thing.tgz": tarball(),
+        }
+        body = known.get(self.path)
+        self.send_response(404 if body is None else 200)
+        self.end_headers()
+        self.wfile.write(body or b"{}")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stays silent."""
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("npm_config_registry", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
+        yield
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("registry")
+def test_package_is_installed_and_its_scripts_are_not_run(tmp_path: Path) -> None:
+    into = tmp_path / "into"
+    into.mkdir()
+    install_npm("thing", "1.2.3", into)
+    installed = into / "node_modules" / "thing"
+    assert json.loads((installed / "package.json").read_text())["version"] == "1.2.3"
+    assert not (installed / "ran.txt").exists()
+
+
+@pytest.mark.usefixtures("registry")
+def test_version_the_registry_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DownloadFailed, match=r"could not download thing@9\.9\.9 with npm: ") as caught:
+        install_npm("thing", "9.9.9", tmp_path)
+    assert caught.value.hint is not None
+    assert "thing@9.9.9" in caught.value.hint
+
+
+def test_machine_without_a_build_is_told_which_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "vax")
+    with pytest.raises(NotInstalled, match=r"tool 1\.0 has no pinned build for \w+-vax") as caught:
+        native("tool", "1.0", {"linux-x86_64": Build("tool-linux", "1.0", "sha512-")})
+    assert caught.value.hint == "run the node on one of: linux-x86_64"
