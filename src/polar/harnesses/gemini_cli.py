@@ -1,0 +1,172 @@
+"""Gemini CLI (npm `@google/gemini-cli`), run headless over generateContent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from polar.assets.cache import asset
+from polar.assets.node import node
+from polar.assets.npm import install_npm
+from polar.harnesses.base import Harness, HarnessContext, Installation
+from polar.runtimes.base import Command, Mount
+
+PACKAGE = "@google/gemini-cli"
+VERSION = "0.61.0"
+
+NODE = PurePosixPath("/opt/polar/node")
+GEMINI = PurePosixPath("/opt/polar/gemini-cli")
+
+ASSUMED_CONTEXT = 1_048_576
+"""Tokens that Gemini CLI takes every model it does not know to have; no setting changes it."""
+COMPACTS_AT = 0.7
+"""Share of the real context at which it may summarise the conversation."""
+
+WEB_TOOLS = ("google_web_search", "web_fetch")
+"""They ask other models of Google's, which the gateway does not serve."""
+SIDE_CALLS = (
+    "chat-compression-default",
+    "classifier",
+    "edit-corrector",
+    "fast-ack-helper",
+    "llm-edit-fixer",
+    "loop-detection",
+    "loop-detection-double-check",
+    "next-speaker-checker",
+    "prompt-completion",
+    "summarizer-default",
+    "summarizer-shell",
+)
+"""Gemini CLI's names for its calls beside the conversation, which would go to other models."""
+
+AGENTS = ("cli_help", "codebase_investigator")
+"""Sub-agents that would ask other models; the remaining one asks the session's."""
+
+Tool = Literal[
+    "activate_skill",
+    "enter_plan_mode",
+    "glob",
+    "grep_search",
+    "invoke_agent",
+    "list_background_processes",
+    "list_directory",
+    "read_background_output",
+    "read_file",
+    "replace",
+    "run_shell_command",
+    "update_topic",
+    "write_file",
+]
+
+
+class GeminiCli(Harness):
+    """Gemini CLI with a private home; settings of the workspace's `.gemini` are read as it does.
+
+    It summarises a long context only at a user's message, and a headless run has one: where tool calls
+    alone fill the context, the run ends with the gateway's refusal.
+    """
+
+    class Options(BaseModel):
+        model_config = {"extra": "forbid", "frozen": True}
+
+        tools: tuple[Tool, ...] | None = Field(default=None, min_length=1)
+        """Which tools the model is offered; None: all of Gemini CLI's own except those for the web."""
+        agents: bool = True
+        """Whether the model may hand work to sub-agents, which are conversations of their own."""
+        system_prompt: str | None = Field(default=None, min_length=1)
+        """Replaces Gemini CLI's own."""
+        max_turns: int | None = Field(default=None, ge=1)
+        """Model calls after which Gemini CLI ends by itself, with exit code 53."""
+        retries: int = Field(default=3, ge=0, le=9)
+        """How often a model call that failed for a passing reason is repeated."""
+        output: Literal["text", "json", "stream-json"] = "text"
+        """What the log of the run holds: the final answer, that with statistics, or every event as JSON."""
+
+    options: Options
+
+    async def install(self) -> Installation:
+        node_root, gemini_root = await asyncio.to_thread(_download)
+        return Installation(version=VERSION, mounts=(Mount(node_root, NODE), Mount(gemini_root, GEMINI)))
+
+    def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
+        files = {_state(context) / "settings.json": json.dumps(self._settings(context), indent=2).encode()}
+        if self.options.system_prompt is not None:
+            files[_prompt_file(context)] = self.options.system_prompt.encode()
+        return files
+
+    def command(self, context: HarnessContext) -> Command:
+        env = {
+            "GEMINI_CLI_HOME": str(context.home),
+            "GEMINI_CLI_NO_RELAUNCH": "true",
+            "GEMINI_API_KEY": context.key,
+            "GOOGLE_GEMINI_BASE_URL": context.gateway_url,
+        }
+        if self.options.system_prompt is not None:
+            env["GEMINI_SYSTEM_MD"] = str(_prompt_file(context))
+        return Command(
+            argv=(
+                str(context.paths[NODE] / "bin" / "node"),
+                str(context.paths[GEMINI] / "node_modules" / PACKAGE / "bundle" / "gemini.js"),
+                *("--approval-mode", "yolo", "--skip-trust", "--model", context.model),
+                *("--output-format", self.options.output),
+            ),
+            env=env,
+            stdin=_plain(context.instruction).encode(),
+        )
+
+    def _settings(self, context: HarnessContext) -> dict[str, Any]:
+        options = self.options
+        tools: dict[str, Any] = {"exclude": list(WEB_TOOLS), "disableLLMCorrection": True}
+        if options.tools is not None:
+            tools["core"] = list(options.tools)
+        model: dict[str, Any] = {
+            "compressionThreshold": COMPACTS_AT * context.max_context / ASSUMED_CONTEXT,
+            "disableLoopDetection": True,
+        }
+        if options.max_turns is not None:
+            model["maxSessionTurns"] = options.max_turns
+        return {
+            "general": {
+                "enableAutoUpdate": False,
+                "enableAutoUpdateNotification": False,
+                "maxAttempts": options.retries + 1,
+            },
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            "ide": {"enabled": False},
+            "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
+            "experimental": {"enableAgents": options.agents},
+            "agents": {"overrides": {name: {"modelConfig": {"model": context.model}} for name in AGENTS}},
+            "tools": tools,
+            "model": model,
+            "modelConfigs": {
+                "customAliases": {name: {"modelConfig": {"model": context.model}} for name in SIDE_CALLS},
+                "customOverrides": [
+                    {
+                        "match": {"model": context.model},
+                        "modelConfig": {"generateContentConfig": {"maxOutputTokens": context.max_tokens}},
+                    }
+                ],
+            },
+        }
+
+
+def _download() -> tuple[Path, Path]:
+    return node(), asset(f"gemini-cli-{VERSION}", lambda into: install_npm(PACKAGE, VERSION, into))
+
+
+def _plain(instruction: str) -> str:
+    """The instruction as text: what begins with a slash Gemini CLI would take for a command of its own."""
+    return f"\n{instruction}" if instruction.startswith("/") else instruction
+
+
+def _state(context: HarnessContext) -> PurePosixPath:
+    return context.home / ".gemini"
+
+
+def _prompt_file(context: HarnessContext) -> PurePosixPath:
+    return _state(context) / "system-prompt.md"

@@ -1,0 +1,131 @@
+"""mini-swe-agent (PyPI `mini-swe-agent`), run headless over chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, Field
+
+from polar.assets.cache import asset
+from polar.assets.pytool import PYTHON_TAG, install_python, python_program, python_root
+from polar.harnesses.base import Harness, HarnessContext, Installation
+from polar.runtimes.base import Command, Mount
+
+VERSION = "2.4.6"
+DEPENDENCIES = (
+    "jinja2==3.1.6",
+    "litellm==1.106.2",
+    # litellm imports it for every call with tools, but does not ask for it.
+    "mcp==2.3.0",
+    "openai==2.54.0",
+    "platformdirs==4.14.5",
+    "prompt-toolkit==3.0.53",
+    "pydantic==2.14.3",
+    "python-dotenv==1.2.4",
+    "pyyaml==6.0.3",
+    "requests==2.34.2",
+    "rich==15.0.0",
+    "tenacity==9.2.1",
+    "textual==8.2.8",
+    "typer==0.29.0",
+)
+"""All that mini-swe-agent names but `datasets`: only its benchmark runners use that, at 300 MB."""
+
+# A Python with a shared library knows where that is by absolute path, so it keeps its place.
+PYTHON = PurePosixPath(python_root())
+MINI = PurePosixPath("/opt/polar/mini-swe-agent")
+
+LAUNCH = "import site, sys; site.addsitedir(sys.argv.pop(1)); from minisweagent.run.mini import app; app()"
+"""Finds the packages without an environment variable, which the commands of the agent would inherit."""
+
+
+class MiniSweAgent(Harness):
+    """mini-swe-agent with its own default configuration and one of ours on top.
+
+    It ends when the model runs `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT`. Answers without a tool
+    call are pointed out to the model; after three in a row it gives up, with exit code 0.
+    """
+
+    class Options(BaseModel):
+        model_config = {"extra": "forbid", "frozen": True}
+
+        max_turns: int | None = Field(default=None, ge=1)
+        """Model calls after which the agent ends by itself."""
+        command_timeout_seconds: int | None = Field(default=None, ge=1)
+        """For each command the model runs; None: mini-swe-agent's 30 seconds."""
+        system_template: str | None = Field(default=None, min_length=1)
+        """Jinja template of the system message; replaces mini-swe-agent's own."""
+        instance_template: str | None = Field(default=None, min_length=1)
+        """Jinja template of the first user message, with `{{task}}`; replaces mini-swe-agent's own."""
+        retries: int = Field(default=3, ge=0, le=100)
+        """How often a model call that failed is repeated, after 4 seconds and more."""
+
+    options: Options
+
+    async def install(self) -> Installation:
+        root = await asyncio.to_thread(asset, f"mini-swe-agent-{VERSION}-{PYTHON_TAG}", _make)
+        return Installation(version=VERSION, mounts=(Mount(python_root(), PYTHON), Mount(root, MINI)))
+
+    def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
+        return {_config_file(context): yaml.safe_dump(self._config(context)).encode()}
+
+    def command(self, context: HarnessContext) -> Command:
+        return Command(
+            argv=(
+                str(context.paths[PYTHON] / python_program()),
+                # Without -I and -S the workspace and the interpreter's own packages could come first.
+                *("-I", "-S", "-c", LAUNCH, str(context.paths[MINI])),
+                *("--config", "mini.yaml", "--config", str(_config_file(context))),
+                *("--output", str(_state(context) / "trajectory.json")),
+            ),
+            env={
+                "MSWEA_GLOBAL_CONFIG_DIR": str(_state(context)),
+                "MSWEA_CONFIGURED": "true",
+                "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self.options.retries + 1),
+                # Without it litellm fetches its price list from the network.
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                "OPENAI_API_KEY": context.key,
+            },
+        )
+
+    def _config(self, context: HarnessContext) -> dict[str, Any]:
+        options = self.options
+        agent: dict[str, Any] = {"mode": "yolo", "confirm_exit": False, "cost_limit": 0}
+        if options.max_turns is not None:
+            agent["step_limit"] = options.max_turns
+        if options.system_template is not None:
+            agent["system_template"] = options.system_template
+        if options.instance_template is not None:
+            agent["instance_template"] = options.instance_template
+        timeout = options.command_timeout_seconds
+        return {
+            "run": {"task": context.instruction},
+            "agent": agent,
+            "environment": {} if timeout is None else {"timeout": timeout},
+            "model": {
+                "model_name": f"openai/{context.model}",
+                "cost_tracking": "ignore_errors",
+                "model_kwargs": {
+                    "api_base": f"{context.gateway_url}/v1",
+                    "max_tokens": context.max_tokens,
+                    # mini-swe-agent repeats failed calls itself.
+                    "max_retries": 0,
+                },
+            },
+        }
+
+
+def _make(into: Path) -> None:
+    install_python(DEPENDENCIES, into)
+    install_python([f"mini-swe-agent=={VERSION}"], into, with_dependencies=False)
+
+
+def _state(context: HarnessContext) -> PurePosixPath:
+    return context.home / ".config" / "mini-swe-agent"
+
+
+def _config_file(context: HarnessContext) -> PurePosixPath:
+    return _state(context) / "polar.yaml"

@@ -1,0 +1,167 @@
+"""Qwen Code (npm `@qwen-code/qwen-code`), run headless over chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from polar.assets.cache import asset
+from polar.assets.node import node
+from polar.assets.npm import install_npm
+from polar.harnesses.base import Harness, HarnessContext, Installation
+from polar.runtimes.base import Command, Mount
+
+PACKAGE = "@qwen-code/qwen-code"
+VERSION = "0.24.4"
+
+NODE = PurePosixPath("/opt/polar/node")
+QWEN = PurePosixPath("/opt/polar/qwen-code")
+
+LONGEST_PROMPT = 30_000
+"""Characters; the kernel refuses arguments of 128 KiB and more, and a character may have four bytes."""
+
+Tool = Literal[
+    "agent",
+    "edit",
+    "get_goal",
+    "glob",
+    "grep_search",
+    "list_agents",
+    "list_directory",
+    "notebook_edit",
+    "read_file",
+    "run_shell_command",
+    "skill",
+    "todo_write",
+    "tool_call",
+    "tool_search",
+    "update_goal",
+    "write_file",
+]
+
+
+class QwenCode(Harness):
+    """Qwen Code with settings that win over the workspace's own `.qwen/settings.json`."""
+
+    class Options(BaseModel):
+        model_config = {"extra": "forbid", "frozen": True}
+
+        disabled_tools: tuple[Tool, ...] = ()
+        """Tools the model is not offered, of those that Qwen Code offers by default."""
+        skills: bool = True
+        """Whether the skills that come with Qwen Code are listed in the prompt."""
+        system_prompt: str | None = Field(default=None, min_length=1)
+        """Replaces Qwen Code's own."""
+        append_system_prompt: str | None = Field(default=None, min_length=1, max_length=LONGEST_PROMPT)
+        max_turns: int | None = Field(default=None, ge=1)
+        """Model calls after which Qwen Code ends by itself, with exit code 53."""
+        retries: int = Field(default=3, ge=0, le=100)
+        """How often a model call that failed for a passing reason is repeated."""
+        shell_timeout_seconds: int | None = Field(default=None, ge=0)
+        """For each command the model runs in the foreground; None: Qwen Code's two minutes, 0: no limit."""
+        output: Literal["text", "json", "stream-json"] = "text"
+        """What the log of the run holds: the final answer, or every message as JSON."""
+
+    options: Options
+
+    async def install(self) -> Installation:
+        node_root, qwen_root = await asyncio.to_thread(_download)
+        return Installation(version=VERSION, mounts=(Mount(node_root, NODE), Mount(qwen_root, QWEN)))
+
+    def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
+        files = {_settings_file(context): json.dumps(self._settings(context), indent=2).encode()}
+        if self.options.system_prompt is not None:
+            files[_prompt_file(context)] = self.options.system_prompt.encode()
+        return files
+
+    def command(self, context: HarnessContext) -> Command:
+        options = self.options
+        arguments = ["--approval-mode", "yolo", "--output-format", options.output]
+        if options.max_turns is not None:
+            arguments += ["--max-session-turns", str(options.max_turns)]
+        if options.append_system_prompt is not None:
+            arguments.append(f"--append-system-prompt={options.append_system_prompt}")
+        env = {
+            "QWEN_CODE_SYSTEM_SETTINGS_PATH": str(_settings_file(context)),
+            "QWEN_USAGE_STATISTICS_ENABLED": "false",
+            "QWEN_TELEMETRY_ENABLED": "false",
+            "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
+            "QWEN_CODE_NO_RELAUNCH": "1",
+            # A slow engine is not a dead one: the budgets of the session say when to stop waiting.
+            "QWEN_STREAM_MAX_LIFETIME_MS": "0",
+            "OPENAI_BASE_URL": f"{context.gateway_url}/v1",
+            "OPENAI_API_KEY": context.key,
+            "OPENAI_MODEL": context.model,
+        }
+        if options.system_prompt is not None:
+            env["QWEN_SYSTEM_MD"] = str(_prompt_file(context))
+        return Command(
+            argv=(
+                str(context.paths[NODE] / "bin" / "node"),
+                # What the wrapper that Qwen Code's own launcher starts would add.
+                "--expose-gc",
+                str(context.paths[QWEN] / "node_modules" / PACKAGE / "cli.js"),
+                *arguments,
+            ),
+            env=env,
+            stdin=_plain(context.instruction).encode(),
+        )
+
+    def _settings(self, context: HarnessContext) -> dict[str, Any]:
+        options = self.options
+        tools: dict[str, Any] = {"disabled": list(options.disabled_tools)}
+        if options.shell_timeout_seconds is not None:
+            tools["shell"] = {"defaultTimeoutMs": options.shell_timeout_seconds * 1000}
+        return {
+            "general": {"enableAutoUpdate": False, "chatRecording": False},
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            "ide": {"enabled": False},
+            "security": {"auth": {"selectedType": "openai"}, "folderTrust": {"enabled": False}},
+            # In a home that is thrown away memories serve nothing, and gathering them is a model call.
+            "memory": {
+                "enableManagedAutoMemory": False,
+                "enableManagedAutoDream": False,
+                "enableAutoSkill": False,
+            },
+            "agents": {"crossSessionMessaging": False},
+            "skills": {"disabledLevels": [] if options.skills else ["bundled"]},
+            "tools": tools,
+            "model": {
+                "generationConfig": {
+                    "contextWindowSize": context.max_context,
+                    "maxRetries": options.retries,
+                    "timeout": 0,
+                    "streamIdleTimeoutMs": 0,
+                    "samplingParams": {"max_tokens": context.max_tokens},
+                }
+            },
+        }
+
+
+def _download() -> tuple[Path, Path]:
+    return node(), asset(f"qwen-code-{VERSION}", _make)
+
+
+def _make(into: Path) -> None:
+    install_npm(PACKAGE, VERSION, into)
+    for ripgrep in (into / "node_modules" / PACKAGE / "vendor" / "ripgrep").glob("*/rg"):
+        # The tarball holds it without its exec bit, and Qwen Code cannot set it in a read-only place.
+        ripgrep.chmod(0o755)
+
+
+def _plain(instruction: str) -> str:
+    """The instruction as text: what begins with a slash Qwen Code would take for a command of its own."""
+    return f"\n{instruction}" if instruction.startswith("/") else instruction
+
+
+def _settings_file(context: HarnessContext) -> PurePosixPath:
+    return context.home / ".qwen" / "system-settings.json"
+
+
+def _prompt_file(context: HarnessContext) -> PurePosixPath:
+    return context.home / ".qwen" / "system-prompt.md"
