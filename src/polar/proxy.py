@@ -94,6 +94,7 @@ async def _close(gateway: Gateway, session: Wrapped) -> None:
         agent_end=AgentEnd.EXITED,
         stats=trajectory.stats,
         model=session.model.name,
+        logprobs_mode=session.model.logprobs_mode,
         has_recording=bool(trajectory.segments),
     )
     if session.result.has_recording:

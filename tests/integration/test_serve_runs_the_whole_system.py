@@ -56,6 +56,7 @@ def test_tasks_are_rolled_out_and_a_signal_ends_everything_in_order(
             results = client.wait(["hi"], timeout=120)
         assert [result.reward for result in results] == [1.0, 1.0]
         assert all(1 <= result.stats.trainable_tokens <= 8 for result in results)
+        assert {result.logprobs_mode for result in results} == {"processed_logprobs"}
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
         process.send_signal(signal.SIGTERM)

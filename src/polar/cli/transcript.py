@@ -89,6 +89,7 @@ def _header(result: SessionResult, full: bool) -> RenderableType:
         ),
         ("agent", agent),
         ("model", result.model),
+        ("logprobs", result.logprobs_mode),
         ("harness", result.harness_version),
         (
             "tokens",

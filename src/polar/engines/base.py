@@ -45,6 +45,9 @@ class ModelInfo:
     name: str
     max_context: int
     policy_version: int
+    logprobs_mode: str | None = None
+    """Of which distribution the logprobs are: `processed_logprobs` is the one sampled from, after temperature
+    and cuts; `raw_logprobs` the model's own, before them; None: the engine does not say."""
 
 
 class EngineError(PolarError):

@@ -37,8 +37,11 @@ class VllmEngine(HttpEngine):
 
     async def model_info(self) -> ModelInfo:
         document, self._model, context = await self._served_model()
-        version = document["data"][0].get("policy_version", document.get("policy_version"))
-        return ModelInfo(self._model, context, self.policy_version if version is None else int(version))
+        card = document["data"][0]
+        version = card.get("policy_version", document.get("policy_version"))
+        version = self.policy_version if version is None else int(version)
+        mode = card.get("logprobs_mode")
+        return ModelInfo(self._model, context, version, None if mode is None else str(mode))
 
 
 class _TokenStream:

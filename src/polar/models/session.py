@@ -114,6 +114,9 @@ class SessionResult(Frozen):
     policy_version_max: int | None = None
     harness_version: str | None = None
     model: str | None = None
+    logprobs_mode: str | None = None
+    """Of which distribution the recorded logprobs are, where the engine says it (`processed_logprobs`: the one
+    that was sampled from); None: it does not, and only temperature 1 without cuts is sure to be right."""
     has_recording: bool = False
 
     @property

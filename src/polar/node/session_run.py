@@ -267,6 +267,7 @@ class SessionRun:
             policy_version_max=max(versions, default=None),
             harness_version=self.agent.harness_version,
             model=self.shop.model.name,
+            logprobs_mode=self.shop.model.logprobs_mode,
             has_recording=bool(trajectory.segments),
         )
         if not result.has_recording:

@@ -106,6 +106,7 @@ def _trace_schema() -> pa.Schema:
             ("reward", pa.float64()),
             ("status", pa.string()),
             ("model", pa.string()),
+            ("logprobs_mode", pa.string()),
             ("completion_ids", pa.list_(pa.string())),
         ]
     )
@@ -125,6 +126,7 @@ def _trace_row(result: SessionResult, index: int, trace: Trace) -> dict[str, Any
         "reward": result.reward if trace.reward is None else trace.reward,
         "status": result.status.value,
         "model": result.model,
+        "logprobs_mode": result.logprobs_mode,
         "completion_ids": list(trace.completion_ids),
     }
 
@@ -162,6 +164,7 @@ def _session_schema() -> pa.Schema:
             ("policy_version_max", integer),
             ("harness_version", text),
             ("model", text),
+            ("logprobs_mode", text),
             ("error", text),
             ("metadata", text),
         ]
