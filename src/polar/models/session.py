@@ -115,8 +115,10 @@ class SessionResult(Frozen):
     harness_version: str | None = None
     model: str | None = None
     logprobs_mode: str | None = None
-    """Of which distribution the recorded logprobs are, where the engine says it (`processed_logprobs`: the one
-    that was sampled from); None: it does not, and only temperature 1 without cuts is sure to be right."""
+    """Of which distribution the recorded logprobs are: `processed_logprobs` is the one sampled from.
+
+    None: the engine does not say, and only temperature 1 without cuts is sure to be right.
+    """
     has_recording: bool = False
 
     @property
