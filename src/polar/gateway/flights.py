@@ -32,12 +32,14 @@ class Flight:
         self._is_accepted = False
         self._changed = asyncio.Event()
         self._followers = 0
-        self.task = asyncio.ensure_future(self._fly(work))
+        self._is_given_up = False
+        self.task = asyncio.create_task(self._fly(work))
         self.task.add_done_callback(self._notice_end)
 
     @property
     def is_open(self) -> bool:
-        return not self.task.done()
+        """Whether it may still be joined: one that everybody has left is ending, not waiting for a retry."""
+        return not self.task.done() and not self._is_given_up
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -47,6 +49,7 @@ class Flight:
         finally:
             self._followers -= 1
             if not self._followers:
+                self._is_given_up = not self.task.done()
                 self.task.cancel()
 
     async def accepted(self) -> None:
@@ -93,7 +96,7 @@ class Flight:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _notice_end(self, task: asyncio.Future[Answer]) -> None:
+    def _notice_end(self, task: asyncio.Task[Answer]) -> None:
         # Asking for the exception also tells asyncio that somebody has seen it.
         if not task.cancelled() and task.exception() is None:
             self.landed_at = time.monotonic()

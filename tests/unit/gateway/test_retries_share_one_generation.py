@@ -8,6 +8,9 @@ import aiohttp
 import orjson
 
 from polar.config.settings import GatewaySettings
+from polar.gateway.flights import Flights
+from polar.gateway.session import Session, SessionGrant, new_key
+from polar.models.task import Budgets, SamplingPin
 from tests.fakes.scripted_engine import Answer
 
 
@@ -75,3 +78,27 @@ async def test_one_client_that_leaves_does_not_end_what_another_follows(set_scen
         gate.set()
         assert b"[DONE]" in await staying.read()
     assert not scene.engine.aborted
+
+
+async def test_a_retry_right_after_the_client_left_is_generated_anew(tmp_path) -> None:
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    async def work(call, accept, send) -> str:
+        accept()
+        begun.set()
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # as a call that still has to write its record
+            raise
+        return "never"
+
+    grant = SessionGrant("s", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
+    flights = Flights(Session(grant), replay_seconds=60)
+    flight = flights.launch(None, work, b"same")
+    with flight.followed():
+        await begun.wait()
+        assert flights.join(b"same", {}) is flight
+    assert flights.join(b"same", {}) is None
+    await asyncio.wait({flight.task})
+    assert flights.join(b"same", {}) is None
