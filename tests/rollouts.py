@@ -12,10 +12,10 @@ import numpy as np
 
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import TaskSpec
-from polar.runtimes.bubblewrap import BubblewrapRuntime
 from polar.trajectory import recording
 from polar.trajectory.recording import Recording
 from tests.fakes.scripted_engine import logprob_of
+from tests.sandboxes import require_runtime
 from tests.systems import system
 
 MAX_CONTEXT = 262_144
@@ -47,8 +47,7 @@ async def roll_out(
     options: dict[str, Any] | None = None,
 ) -> Rollout:
     """Have the harness follow the instruction, with the model playing the script."""
-    if runtime == "bubblewrap":
-        assert await BubblewrapRuntime.unavailable() is None
+    await require_runtime(runtime)
     task = TaskSpec.model_validate(
         {
             "id": harness,

@@ -9,8 +9,8 @@ import pytest
 
 from polar.models.session import AgentEnd, SessionStatus
 from polar.models.task import TaskSpec
-from polar.runtimes.bubblewrap import BubblewrapRuntime
 from polar.trajectory import recording
+from tests.sandboxes import require_runtime
 from tests.systems import system
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "echo hello > hello.txt"}}\n</tool_call>'
@@ -20,8 +20,7 @@ CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "echo hello > hel
 async def test_pi_uses_a_tool_and_its_second_turn_extends_the_exact_tokens_of_the_first(
     tmp_path: Path, runtime: str
 ) -> None:
-    if runtime == "bubblewrap":
-        assert await BubblewrapRuntime.unavailable() is None
+    await require_runtime(runtime)
     task = TaskSpec.model_validate(
         {
             "id": "pi",
