@@ -81,6 +81,8 @@ def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
 def test_an_interrupt_exits_with_130() -> None:
     program = (
         "import os, signal, sys\n"
+        # A suite started in the background inherits that SIGINT is ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import polar.cli.show as show\n"
         "from polar.cli.main import main\n"
         "show._recording_bytes = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
