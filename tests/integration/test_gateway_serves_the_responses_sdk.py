@@ -320,3 +320,14 @@ async def test_the_websocket_probe_is_told_to_use_http(serve: Serve) -> None:
     async with aiohttp.ClientSession() as http, http.get(url, headers=headers) as response:
         assert response.status == 426
         assert (await response.json())["error"]["code"] == "websocket_not_supported"
+
+
+async def test_a_streamed_prompt_that_does_not_fit_fails_inside_its_stream(serve: Serve) -> None:
+    service = await serve(max_context=64)
+    stream = await service.client.responses.create(model=MODEL, input="word " * 100, stream=True)
+    events = [event async for event in stream]
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.error is not None
+    assert events[-1].response.error.code == "context_length_exceeded"
+    assert not await service.captured()

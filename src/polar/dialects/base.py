@@ -154,6 +154,8 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     routes: ClassVar[tuple[Route, ...]]
+    told_in_stream: ClassVar[frozenset[Refusal]] = frozenset()
+    """Refusals that this provider's clients understand only as an event of the stream they asked for."""
 
     @abstractmethod
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:

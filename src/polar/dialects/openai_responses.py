@@ -15,6 +15,7 @@ from polar.dialects.base import (
     Dialect,
     HttpAnswer,
     HttpRequest,
+    Refusal,
     RequestRefused,
     Route,
     StreamEncoder,
@@ -92,6 +93,8 @@ class OpenAIResponses(Dialect):
         Route("GET", "/v1/responses", Action.FIXED, _NO_WEBSOCKET),
         Route("POST", "/v1/responses/input_tokens", Action.COUNT_TOKENS),
     )
+    # Codex compacts, or says that it is out of room, only when the stream itself fails with this code.
+    told_in_stream: ClassVar[frozenset[Refusal]] = frozenset({Refusal.CONTEXT_OVERFLOW})
 
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
         return _CHAT.key(headers, query)

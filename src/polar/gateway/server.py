@@ -227,7 +227,11 @@ class Gateway:
         if flight is None:
             flight = flights.launch(ModelCall(session, chat, dialect.name), self._fly, asked)
         with flight.followed():
-            await flight.accepted()
+            try:
+                await flight.accepted()
+            except RequestRefused as error:
+                if not chat.stream or error.refusal not in dialect.told_in_stream:
+                    raise
             if chat.stream:
                 return await self._stream(dialect, request, chat, flight, session)
             return await self._whole(dialect, chat, flight, session)
@@ -365,7 +369,7 @@ def _engine_errors(session: Session, model: ModelInfo) -> Iterator[None]:
     except CaptureError as error:
         log.error("session %s: %s", session.grant.session_id, error)
         raise RequestRefused(Refusal.INTERNAL, "The completion could not be recorded.") from error
-    except ConnectionError:
+    except (RequestRefused, ConnectionError):
         raise
     except Exception as error:
         log.exception("session %s: a completion failed", session.grant.session_id)

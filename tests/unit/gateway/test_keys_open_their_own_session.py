@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
 from polar.gateway.server import new_key
+from tests.fakes.scripted_engine import Answer
 
 
 async def test_a_key_in_the_path_opens_its_session(set_scene) -> None:
@@ -33,3 +35,12 @@ async def test_no_key_is_logged_when_a_call_fails(set_scene, caplog: pytest.LogC
             assert response.status >= 500
     assert "broken" in caplog.text
     assert scene.grant.key not in caplog.text
+
+
+async def test_a_stream_whose_session_ends_is_told_so(set_scene) -> None:
+    gate = asyncio.Event()
+    scene = await set_scene([Answer("Never whole.", gate=gate, gate_at=1)])
+    async with scene.post(scene.body(stream=True)) as response:
+        await scene.engine.waiting.wait()
+        await scene.gateway.close_session(scene.grant.session_id)
+        assert "session_ended" in await response.text()
