@@ -13,7 +13,7 @@ help: ## show this list
 quickstart: environment-run ## watch an unmodified agent solve small tasks against a small model
 	@$(BIN)/polar quickstart $(ARGS)
 
-test: environment-dev ## run every test (about three minutes on two cores)
+test: environment-dev ## run every test (about five minutes on two cores)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: environment-dev ## ruff, lint and format
