@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help quickstart test lint types check setup clean bench-import bench-engine bench-serve \
+.PHONY: help quickstart test test-vllm lint types check setup clean bench-import bench-engine bench-serve \
         environment-run environment-dev
 
 help: ## show this list
@@ -15,6 +15,9 @@ quickstart: environment-run ## watch an unmodified agent solve small tasks again
 
 test: environment-dev ## run every test (about five minutes on two cores)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-vllm: environment-dev ## run against a real vLLM on the CPU (needs 4 GB of disk, 5 minutes the first time)
+	@$(BIN)/python -m pytest suites/vllm $(ARGS)
 
 lint: environment-dev ## ruff, lint and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

