@@ -10,22 +10,11 @@ import pytest
 
 from polar import plugins
 from polar.errors import InvalidInput
-from polar.harnesses.base import HarnessContext
 from polar.harnesses.claude_code import CLAUDE, MODEL_VARIABLES, ClaudeCode
 from polar.models.component import Component
+from tests.fakes.harness_context import harness_context
 
-CONTEXT = HarnessContext(
-    instruction="-do it",
-    model="small",
-    gateway_url="http://127.0.0.1:1234",
-    key="secret",
-    workspace=PurePosixPath("/workspace"),
-    home=PurePosixPath("/home/agent"),
-    tmp=PurePosixPath("/private"),
-    max_context=8192,
-    max_tokens=1024,
-    paths={CLAUDE: PurePosixPath("/c")},
-)
+CONTEXT = harness_context({CLAUDE: "/c"}, instruction="-do it", tmp=PurePosixPath("/private"))
 
 
 def test_command_is_headless_and_every_model_is_the_served_one() -> None:

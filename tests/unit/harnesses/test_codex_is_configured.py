@@ -14,22 +14,11 @@ from hypothesis import strategies as st
 from polar import plugins
 from polar.errors import InvalidInput
 from polar.harnesses import codex
-from polar.harnesses.base import HarnessContext
 from polar.harnesses.codex import CODEX, Codex
 from polar.models.component import Component
+from tests.fakes.harness_context import harness_context
 
-CONTEXT = HarnessContext(
-    instruction="-do it",
-    model="policy/small",
-    gateway_url="http://127.0.0.1:1234",
-    key="secret",
-    workspace=PurePosixPath("/workspace"),
-    home=PurePosixPath("/home/agent"),
-    tmp=PurePosixPath("/tmp"),
-    max_context=8192,
-    max_tokens=1024,
-    paths={CODEX: PurePosixPath("/c")},
-)
+CONTEXT = harness_context({CODEX: "/c"}, instruction="-do it", model="policy/small")
 STATE = PurePosixPath("/home/agent/.codex")
 
 

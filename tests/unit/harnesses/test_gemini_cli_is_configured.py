@@ -13,23 +13,13 @@ from polar.errors import InvalidInput
 from polar.harnesses.base import HarnessContext
 from polar.harnesses.gemini_cli import ASSUMED_CONTEXT, GEMINI, NODE, SIDE_CALLS, GeminiCli
 from polar.models.component import Component
+from tests.fakes.harness_context import harness_context
 
 STATE = PurePosixPath("/home/agent/.gemini")
 
 
 def context(instruction: str = "Do it.") -> HarnessContext:
-    return HarnessContext(
-        instruction=instruction,
-        model="small",
-        gateway_url="http://127.0.0.1:1234",
-        key="secret",
-        workspace=PurePosixPath("/workspace"),
-        home=PurePosixPath("/home/agent"),
-        tmp=PurePosixPath("/tmp"),
-        max_context=8192,
-        max_tokens=1024,
-        paths={NODE: PurePosixPath("/n"), GEMINI: PurePosixPath("/g")},
-    )
+    return harness_context({NODE: "/n", GEMINI: "/g"}, instruction=instruction)
 
 
 def settings(gemini: GeminiCli) -> dict[str, Any]:

@@ -15,23 +15,13 @@ from polar.errors import InvalidInput
 from polar.harnesses.base import HarnessContext
 from polar.harnesses.mini_swe_agent import MINI, PYTHON, MiniSweAgent
 from polar.models.component import Component
+from tests.fakes.harness_context import harness_context
 
 STATE = PurePosixPath("/home/agent/.config/mini-swe-agent")
 
 
 def context(instruction: str = "Do it.") -> HarnessContext:
-    return HarnessContext(
-        instruction=instruction,
-        model="small",
-        gateway_url="http://127.0.0.1:1234",
-        key="secret",
-        workspace=PurePosixPath("/workspace"),
-        home=PurePosixPath("/home/agent"),
-        tmp=PurePosixPath("/tmp"),
-        max_context=8192,
-        max_tokens=1024,
-        paths={PYTHON: PurePosixPath("/python"), MINI: PurePosixPath("/m")},
-    )
+    return harness_context({PYTHON: "/python", MINI: "/m"}, instruction=instruction)
 
 
 def config(mini: MiniSweAgent, instruction: str = "Do it.") -> dict[str, Any]:

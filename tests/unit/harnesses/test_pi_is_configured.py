@@ -10,22 +10,11 @@ import pytest
 
 from polar import plugins
 from polar.errors import InvalidInput
-from polar.harnesses.base import HarnessContext
 from polar.harnesses.pi import NODE, PI, Pi
 from polar.models.component import Component
+from tests.fakes.harness_context import harness_context
 
-CONTEXT = HarnessContext(
-    instruction="Do it.",
-    model="small",
-    gateway_url="http://127.0.0.1:1234",
-    key="secret",
-    workspace=PurePosixPath("/workspace"),
-    home=PurePosixPath("/home/agent"),
-    tmp=PurePosixPath("/tmp"),
-    max_context=8192,
-    max_tokens=1024,
-    paths={NODE: PurePosixPath("/n"), PI: PurePosixPath("/p")},
-)
+CONTEXT = harness_context({NODE: "/n", PI: "/p"})
 STATE = PurePosixPath("/home/agent/.pi/agent")
 
 

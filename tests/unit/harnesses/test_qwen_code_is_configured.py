@@ -13,23 +13,13 @@ from polar.errors import InvalidInput
 from polar.harnesses.base import HarnessContext
 from polar.harnesses.qwen_code import NODE, QWEN, QwenCode
 from polar.models.component import Component
+from tests.fakes.harness_context import harness_context
 
 STATE = PurePosixPath("/home/agent/.qwen")
 
 
 def context(instruction: str = "Do it.") -> HarnessContext:
-    return HarnessContext(
-        instruction=instruction,
-        model="small",
-        gateway_url="http://127.0.0.1:1234",
-        key="secret",
-        workspace=PurePosixPath("/workspace"),
-        home=PurePosixPath("/home/agent"),
-        tmp=PurePosixPath("/tmp"),
-        max_context=8192,
-        max_tokens=1024,
-        paths={NODE: PurePosixPath("/n"), QWEN: PurePosixPath("/q")},
-    )
+    return harness_context({NODE: "/n", QWEN: "/q"}, instruction=instruction)
 
 
 def settings(qwen: QwenCode) -> dict[str, Any]:

@@ -14,20 +14,11 @@ from polar.harnesses.shell import Shell
 from polar.models.component import Component
 from polar.runtimes.base import SandboxSpec
 from polar.runtimes.process import ProcessRuntime
+from tests.fakes.harness_context import harness_context
 
 
 def context(instruction: str, home: PurePosixPath = PurePosixPath("/home/agent")) -> HarnessContext:
-    return HarnessContext(
-        instruction=instruction,
-        model="small",
-        gateway_url="http://127.0.0.1:1234",
-        key="secret",
-        workspace=PurePosixPath("/workspace"),
-        home=home,
-        tmp=PurePosixPath("/tmp"),
-        max_context=1000,
-        max_tokens=100,
-    )
+    return harness_context({}, instruction=instruction, home=home)
 
 
 async def run(shell: Shell, instruction: str, root: Path) -> str:
