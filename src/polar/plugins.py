@@ -18,9 +18,6 @@ class Extension(Protocol):
     Options: type[BaseModel]
 
 
-KINDS = ("harnesses", "runtimes", "evaluators", "builders", "engines", "dialects")
-
-
 @cache
 def names(kind: str) -> tuple[str, ...]:
     """The names registered for a kind ("harnesses", "runtimes", …), sorted."""

@@ -44,7 +44,6 @@ class DataPlane:
 
     gateway: Gateway
     model: ModelInfo
-    engine_url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
         renderer = await _renderer(settings.engine, engine, model)
         say("starting the gateway")
         gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
-        yield DataPlane(gateway, model, ",".join(urls))
+        yield DataPlane(gateway, model)
 
 
 def _engine(settings: EngineSettings, urls: Sequence[str]) -> Engine:

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from polar.assets.cache import DownloadFailed
 from polar.assets.node import NPM_CLI, node
+from polar.assets.tool import run_tool
 
 
 def unpack_npm(package: str, version: str, integrity: str, into: Path) -> None:
@@ -54,7 +55,7 @@ def _npm(*arguments: str, more: tuple[str, ...]) -> tuple[subprocess.CompletedPr
     """Run the cached Node's npm; with the outcome comes the command a person can repeat (without `more`)."""
     root = node()
     command = [str(root / "bin" / "node"), str(root / NPM_CLI), *arguments, "--ignore-scripts"]
-    run = subprocess.run([*command, *more], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    run = run_tool([*command, *more])
     return run, " ".join(command)
 
 

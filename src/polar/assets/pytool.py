@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
 from polar.assets.cache import DownloadFailed
+from polar.assets.tool import run_tool
 
 PYTHON_TAG = f"py{sys.version_info.major}.{sys.version_info.minor}-{sysconfig.get_platform()}"
 """For names in the cache: packages with compiled parts serve one version on one platform."""
@@ -31,12 +31,7 @@ def install_python(requirements: Sequence[str], into: Path, *, with_dependencies
     """
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
     command += [] if with_dependencies else ["--no-deps"]
-    run = subprocess.run(
-        [*command, "--target", str(into), *requirements],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
+    run = run_tool([*command, "--target", str(into), *requirements])
     if run.returncode != 0:
         errors = [line for line in run.stderr.splitlines() if line.startswith("ERROR:")]
         reason = errors[-1].removeprefix("ERROR:").strip() if errors else "pip failed"
