@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polar.errors import PolarError, Unavailable
-from polar.models.chat import FinishReason, Sampling
+from polar.models.chat import ChatRequest, FinishReason, Sampling, Usage
+from polar.rendering.base import MessageDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the sampled text must match, in the words that vLLM, SGLang and the embedded engine share.
+
+    Exactly one is set. Logprobs of a constrained completion are those of the masked distribution.
+    """
+
+    json_schema: str | None = None
+    """A JSON schema as JSON text; `{}` allows any JSON."""
+    structural_tag: str | None = None
+    """An xgrammar structural tag as JSON text: free text around tags whose insides are constrained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +32,7 @@ class GenerateRequest:
     prompt_ids: list[int]
     sampling: Sampling
     stop_token_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
     session: str = ""
     """Whose request it is: requests of one session share a prefix, and so belong on one replica."""
 
@@ -36,6 +51,31 @@ class TokenChunk:
     """Set on the last chunk only."""
     cached_tokens: int = 0
     """Prompt tokens served from the prefix cache, where the engine says so (first chunk)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """One generation whose prompt the engine renders itself (chat mode)."""
+
+    request_id: str
+    chat: ChatRequest
+    """Its `sampling` is what to sample with: pins and limits are applied already."""
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChunk:
+    """What a chat-mode engine produced since the last chunk: the message as it parsed it, and the tokens."""
+
+    delta: MessageDelta = field(default_factory=MessageDelta)
+    tokens: TokenChunk | None = None
+    """None where the engine gives text only; such a completion is recorded and never trainable."""
+    prompt_ids: list[int] | None = None
+    """On the first chunk: what the policy conditioned on, where the engine says so."""
+    finish_reason: FinishReason | None = None
+    """Set on the last chunk only."""
+    usage: Usage | None = None
+    """On the last chunk, where the engine counts tokens that it does not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +108,14 @@ class Engine(ABC):
     @abstractmethod
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Stream the sampled tokens. Closing the iterator aborts the request in the engine."""
+
+    def chat(self, call: ChatCall) -> AsyncIterator[ChatChunk]:
+        """As `generate`, but the engine applies the chat template and parses the answer."""
+        raise EngineError(f"{type(self).__name__} has no chat mode", hint="set engine.mode to tokens")
+
+    async def score(self, ids: list[int]) -> list[float]:
+        """The logprob of each token after those before it; the first token has none and gets 0.0."""
+        raise EngineError(f"{type(self).__name__} cannot score tokens")
 
     @abstractmethod
     async def model_info(self) -> ModelInfo:

@@ -243,4 +243,5 @@ def _message(fields: dict[str, Any]) -> Message:
 
 
 def _sampling(fields: dict[str, Any]) -> Sampling:
-    return Sampling(**fields | {"stop": tuple(fields["stop"])})
+    bias = tuple((token, value) for token, value in fields.get("logit_bias", ()))
+    return Sampling(**fields | {"stop": tuple(fields["stop"]), "logit_bias": bias})

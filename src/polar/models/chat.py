@@ -78,6 +78,35 @@ class Sampling:
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token id → what is added to its logit before sampling."""
+
+
+class ToolUse(StrEnum):
+    """Whether the model may, must or must not call a tool."""
+
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """What the harness says about calling tools in this turn."""
+
+    use: ToolUse = ToolUse.AUTO
+    names: tuple[str, ...] = ()
+    """With REQUIRED: the tools it may choose among; empty means any of those offered."""
+    parallel: bool = True
+    """Whether one turn may hold more than one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonOutput:
+    """The answer's text must be JSON, and match `schema` where there is one."""
+
+    schema: Mapping[str, Any] | None = None
+    name: str = "answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +116,9 @@ class ChatRequest:
     model: str
     messages: tuple[Message, ...]
     tools: tuple[ToolDefinition, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    output: JsonOutput | None = None
+    """None: free text."""
     sampling: Sampling = Sampling()
     stream: bool = False
     stream_usage: bool = False

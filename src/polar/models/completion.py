@@ -42,6 +42,8 @@ class Completion:
     finish_reason: FinishReason
     parent: str | None = None
     """The completion whose prompt + sampled ids are an exact prefix of `prompt_ids`, if any."""
+    follows: str | None = None
+    """The completion whose messages this request continues, whether or not its tokens are a prefix."""
     tools: tuple[ToolDefinition, ...] = ()
     dialect: str = ""
     kind: CompletionKind = CompletionKind.GENERATION
