@@ -35,6 +35,7 @@ _ERRORS: dict[Refusal, tuple[int, str]] = {
     Refusal.SESSION_ENDED: (410, "permission_error"),
     Refusal.UNKNOWN_ROUTE: (404, "not_found_error"),
     Refusal.UNKNOWN_MODEL: (404, "not_found_error"),
+    Refusal.UNKNOWN_RESPONSE: (404, "not_found_error"),
     Refusal.MALFORMED: (400, "invalid_request_error"),
     Refusal.TOO_LARGE: (413, "request_too_large"),
     Refusal.CONTEXT_OVERFLOW: (400, "invalid_request_error"),
@@ -57,6 +58,11 @@ class AnthropicMessages(Dialect):
         Route("GET", "/api/hello", Action.FIXED, _HELLO),
         Route("HEAD", "/api/hello", Action.FIXED, _HELLO),
     )
+
+    hint_headers: ClassVar[Mapping[str, str]] = {
+        "x-claude-code-agent-id": "agent_id",
+        "x-claude-code-parent-agent-id": "parent_agent_id",
+    }
 
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
         key = headers.get("x-api-key", "").strip()

@@ -10,7 +10,19 @@ from typing import Any
 import orjson
 
 from polar.dialects.json_fields import Fields, document, kind, malformed
-from polar.models.chat import ChatRequest, Message, Role, Sampling, ToolCall, ToolDefinition
+from polar.dialects.schemas import needed_schema
+from polar.dialects.tool_choices import settled
+from polar.models.chat import (
+    ChatRequest,
+    JsonOutput,
+    Message,
+    Role,
+    Sampling,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
+    ToolUse,
+)
 
 UNPARSED = "_unparsed_arguments"
 """The one key of a tool_use input that stands for sampled arguments which are no JSON object."""
@@ -21,7 +33,12 @@ Deferred = Mapping[str, str]
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _BILLING = "x-anthropic-billing-header:"
 """Begins a system block that is for the provider's books; it changes from call to call."""
-_TOOL_CHOICES = ("auto", "any", "tool", "none")
+_TOOL_CHOICES = {
+    "auto": ToolUse.AUTO,
+    "any": ToolUse.REQUIRED,
+    "tool": ToolUse.REQUIRED,
+    "none": ToolUse.NONE,
+}
 _SAYS_ERROR = ("error", "<tool_use_error>")
 
 
@@ -40,6 +57,8 @@ def read_request(body: bytes, *, is_count: bool) -> ChatRequest:
         model=model,
         messages=tuple(_turns([*_system(fields), *spoken])),
         tools=tools,
+        tool_choice=_tool_choice(fields, tools),
+        output=_output(fields),
         sampling=_sampling(fields),
         stream=fields.boolean("stream"),
         stream_usage=True,
@@ -197,15 +216,11 @@ def _document(block: Fields) -> str:
 
 def _tools(fields: Fields) -> tuple[tuple[ToolDefinition, ...], Deferred]:
     """The tools of the prompt's head, and those that join where the conversation first refers to them."""
-    choice = fields.child("tool_choice")
-    chosen = choice.needed_string("type") if choice is not None else "auto"
-    if chosen not in _TOOL_CHOICES:
-        raise malformed("tool_choice.type", f"must be one of {', '.join(_TOOL_CHOICES)}, not {chosen!r}")
     tools: list[ToolDefinition] = []
     deferred: dict[str, str] = {}
     for tool in fields.children("tools"):
-        if tool.string("type") not in (None, "custom"):
-            continue  # it would run at the provider, and there is none
+        if _runs_at_the_provider(tool):
+            continue  # and there is none
         defined = _tool(tool)
         if tool.boolean("defer_loading"):
             shown = {
@@ -216,7 +231,43 @@ def _tools(fields: Fields) -> tuple[tuple[ToolDefinition, ...], Deferred]:
             deferred[defined.name] = _json(shown)
         else:
             tools.append(defined)
-    return () if chosen == "none" else tuple(tools), deferred
+    return tuple(tools), deferred
+
+
+def _runs_at_the_provider(tool: Fields) -> bool:
+    return tool.string("type") not in (None, "custom")
+
+
+def _tool_choice(fields: Fields, tools: tuple[ToolDefinition, ...]) -> ToolChoice:
+    choice = fields.child("tool_choice")
+    if choice is None:
+        return ToolChoice()
+    type_ = choice.needed_string("type")
+    if type_ not in _TOOL_CHOICES:
+        raise malformed(choice.at("type"), f"must be one of {', '.join(_TOOL_CHOICES)}, not {type_!r}")
+    return settled(
+        _TOOL_CHOICES[type_],
+        [choice.needed_string("name")] if type_ == "tool" else (),
+        tools,
+        choice.at("name" if type_ == "tool" else "type"),
+        parallel=not choice.boolean("disable_parallel_tool_use"),
+        elsewhere=[
+            tool.string("name") or "" for tool in fields.children("tools") if _runs_at_the_provider(tool)
+        ],
+    )
+
+
+def _output(fields: Fields) -> JsonOutput | None:
+    """`output_config.format`, or the field it was before."""
+    config = fields.child("output_config")
+    wanted = config.child("format") if config is not None else None
+    wanted = wanted or fields.child("output_format")
+    if wanted is None:
+        return None
+    type_ = wanted.needed_string("type")
+    if type_ != "json_schema":
+        raise malformed(wanted.at("type"), f"must be json_schema, not {type_!r}")
+    return JsonOutput(needed_schema(wanted, "schema"))
 
 
 def _tool(tool: Fields) -> ToolDefinition:

@@ -11,6 +11,8 @@ from typing import ClassVar
 from polar.errors import PolarError
 from polar.models.chat import ChatRequest, FinishReason, Message, ToolCall, Usage
 
+_LONGEST_HINT = 200
+
 
 class Action(Enum):
     """What a route asks of the gateway."""
@@ -62,6 +64,8 @@ class Refusal(StrEnum):
     SESSION_ENDED = "session_ended"
     UNKNOWN_ROUTE = "unknown_route"
     UNKNOWN_MODEL = "unknown_model"
+    UNKNOWN_RESPONSE = "unknown_response"
+    """The request continues a response that this session does not know."""
     MALFORMED = "malformed"
     TOO_LARGE = "too_large"
     CONTEXT_OVERFLOW = "context_overflow"
@@ -156,6 +160,8 @@ class Dialect(ABC):
     routes: ClassVar[tuple[Route, ...]]
     told_in_stream: ClassVar[frozenset[Refusal]] = frozenset()
     """Refusals that this provider's clients understand only as an event of the stream they asked for."""
+    hint_headers: ClassVar[Mapping[str, str]] = {}
+    """Headers worth keeping with a completion, and the name each is kept under."""
 
     @abstractmethod
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
@@ -164,6 +170,10 @@ class Dialect(ABC):
     def claims(self, headers: Mapping[str, str]) -> bool:
         """Whether a request to an address that several dialects have, or none, is in this one's words."""
         return False
+
+    def hints(self, request: HttpRequest) -> Mapping[str, str]:
+        """What the request's headers tell of the harness's own agents; never who is asking."""
+        return _told(request.headers, self.hint_headers)
 
     @abstractmethod
     def parse(self, request: HttpRequest) -> ChatRequest:
@@ -188,3 +198,9 @@ class Dialect(ABC):
     def token_count(self, count: int) -> bytes:
         """The answer to COUNT_TOKENS; only for dialects with such a route."""
         raise NotImplementedError(f"{self.name} has no route that counts tokens")
+
+
+def _told(headers: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """Values go into recordings that people read: printable and short, whatever the client sent."""
+    said = ((kept, headers.get(header, "")) for header, kept in names.items())
+    return {kept: value[:_LONGEST_HINT] for kept, value in said if value and value.isprintable()}

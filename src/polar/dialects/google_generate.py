@@ -29,6 +29,7 @@ _ERRORS: dict[Refusal, tuple[int, str]] = {
     Refusal.SESSION_ENDED: (410, "FAILED_PRECONDITION"),
     Refusal.UNKNOWN_ROUTE: (404, "NOT_FOUND"),
     Refusal.UNKNOWN_MODEL: (404, "NOT_FOUND"),
+    Refusal.UNKNOWN_RESPONSE: (404, "NOT_FOUND"),
     Refusal.MALFORMED: (400, "INVALID_ARGUMENT"),
     Refusal.TOO_LARGE: (413, "INVALID_ARGUMENT"),
     Refusal.CONTEXT_OVERFLOW: (400, "INVALID_ARGUMENT"),
@@ -77,10 +78,13 @@ class GoogleGenerate(Dialect):
         if not model:
             raise malformed("model", "is required in the address")
         google_request.refuse_cached_content(fields)
+        tools = google_request.tools(fields)
         return ChatRequest(
             model=model,
             messages=google_request.messages(fields),
-            tools=google_request.tools(fields),
+            tools=tools,
+            tool_choice=google_request.tool_choice(fields, tools),
+            output=google_request.output(fields),
             sampling=google_request.sampling(fields),
             stream=request.route.path.endswith(_STREAM),
             wire={
@@ -286,9 +290,11 @@ def _finish(reason: FinishReason) -> str:
 def _usage(usage: Usage) -> dict[str, Any]:
     body = {
         "promptTokenCount": usage.prompt_tokens,
-        "candidatesTokenCount": usage.sampled_tokens,
+        "candidatesTokenCount": usage.sampled_tokens - usage.reasoning_tokens,
         "totalTokenCount": usage.prompt_tokens + usage.sampled_tokens,
     }
+    if usage.reasoning_tokens:
+        body["thoughtsTokenCount"] = usage.reasoning_tokens
     return body | {"cachedContentTokenCount": usage.cached_tokens} if usage.cached_tokens else body
 
 

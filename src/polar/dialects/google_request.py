@@ -17,13 +17,31 @@ import orjson
 
 from polar.dialects.google_schema import json_schema
 from polar.dialects.json_fields import Fields, kind, malformed
-from polar.models.chat import Message, Role, Sampling, ToolCall, ToolDefinition
+from polar.dialects.schemas import checked
+from polar.dialects.tool_choices import settled
+from polar.models.chat import (
+    JsonOutput,
+    Message,
+    Role,
+    Sampling,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
+    ToolUse,
+)
 
 RAW_ARGUMENTS = "__raw_arguments"
 """The one argument under which a call's arguments travel when they are no JSON object."""
 
 _SIGNATURE_MARK = "polar:"
-_MIME_TYPES = ("text/plain", "application/json", "text/x.enum")
+_TEXT, _JSON = "text/plain", "application/json"
+_MODES = {
+    "MODE_UNSPECIFIED": ToolUse.AUTO,
+    "AUTO": ToolUse.AUTO,
+    "VALIDATED": ToolUse.AUTO,
+    "ANY": ToolUse.REQUIRED,
+    "NONE": ToolUse.NONE,
+}
 
 
 def messages(fields: Fields) -> tuple[Message, ...]:
@@ -40,14 +58,50 @@ def messages(fields: Fields) -> tuple[Message, ...]:
 
 def tools(fields: Fields) -> tuple[ToolDefinition, ...]:
     """The declared functions; tools that Google runs itself (search, code) do not exist here."""
-    config = _child(fields, "toolConfig")
-    calling = _child(config, "functionCallingConfig") if config else None
-    found = tuple(
+    return tuple(
         _tool(declaration)
         for tool in _objects(fields, "tools")
         for declaration in _objects(tool, "functionDeclarations")
     )
-    return () if calling and (calling.string("mode") or "").upper() == "NONE" else found
+
+
+def tool_choice(fields: Fields, offered: tuple[ToolDefinition, ...]) -> ToolChoice:
+    config = _child(fields, "toolConfig")
+    calling = _child(config, "functionCallingConfig") if config else None
+    if calling is None:
+        return ToolChoice()
+    mode = (calling.string("mode") or "AUTO").upper()
+    if mode not in _MODES:
+        raise malformed(calling.at("mode"), f"must be one of {', '.join(_MODES)}, not {mode!r}")
+    allowed = _spelt(calling, "allowedFunctionNames")
+    names = calling.get(allowed) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise malformed(calling.at(allowed), "must be an array of strings")
+    return settled(_MODES[mode], names, offered, calling.at(allowed if names else "mode"))
+
+
+def output(fields: Fields) -> JsonOutput | None:
+    config = _child(fields, "generationConfig") or Fields({})
+    at = config.at(_spelt(config, "responseMimeType"))
+    mime_type = config.string(_spelt(config, "responseMimeType")) or _TEXT
+    if mime_type not in (_TEXT, _JSON):
+        # Enums as bare text, too: JSON with an enum in its schema says the same.
+        raise malformed(at, f"must be {_TEXT} or {_JSON}, not {mime_type!r}")
+    schema = _output_schema(config)
+    if mime_type == _TEXT:
+        if schema is not None:
+            raise malformed(at, f"must be {_JSON} where there is a response schema")
+        return None
+    return JsonOutput(schema)
+
+
+def _output_schema(config: Fields) -> dict[str, Any] | None:
+    for name in ("responseJsonSchema", "_responseJsonSchema"):
+        name = _spelt(config, name)
+        if config.child(name) is not None:
+            return checked(config.get(name), config.at(name))
+    name = _spelt(config, "responseSchema")
+    return checked(json_schema(config.get(name)), config.at(name)) if config.child(name) else None
 
 
 def sampling(fields: Fields) -> Sampling:
@@ -56,11 +110,6 @@ def sampling(fields: Fields) -> Sampling:
         raise malformed(
             config.at(_spelt(config, "candidateCount")),
             "only 1 is supported: ask again for another candidate",
-        )
-    mime_type = config.string(_spelt(config, "responseMimeType"))
-    if mime_type and mime_type not in _MIME_TYPES:
-        raise malformed(
-            config.at(_spelt(config, "responseMimeType")), f"must be one of {', '.join(_MIME_TYPES)}"
         )
     return Sampling(
         temperature=config.number("temperature", 0, 2),

@@ -73,6 +73,10 @@ class Fields:
             raise malformed(self.at(name), f"must be true or false, not {kind(value)}")
         return bool(value)
 
+    def boolean_or(self, name: str, default: bool) -> bool:
+        """As `boolean`, for fields that are true unless they say otherwise."""
+        return self.boolean(name) if self._value.get(name) is not None else default
+
     def number(self, name: str, low: float, high: float) -> float | None:
         value = self._value.get(name)
         if value is None:

@@ -20,6 +20,8 @@ from polar.dialects.base import (
     StreamEncoder,
 )
 from polar.dialects.json_fields import Fields, document, kind, malformed
+from polar.dialects.openai_guidance import MODES, logit_bias, response_format
+from polar.dialects.tool_choices import settled
 from polar.models.chat import (
     ChatRequest,
     FinishReason,
@@ -27,7 +29,9 @@ from polar.models.chat import (
     Role,
     Sampling,
     ToolCall,
+    ToolChoice,
     ToolDefinition,
+    ToolUse,
     Usage,
 )
 
@@ -45,6 +49,7 @@ _ERRORS: dict[Refusal, tuple[int, str, str | None]] = {
     Refusal.SESSION_ENDED: (410, "invalid_request_error", "session_ended"),
     Refusal.UNKNOWN_ROUTE: (404, "invalid_request_error", "unknown_url"),
     Refusal.UNKNOWN_MODEL: (404, "invalid_request_error", "model_not_found"),
+    Refusal.UNKNOWN_RESPONSE: (400, "invalid_request_error", "previous_response_not_found"),
     Refusal.MALFORMED: (400, "invalid_request_error", None),
     Refusal.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
     Refusal.CONTEXT_OVERFLOW: (400, "invalid_request_error", "context_length_exceeded"),
@@ -78,10 +83,13 @@ class OpenAIChat(Dialect):
         if not messages:
             raise malformed("messages", "is required and must hold at least one message")
         options = fields.child("stream_options")
+        tools = _tools(fields)
         return ChatRequest(
             model=model,
             messages=messages,
-            tools=_tools(fields),
+            tools=tools,
+            tool_choice=_tool_choice(fields, tools),
+            output=response_format(fields),
             sampling=_sampling(fields),
             stream=fields.boolean("stream"),
             stream_usage=options is not None and options.boolean("include_usage"),
@@ -215,6 +223,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.sampled_tokens,
         "total_tokens": usage.prompt_tokens + usage.sampled_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -227,6 +236,7 @@ def _sampling(fields: Fields) -> Sampling:
         seed=fields.integer("seed", -(2**63)),
         max_tokens=fields.integer(limit, 1),
         stop=_stop(fields),
+        logit_bias=logit_bias(fields),
     )
 
 
@@ -241,10 +251,41 @@ def _stop(fields: Fields) -> tuple[str, ...]:
 
 
 def _tools(fields: Fields) -> tuple[ToolDefinition, ...]:
-    if fields.get("tool_choice") == "none":
-        return ()
     tools = [_tool(tool.needed_child("function")) for tool in fields.children("tools") if _is_function(tool)]
     return tuple(tools or (_tool(function) for function in fields.children("functions")))
+
+
+def _tool_choice(fields: Fields, tools: tuple[ToolDefinition, ...]) -> ToolChoice:
+    parallel = fields.boolean_or("parallel_tool_calls", True)
+    # `function_call` is the same field from before there were tools.
+    at = "tool_choice" if fields.get("tool_choice") is not None else "function_call"
+    value = fields.get(at)
+    if value is None:
+        return ToolChoice(parallel=parallel)
+    if isinstance(value, str):
+        return settled(_mode(value, at), (), tools, at, parallel=parallel)
+    choice = fields.needed_child(at)
+    type_ = choice.string("type") or "function"
+    match type_:
+        case "function":
+            function = choice.needed_child("function") if at == "tool_choice" else choice
+            names = [function.needed_string("name")]
+            return settled(ToolUse.REQUIRED, names, tools, function.at("name"), parallel=parallel)
+        case "allowed_tools":
+            allowed = choice.needed_child("allowed_tools")
+            use = _mode(allowed.needed_string("mode"), allowed.at("mode"))
+            names = [
+                tool.needed_child("function").needed_string("name") for tool in allowed.children("tools")
+            ]
+            return settled(use, names, tools, allowed.at("tools"), parallel=parallel)
+        case _:
+            raise malformed(choice.at("type"), f"must be 'function' or 'allowed_tools', not {type_!r}")
+
+
+def _mode(value: str, at: str) -> ToolUse:
+    if value not in MODES:
+        raise malformed(at, f"must be one of {', '.join(MODES)} or an object, not {value!r}")
+    return MODES[value]
 
 
 def _is_function(tool: Fields) -> bool:

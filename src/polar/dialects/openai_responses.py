@@ -22,6 +22,7 @@ from polar.dialects.base import (
 )
 from polar.dialects.json_fields import Fields, document, malformed
 from polar.dialects.openai_chat import OpenAIChat
+from polar.dialects.openai_guidance import MODES, output_format
 from polar.dialects.responses_input import input_messages
 from polar.dialects.responses_output import (
     Asked,
@@ -34,7 +35,8 @@ from polar.dialects.responses_output import (
 )
 from polar.dialects.responses_stream import ResponsesStream
 from polar.dialects.responses_tools import Toolbox, encoded
-from polar.models.chat import ChatRequest, Message, Role, Sampling
+from polar.dialects.tool_choices import settled
+from polar.models.chat import ChatRequest, JsonOutput, Message, Role, Sampling, ToolChoice, ToolUse
 
 _CHAT = OpenAIChat()
 """The same provider: keys, models and errors are worded alike."""
@@ -85,6 +87,9 @@ _ELSEWHERE = {
 }
 """Fields that name what only OpenAI's servers hold."""
 
+_FIELDS = {"messages": "input", "response_format": "text.format"}
+"""What fields of Chat Completions, in whose terms the gateway complains, are called here."""
+
 
 class OpenAIResponses(Dialect):
     name: ClassVar[str] = "openai_responses"
@@ -114,7 +119,9 @@ class OpenAIResponses(Dialect):
         return ChatRequest(
             model=model,
             messages=messages,
-            tools=() if fields.get("tool_choice") == "none" else toolbox.definitions,
+            tools=toolbox.definitions,
+            tool_choice=_tool_choice(fields, toolbox),
+            output=_output(fields),
             sampling=Sampling(
                 temperature=fields.number("temperature", 0, 2),
                 top_p=fields.number("top_p", 0, 1),
@@ -148,8 +155,10 @@ class OpenAIResponses(Dialect):
         return _CHAT.models(model, max_context, created)
 
     def error(self, error: RequestRefused) -> HttpAnswer:
-        if error.field == "messages":
-            error = RequestRefused(error.refusal, error.message, field="input")
+        if error.refusal is Refusal.UNKNOWN_RESPONSE and error.field is None:
+            error = RequestRefused(error.refusal, error.message, field="previous_response_id")
+        elif error.field in _FIELDS:
+            error = RequestRefused(error.refusal, error.message, field=_FIELDS[error.field])
         return _CHAT.error(error)
 
     def token_count(self, count: int) -> bytes:
@@ -180,6 +189,34 @@ def _mark(instructions: str | None) -> str:
     return hashlib.blake2b(instructions.encode(), digest_size=6).hexdigest()
 
 
+def _tool_choice(fields: Fields, toolbox: Toolbox) -> ToolChoice:
+    parallel = fields.boolean_or("parallel_tool_calls", True)
+    at, value = "tool_choice", fields.get("tool_choice")
+    names: list[str] = []
+    if value is None or isinstance(value, str):
+        use = _mode(value or "auto", at)
+    else:
+        choice = fields.needed_child(at)
+        if choice.needed_string("type") == "allowed_tools":
+            use, at = _mode(choice.needed_string("mode"), choice.at("mode")), choice.at("tools")
+            names = [toolbox.name_of(tool) for tool in choice.children("tools")]
+        else:
+            use, names = ToolUse.REQUIRED, [toolbox.name_of(choice)]
+    return settled(use, names, toolbox.definitions, at, parallel=parallel, elsewhere=toolbox.hosted)
+
+
+def _mode(value: str, at: str) -> ToolUse:
+    if value not in MODES:
+        raise malformed(at, f"must be one of {', '.join(MODES)} or an object, not {value!r}")
+    return MODES[value]
+
+
+def _output(fields: Fields) -> JsonOutput | None:
+    text = fields.child("text")
+    wanted = text.child("format") if text is not None else None
+    return output_format(wanted, wanted) if wanted is not None else None
+
+
 def _system(fields: Fields) -> tuple[Message, ...]:
     instructions = fields.string("instructions")
     return (Message(Role.SYSTEM, instructions),) if instructions else ()
@@ -187,7 +224,6 @@ def _system(fields: Fields) -> tuple[Message, ...]:
 
 def _asked(fields: Fields, toolbox: Toolbox, instructions: str) -> Asked:
     include, reasoning = fields.get("include"), fields.child("reasoning")
-    fields.child("text")
     summary = reasoning.get("summary") if reasoning is not None else None
     return Asked(
         toolbox=toolbox,

@@ -45,6 +45,7 @@ _SHELL = ToolDefinition(
         "required": ["command"],
     },
 )
+_SERVED = frozenset({"function", "custom", LOCAL_SHELL, "namespace"})
 _SHELL_FIELDS = ("command", "env", "timeout_ms", "user", "working_directory")
 
 
@@ -70,6 +71,8 @@ class Toolbox:
 
     def __init__(self, fields: Fields) -> None:
         declared = list(_declared(fields))
+        self.hosted = frozenset(_hosted(fields))
+        """What the left-out ones are chosen by."""
         uses = Counter(tool.name for _, tool in declared)
         self._tools: dict[str, Tool] = {}
         for at, tool in declared:
@@ -116,6 +119,14 @@ class Toolbox:
                 arguments = item.string("arguments")
                 return ToolCall(id, self._name_of(item), "{}" if arguments is None else arguments)
 
+    def name_of(self, choice: Fields) -> str:
+        """How the model knows the tool that a choice names; a hosted one has only its type."""
+        match choice.needed_string("type"):
+            case "function" | "custom":
+                return self._name_of(choice)
+            case hosted:
+                return hosted
+
     def _name_of(self, item: Fields) -> str:
         name = item.needed_string("name")
         return self._offered.get((item.string("namespace"), name), name)
@@ -139,6 +150,13 @@ def _declared(fields: Fields) -> Iterator[tuple[str, Tool]]:
         for item in fields.children("input"):
             if item.get("type") == "additional_tools":
                 yield from _listed(item, None)
+
+
+def _hosted(fields: Fields) -> Iterator[str]:
+    for tool in fields.children("tools"):
+        type_ = tool.needed_string("type")
+        if type_ not in _SERVED:
+            yield type_
 
 
 def _listed(fields: Fields, namespace: str | None) -> Iterator[tuple[str, Tool]]:

@@ -20,6 +20,7 @@ from polar.models.chat import (
     Role,
     Sampling,
     ToolCall,
+    ToolChoice,
     ToolDefinition,
     Usage,
 )
@@ -89,6 +90,7 @@ def test_a_full_request_is_understood() -> None:
             Message(Role.USER, "Go\non."),
         ),
         tools=(ToolDefinition("f", "d", SCHEMA), ToolDefinition("g")),
+        tool_choice=ToolChoice(parallel=False),
         sampling=Sampling(temperature=0.5, top_p=0.9, top_k=7, max_tokens=10, stop=("END",)),
         stream=True,
         stream_usage=True,
@@ -189,13 +191,6 @@ def test_a_found_tool_is_defined_where_it_is_found() -> None:
     definition = json.loads(known.removeprefix("<function>").removesuffix("</function>"))
     assert definition == {"name": "later", "description": "d", "parameters": SCHEMA}
     assert unknown == '<function>{"name":"unknown"}</function>'
-
-
-def test_tool_choice_none_offers_no_tools() -> None:
-    tools = [{"name": "f", "input_schema": {}}]
-    for choice in ({"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "f"}):
-        assert len(parse(tools=tools, tool_choice=choice).tools) == 1
-    assert parse(tools=tools, tool_choice={"type": "none"}).tools == ()
 
 
 def test_a_count_needs_no_max_tokens() -> None:

@@ -22,6 +22,7 @@ from polar.dialects.google_generate import GoogleGenerate
 from polar.models.chat import (
     ChatRequest,
     FinishReason,
+    JsonOutput,
     Message,
     Role,
     Sampling,
@@ -93,6 +94,7 @@ def test_a_full_request_is_understood() -> None:
             Message(Role.TOOL, "ok", tool_call_id="c1", name="f"),
         ),
         tools=(ToolDefinition("f", "d", {"x": 1}),),
+        output=JsonOutput({"type": "object"}),
         sampling=Sampling(temperature=0.5, top_p=1.0, top_k=40, seed=3, max_tokens=20, stop=("END",)),
         wire={"events": False, "thoughts": False},
     )
@@ -214,12 +216,6 @@ def test_googles_schema_becomes_json_schema() -> None:
         },
         "required": ["type"],
     }
-
-
-def test_calling_mode_none_takes_the_tools_away() -> None:
-    tools = [{"functionDeclarations": [{"name": "f"}]}]
-    assert parse(tools=tools, toolConfig={"functionCallingConfig": {"mode": "NONE"}}).tools == ()
-    assert parse(tools=tools, toolConfig={"functionCallingConfig": {"mode": "ANY"}}).tools
 
 
 def test_the_address_says_how_to_answer() -> None:

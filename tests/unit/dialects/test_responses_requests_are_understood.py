@@ -188,10 +188,6 @@ def test_tools_may_come_as_an_input_item() -> None:
     assert request.messages == (Message(Role.USER, "u"),)
 
 
-def test_tool_choice_none_offers_no_tools() -> None:
-    assert parse(tools=[{"type": "function", "name": "f"}], tool_choice="none").tools == ()
-
-
 def test_a_continuation_repeats_instructions_to_no_effect() -> None:
     first = parse(instructions="Be good.")
     encoder = DIALECT.stream(CallIdentity("abc123", "m", 5), first)
