@@ -96,7 +96,7 @@ class ToolChoice:
 
     use: ToolUse = ToolUse.AUTO
     names: tuple[str, ...] = ()
-    """With REQUIRED: the tools it may choose among; empty means any of those offered."""
+    """The tools it may choose among; empty means any of those offered."""
     parallel: bool = True
     """Whether one turn may hold more than one call."""
 
@@ -125,6 +125,8 @@ class ChatRequest:
     """Whether a stream must end with a usage chunk (OpenAI's stream_options.include_usage)."""
     continues: str | None = None
     """Id of a completion of this session whose whole conversation stands before `messages`."""
+    hints: Mapping[str, str] = field(default_factory=dict)
+    """What the client says of its own doings (which of its agents asks), recorded and never believed."""
     wire: Mapping[str, Any] = field(default_factory=dict)
     """What the dialect must remember of the request to word its answer; nobody else reads it."""
 
@@ -136,3 +138,5 @@ class Usage:
     prompt_tokens: int
     sampled_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of the sampled ones, those that the model thought in."""

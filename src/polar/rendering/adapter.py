@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from polar.models.chat import Message, Role, ToolCall, ToolDefinition
-from polar.rendering.base import MessageDelta, Renderer, ResponseParser
+from polar.models.chat import Message, ToolDefinition
+from polar.rendering.adapted_parser import AdaptedParser, Marks, WholeParser
+from polar.rendering.base import IdSequence, Renderer, ResponseParser, TurnForm, Unrenderable
+from polar.rendering.byte_level import Vocabulary
+from polar.rendering.first_render import KeptTexts
+from polar.rendering.turn_form import found_form
 
 log = logging.getLogger(__name__)
 
@@ -26,15 +32,16 @@ def adapted_renderer(model: str, tokenizer_file: Path) -> Renderer | None:
         return None
     if model not in known:
         return None
-    plain = package.create_renderer(_Tokens(model, tokenizer_file, control_in_text=False))
-    usual = package.create_renderer(_Tokens(model, tokenizer_file, control_in_text=True))
-    tools = [_tool_fields(ToolDefinition("f", "d", {"type": "object", "properties": {}}))]
-    probe = {"messages": _PROBE, "tools": tools, "add_generation_prompt": True}
-    if plain.render_ids(**probe) == usual.render_ids(**probe):
-        return AdaptedRenderer(plain)
-    # Some families write their control tokens as text; then outside text could spell them too.
-    log.warning("%s: its renderer cannot keep control tokens out of messages", model)
-    return AdaptedRenderer(usual)
+    # Some families look their control tokens up as text, so these count in text until all are known.
+    tokens = _Tokens(model, tokenizer_file)
+    renderer = package.create_renderer(tokens)
+    usual = renderer.render_ids(_PROBE, tools=_PROBE_TOOLS, add_generation_prompt=True)
+    tokens.control_in_text = False
+    if renderer.render_ids(_PROBE, tools=_PROBE_TOOLS, add_generation_prompt=True) != usual:
+        # Some also write them as text; then outside text could spell them too.
+        log.warning("%s: its renderer cannot keep control tokens out of messages", model)
+        tokens.control_in_text = True
+    return AdaptedRenderer(renderer, tokens)
 
 
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
@@ -44,70 +51,114 @@ _PROBE: list[dict[str, Any]] = [
     {"role": "assistant", "content": "a", "tool_calls": [_CALL]},
     {"role": "tool", "content": "t", "tool_call_id": "c", "name": "f"},
 ]
+_PROBE_TOOLS = [
+    {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+]
+_NO_FORM = (ValueError, TypeError, LookupError, AssertionError)
+"""How the package says that a template has no form for messages."""
+_BARE_CALL = '{"name": "f", "parameters": {}}'
+_WINDOW = 64
+"""Ids before a sampled turn that a family surely looks at, at most back to the end of another turn."""
 
 
 class AdaptedRenderer(Renderer):
-    def __init__(self, renderer: Any) -> None:
+    def __init__(self, renderer: Any, tokens: _Tokens) -> None:
         self._renderer = renderer
+        self._tokens = tokens
+        self._stops = tuple(renderer.get_stop_token_ids())
+        self._prompt: list[int] = renderer.render_ids(_PROBE[:2], add_generation_prompt=True)
+        """Ends as every prompt does; thoughts may have begun there."""
+
+    @cached_property
+    def form(self) -> TurnForm:
+        return found_form(lambda messages, tools: self._tokens.decode(self.render(messages, tools)))
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        return tuple(self._renderer.get_stop_token_ids())
+        return self._stops
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
-        ids: list[int] = self._renderer.render_ids(
-            [_message_fields(message) for message in messages],
-            tools=[_tool_fields(tool) for tool in tools] or None,
-            add_generation_prompt=True,
-        )
+        try:
+            ids: list[int] = self._renderer.render_ids(
+                [_message_fields(message) for message in messages],
+                tools=[_tool_fields(tool) for tool in tools] or None,
+                add_generation_prompt=True,
+            )
+        except _NO_FORM as error:
+            raise Unrenderable(f"this model's template cannot show the conversation: {error}") from None
         return ids
 
     def bridge(
         self,
-        prompt_ids: Sequence[int],
-        sampled_ids: Sequence[int],
+        prompt_ids: IdSequence,
+        sampled_ids: IdSequence,
         new_messages: Sequence[Message],
     ) -> list[int] | None:
-        before = [*prompt_ids, *sampled_ids]
-        rendered = self._renderer.bridge_to_next_turn(
-            list(prompt_ids), list(sampled_ids), [_message_fields(message) for message in new_messages]
-        )
+        prompt, sampled = self._last_turn(prompt_ids), _listed(sampled_ids)
+        fields = [_message_fields(message) for message in new_messages]
+        try:
+            rendered = self._renderer.bridge_to_next_turn(prompt, sampled, fields)
+        except _NO_FORM:
+            return None
+        before = prompt + sampled
         if rendered is None or rendered.token_ids[: len(before)] != before:
             return None
         ids: list[int] = rendered.token_ids[len(before) :]
         return ids
 
     def parser(self) -> ResponseParser:
-        return _WholeParser(self._renderer)
+        return self._streaming(self._marks) if self._marks is not None else self._whole()
 
+    def _whole(self) -> WholeParser:
+        return WholeParser(self._renderer, self._prompt)
 
-class _WholeParser(ResponseParser):
-    """The package parses whole responses only, so everything becomes certain at the end."""
+    def _streaming(self, marks: Marks) -> AdaptedParser:
+        return AdaptedParser(self._renderer, self._prompt, marks, self._tokens.vocabulary)
 
-    def __init__(self, renderer: Any) -> None:
-        self._renderer = renderer
-        self._ids: list[int] = []
-        self._message = Message(Role.ASSISTANT)
+    @cached_property
+    def _marks(self) -> Marks | None:
+        """How turns are read while they stream; None where only the whole can be read."""
+        try:
+            marks = self._found_marks()
+            return marks if marks is not None and self._reads_alike(marks) else None
+        except _NO_FORM:
+            return None
 
-    def feed(self, ids: Sequence[int]) -> MessageDelta:
-        self._ids.extend(ids)
-        return MessageDelta()
+    def _reads_alike(self, marks: Marks) -> bool:
+        """Whether what streams of a turn with thoughts, text and a call is what the package reads of it."""
+        asked, turn = _PROBE[1], _PROBE[2] | {"reasoning_content": "r"}
+        prompt = self._renderer.render_ids([asked], add_generation_prompt=True)
+        sampled = _after(prompt, self._renderer.render_ids([asked, turn]))
+        whole, streaming = self._whole(), self._streaming(marks)
+        whole.feed(sampled)
+        whole.finish()
+        shown, read = streaming.feed(sampled), whole.message
+        return read.content.startswith(shown.content) and (read.reasoning or "").startswith(shown.reasoning)
 
-    def finish(self) -> MessageDelta:
-        parsed = self._renderer.parse_response(self._ids)
-        calls: list[ToolCall] = []
-        content: str = parsed.content or ""
-        for call in parsed.tool_calls:
-            if call.status == "ok" and call.name:
-                calls.append(ToolCall(f"call_{len(calls)}", call.name, _argument_text(call.arguments)))
-            else:
-                content += call.raw
-        self._message = Message(Role.ASSISTANT, content, parsed.reasoning_content, tuple(calls))
-        return MessageDelta(content, parsed.reasoning_content or "", tuple(calls))
+    def _found_marks(self) -> Marks | None:
+        tokens, asked, calling = self._tokens, _PROBE[1], _PROBE[2]
+        saying = {"role": "assistant", "content": calling["content"]}
+        said, called = (self._renderer.render_ids([asked, turn]) for turn in (saying, calling))
+        mark = next((id for id in _after(said, called) if tokens.decode(id).strip()), None)
+        bare_calls = bool(self._renderer.parse_response(tokens.encode(_BARE_CALL)).tool_calls)
+        think, end = (tokens.convert_tokens_to_ids(token) for token in ("<think>", "</think>"))
+        has_begun = tokens.decode(self._prompt).rstrip().endswith("<think>")
+        has_marks = bare_calls or mark in tokens.no_text
+        if not tokens.is_byte_level or not has_marks or (has_begun and think is None):
+            return None
+        return Marks(frozenset(self._stops), tokens.no_text, think, end, has_begun, bare_calls)
 
-    @property
-    def message(self) -> Message:
-        return self._message
+    def _last_turn(self, prompt_ids: IdSequence) -> list[int]:
+        """The end of a prompt, from a turn's end on: no family looks further back to extend it."""
+        ids = np.asarray(prompt_ids, np.int32)
+        end, width = len(ids) - _WINDOW, _WINDOW
+        while end > 0:
+            start = max(end - width, 0)
+            ends = np.flatnonzero(np.isin(ids[start:end], self._stops))
+            if len(ends):
+                return _listed(ids[start + ends[-1] :])
+            end, width = start, 2 * width
+        return _listed(ids)
 
 
 class _Tokens:
@@ -115,13 +166,29 @@ class _Tokens:
 
     unk_token_id: int | None = None
 
-    def __init__(self, name: str, file: Path, *, control_in_text: bool) -> None:
+    def __init__(self, name: str, file: Path) -> None:
         self.name_or_path = name
         self._tokenizer = Tokenizer.from_file(str(file))
-        self._tokenizer.encode_special_tokens = not control_in_text
         self.eos_token_id = self._eos(file.with_name("tokenizer_config.json"))
+        self.no_text = frozenset(self._tokenizer.get_added_tokens_decoder())
+        self.is_byte_level = "ByteLevel" in repr(self._tokenizer.decoder)
+        self.vocabulary = Vocabulary(self._tokenizer)
+        self.control_in_text = True
+
+    @property
+    def control_in_text(self) -> bool:
+        """Whether a control token spelt in a text is that token."""
+        return not self._tokenizer.encode_special_tokens
+
+    @control_in_text.setter
+    def control_in_text(self, counts: bool) -> None:
+        self._tokenizer.encode_special_tokens = not counts
+        self._kept = KeptTexts(self._ids_of)
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
+        return self._kept.ids(text)
+
+    def _ids_of(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -141,6 +208,17 @@ class _Tokens:
         token = json.loads(config.read_text()).get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
         return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
+
+
+def _after(known: list[int], ids: list[int]) -> list[int]:
+    """What is left of ids where they are no longer the known ones."""
+    shared = next((place for place, id in enumerate(ids) if known[place : place + 1] != [id]), len(ids))
+    return ids[shared:]
+
+
+def _listed(ids: IdSequence) -> list[int]:
+    listed: list[int] = np.asarray(ids, np.int32).tolist()
+    return listed
 
 
 def _message_fields(message: Message) -> dict[str, Any]:
@@ -173,7 +251,3 @@ def _argument_value(arguments: str) -> Any:
         return json.loads(arguments)
     except ValueError:
         return arguments
-
-
-def _argument_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)

@@ -6,7 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polar.errors import InvalidInput
 from polar.models.chat import Message, ToolCall, ToolDefinition
+from polar.models.completion import Ids
+
+IdSequence = Sequence[int] | Ids
+"""Token ids; an array on the way of a long conversation."""
+
+
+class Unrenderable(InvalidInput):
+    """Messages that a family's template has no form for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,27 @@ class MessageDelta:
         return bool(self.content or self.reasoning or self.tool_calls)
 
 
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """The block in which a family thinks before it answers."""
+
+    begin: str
+    """What the model writes to begin it; empty where the prompt has begun it already."""
+    end: str
+    """What ends it, with the white space that stands before the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnForm:
+    """How a family writes a turn, as far as it must be known to hold a turn to a format."""
+
+    is_plain: bool = False
+    """Whether text follows the prompt, or the thoughts, as it is, without marks of the family's own."""
+    writes_calls: bool = False
+    """Whether calls are `<tool_call>` blocks that hold JSON."""
+    thinking: Thinking | None = None
+
+
 class ResponseParser(ABC):
     """Reads one response's sampled ids as they arrive; the same ids give the same message however split."""
 
@@ -32,6 +62,11 @@ class ResponseParser(ABC):
     @abstractmethod
     def finish(self) -> MessageDelta:
         """No more ids will come: return whatever was still held back."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the ids so far the model thought in, marks included; 0 where that cannot be told."""
+        return 0
 
     @property
     @abstractmethod
@@ -47,6 +82,11 @@ class Renderer(ABC):
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end an assistant turn."""
 
+    @property
+    def form(self) -> TurnForm:
+        """How turns are written; as long as it is not known, no turn can be held to a format."""
+        return TurnForm()
+
     @abstractmethod
     def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
         """The whole prompt, up to and including the generation prompt."""
@@ -54,8 +94,8 @@ class Renderer(ABC):
     @abstractmethod
     def bridge(
         self,
-        prompt_ids: Sequence[int],
-        sampled_ids: Sequence[int],
+        prompt_ids: IdSequence,
+        sampled_ids: IdSequence,
         new_messages: Sequence[Message],
     ) -> list[int] | None:
         """The ids to append to prompt + sampled so that `new_messages` follow and the model may answer.

@@ -9,7 +9,6 @@ model never saw in training; a user turn is what the larger ChatML families use 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from tokenizers import Tokenizer
 
 from polar.errors import InvalidInput
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
-from polar.rendering.base import MessageDelta, Renderer, ResponseParser
+from polar.rendering.base import IdSequence, MessageDelta, Renderer, ResponseParser, TurnForm
 from polar.rendering.byte_level import TextStream, Vocabulary
+from polar.rendering.first_render import KeptTexts
 from polar.rendering.tool_calls import CallReader, write_call
 from polar.rendering.tool_prompt import demonstration, tool_section
 
@@ -29,8 +29,6 @@ SMOLLM_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging
 
 _OTHER_ENDS = ("<|endoftext|>",)
 """Tokens that end a document in pre-training; a model that samples one has nothing more to say."""
-_HEADS = 64
-"""System prompts kept tokenised: a harness sends the same one in every session."""
 
 
 class ChatML(Renderer):
@@ -43,6 +41,7 @@ class ChatML(Renderer):
             raise InvalidInput(f"{tokenizer_file}: not a ChatML tokenizer: it has no {START} and {END}")
         self._start, self._end = start, end
         self._tokenizer.encode_special_tokens = True
+        self._texts = KeptTexts(self._ids_of)
         if {start, end} & set(self._encode(START + END)):
             raise InvalidInput(
                 f"{tokenizer_file}: {START} and {END} must be special tokens, else messages could forge turns"
@@ -55,11 +54,14 @@ class ChatML(Renderer):
         self._vocabulary = Vocabulary(self._tokenizer)
         self._newline = self._encode("\n")
         self._generation_prompt = [start, *self._encode("assistant\n")]
-        self._head = lru_cache(maxsize=_HEADS)(self._first_turns)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         return self._stops
+
+    @property
+    def form(self) -> TurnForm:
+        return TurnForm(is_plain=True, writes_calls=True)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
         has_system = bool(messages) and messages[0].role is Role.SYSTEM
@@ -67,14 +69,15 @@ class ChatML(Renderer):
         parts = [part for part in (system, tool_section(tools)) if part]
         ids: list[int] = []
         if has_system or parts:
-            ids.extend(self._head("\n\n".join(parts), demonstration(tools)))
+            ids.extend(self._turn("system", "\n\n".join(parts)))
+            ids.extend(self._turns(demonstration(tools)))
         ids.extend(self._turns(messages[1:] if has_system else messages))
         return ids + self._generation_prompt
 
     def bridge(
         self,
-        prompt_ids: Sequence[int],
-        sampled_ids: Sequence[int],
+        prompt_ids: IdSequence,
+        sampled_ids: IdSequence,
         new_messages: Sequence[Message],
     ) -> list[int] | None:
         ended = len(sampled_ids) > 0 and sampled_ids[-1] == self._end
@@ -98,15 +101,15 @@ class ChatML(Renderer):
     def _turn(self, role: str, content: str) -> list[int]:
         return [self._start, *self._encode(f"{role}\n{content}"), self._end, *self._newline]
 
-    def _first_turns(self, system: str, shown: tuple[Message, ...]) -> tuple[int, ...]:
-        return (*self._turn("system", system), *self._turns(shown))
-
     def _assistant_turn(self, message: Message) -> list[int]:
         # Tokenised apart from its header, as it is when the model writes it: a merge across the
         # boundary would give a context the policy never produces itself.
         return [*self._generation_prompt, *self._encode(assistant_text(message)), self._end, *self._newline]
 
     def _encode(self, text: str) -> list[int]:
+        return self._texts.ids(text)
+
+    def _ids_of(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 

@@ -9,7 +9,10 @@ from tokenizers import Tokenizer
 
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_model
+from polar.rendering.adapter import AdaptedRenderer
 from polar.rendering.chatml import ChatML
+from polar.rendering.families import renderer_for
+from tests.tokenizers_of_families import DEEPSEEK, LLAMA, QWEN3, Family
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +28,31 @@ def tokenizer(model_directory: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def chatml(model_directory: Path) -> ChatML:
     return ChatML(model_directory / "tokenizer.json")
+
+
+def adapted(family: Family) -> AdaptedRenderer:
+    renderer = renderer_for(family.model, family.directory())
+    assert isinstance(renderer, AdaptedRenderer)
+    return renderer
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> AdaptedRenderer:
+    return adapted(QWEN3)
+
+
+@pytest.fixture(scope="session")
+def llama() -> AdaptedRenderer:
+    return adapted(LLAMA)
+
+
+@pytest.fixture(scope="session")
+def deepseek() -> AdaptedRenderer:
+    return adapted(DEEPSEEK)
+
+
+@pytest.fixture(scope="session", params=["qwen3", "llama", "deepseek"])
+def family(request: pytest.FixtureRequest) -> AdaptedRenderer:
+    """Each of the families in turn, with its real tokenizer."""
+    renderer: AdaptedRenderer = request.getfixturevalue(request.param)
+    return renderer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,9 @@ def test_a_malformed_call_stays_content(qwen3: AdaptedRenderer, tokenizer: Token
     parser.finish()
     assert "{oops}" in parser.message.content
     assert parser.message.tool_calls == ()
+
+
+def test_the_package_is_imported_only_when_a_model_needs_it() -> None:
+    code = "import sys, polar.gateway.server, polar.rendering.families; print('renderers' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"

@@ -1,0 +1,78 @@
+"""A system prompt and tools that come again are not tokenised again, and the ids are the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polar.models.chat import Message, Role, ToolDefinition
+from polar.rendering.adapter import AdaptedRenderer
+from polar.rendering.chatml import ChatML
+from polar.rendering.first_render import KeptTexts
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@dataclass
+class Encoder:
+    """Counts what it is asked to tokenise."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, text: str) -> list[int]:
+        self.asked.append(text)
+        return [ord(character) for character in text]
+
+
+def test_a_long_text_is_tokenised_twice_and_never_again() -> None:
+    encode = Encoder()
+    texts = KeptTexts(encode)
+    assert {tuple(texts.ids("x" * 600)) for _ in range(10)} == {(120,) * 600}
+    assert len(encode.asked) == 2
+
+
+def test_callers_may_change_what_they_get() -> None:
+    texts = KeptTexts(Encoder())
+    for _ in range(4):
+        got = texts.ids("x" * 600)
+        assert got == [120] * 600
+        got.clear()
+
+
+def test_what_comes_once_pushes_nothing_out() -> None:
+    encode = Encoder()
+    texts = KeptTexts(encode, room=2_000)
+    for _ in range(2):
+        texts.ids("x" * 600)
+    for number in range(100):
+        texts.ids(f"{number:<600}")
+    encode.asked.clear()
+    texts.ids("x" * 600)
+    assert encode.asked == []
+
+
+def test_room_is_bounded_and_the_longest_unused_goes_first() -> None:
+    encode = Encoder()
+    texts = KeptTexts(encode, room=1_500)
+    for letter in "aabbaacc":  # c pushes b out: a was used after it
+        texts.ids(letter * 600)
+    encode.asked.clear()
+    for letter in "acb":
+        texts.ids(letter * 600)
+    assert [text[0] for text in encode.asked] == ["b"]
+
+
+@settings(max_examples=30)
+@given(TEXTS, TEXTS, TEXTS)
+def test_kept_renders_equal_fresh_ones(
+    family: AdaptedRenderer, chatml: ChatML, system: str, tool: str, asked: str
+) -> None:
+    tools = [ToolDefinition("bash", f"Runs. {tool}" * 50, {"type": "object"})]
+    messages = [Message(Role.SYSTEM, f"{system} Be good." * 60), Message(Role.USER, asked)]
+    kept = [(family.render(messages, tools), chatml.render(messages, tools)) for _ in range(3)]
+    family._tokens.control_in_text = False  # forgets
+    chatml._texts = KeptTexts(chatml._ids_of)
+    fresh = (family.render(messages, tools), chatml.render(messages, tools))
+    assert kept == [fresh] * 3
