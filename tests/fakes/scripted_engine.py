@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
@@ -75,6 +75,7 @@ class ScriptedEngine(Engine):
         return ids
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        request = replace(request, prompt_ids=list(map(int, request.prompt_ids)))
         answer = self._next(request)
         self.requests.append(request)
         limit = request.sampling.max_tokens

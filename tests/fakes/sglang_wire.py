@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.fakes import character_chat
+
 
 @dataclass
 class SglangWire:
@@ -25,6 +27,10 @@ class SglangWire:
     """Whether the addresses that inform have the names they had on older servers."""
     is_incremental: bool = False
     weight_version: str = "default"
+    knows_token_ids: bool = True
+    """Whether it is new enough to return ids with a chat."""
+    ids_name: str = "token_ids"
+    """Where they come back: versions differ."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     aborted: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     """The rids of requests that were aborted by name."""
@@ -51,6 +57,35 @@ class SglangWire:
     async def abort(self, request: web.Request) -> web.Response:
         self.aborted.put_nowait((await request.json())["rid"])
         return web.Response()
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """SGLang's chat: ids in one piece only, each under the name that its flag has."""
+        body = await request.json()
+        answer = self.answers[min(len(self.bodies), len(self.answers) - 1)]
+        self.bodies.append(body)
+        self.arrived.set()
+        for flag in ("return_token_ids", "return_prompt_token_ids", "return_meta_info"):
+            if body.get(flag) and body.get("stream"):
+                message = f"{flag} is not supported with streaming on /v1/chat/completions."
+                return web.json_response({"object": "error", "message": message, "code": 400}, status=400)
+        if isinstance(answer, asyncio.Event):
+            try:
+                await answer.wait()
+            except asyncio.CancelledError:
+                self.disconnected.set()
+                raise
+        if isinstance(answer, tuple):
+            status, problem = answer
+            return web.json_response(problem, status=status)
+        document = character_chat.document(answer, body)
+        (choice,) = document["choices"]
+        prompt, sampled = document.pop("prompt_token_ids", None), choice.pop("token_ids", None)
+        choice["matched_stop"] = choice.pop("stop_reason")
+        if self.knows_token_ids and body.get("return_token_ids"):
+            choice |= {"prompt_token_ids": prompt, self.ids_name: sampled}
+        if body.get("return_meta_info"):
+            choice["meta_info"] = {"weight_version": self.weight_version, "cached_tokens": 0}
+        return web.json_response(document)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
@@ -112,6 +147,7 @@ async def sglang_wire(*answers: Any, **options: Any) -> AsyncIterator[SglangWire
     app.router.add_post("/tokenize", wire.tokenize)
     app.router.add_post("/abort_request", wire.abort)
     app.router.add_post("/generate", wire.generate)
+    app.router.add_post("/v1/chat/completions", wire.chat)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

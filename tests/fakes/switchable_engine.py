@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from polar.engines.base import Engine, EngineDown, EngineError, GenerateRequest, ModelInfo, TokenChunk
+from polar.engines.base import Engine, EngineDown, EngineError, GenerateRequest, Mode, ModelInfo, TokenChunk
 from polar.models.chat import FinishReason
 
 
@@ -48,7 +48,7 @@ class SwitchableEngine(Engine):
             raise EngineDown("switched off")
         return self.info
 
-    async def check(self) -> None:
+    async def check(self, mode: Mode = Mode.TOKENS) -> None:
         if not self.is_on:
             raise EngineDown("switched off")
         if self.lacks:

@@ -1,4 +1,4 @@
-"""A server that speaks vLLM's completions wire from a script of events, for the engine client's tests."""
+"""A server that speaks vLLM's completions and chat wires from a script, for the engine client's tests."""
 
 from __future__ import annotations
 
@@ -11,26 +11,41 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.fakes import character_chat
+from tests.fakes.character_chat import Said
+
 
 @dataclass
 class VllmWire:
     """Answers the n-th completion request with the n-th entry; the last one repeats.
 
     An entry is a list of events (dicts are sent as JSON, strings as they are, an asyncio.Event is
-    waited for), or a pair of a status and an error body.
+    waited for), a pair of a status and an error body, or, of a chat, what is said: in one piece or as
+    a stream, with or without tokens, as it is asked for.
     """
 
     answers: Sequence[Any]
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
     disconnected: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
 
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "small", "max_model_len": 512}]})
 
+    async def tokenize(self, request: web.Request) -> web.Response:
+        ids = character_chat.prompt_ids(await request.json())
+        return web.json_response({"count": len(ids), "max_model_len": 512, "tokens": ids})
+
     async def completions(self, request: web.Request) -> web.StreamResponse:
         answer = self.answers[min(len(self.bodies), len(self.answers) - 1)]
-        self.bodies.append(await request.json())
+        body = await request.json()
+        self.bodies.append(body)
+        self.arrived.set()
+        if isinstance(answer, Said):
+            if not body.get("stream"):
+                return web.json_response(character_chat.document(answer, body))
+            answer = [*character_chat.events(answer, body), "[DONE]"]
         if isinstance(answer, tuple):
             status, body = answer
             return web.json_response(body, status=status)
@@ -74,6 +89,8 @@ async def vllm_wire(*answers: Any) -> AsyncIterator[VllmWire]:
     app = web.Application()
     app.router.add_get("/v1/models", wire.models)
     app.router.add_post("/v1/completions", wire.completions)
+    app.router.add_post("/v1/chat/completions", wire.completions)
+    app.router.add_post("/tokenize", wire.tokenize)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -5,23 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
 
 from polar.errors import PolarError, Unavailable
 from polar.models.chat import ChatRequest, FinishReason, Sampling, Usage
+from polar.models.completion import Ids
 from polar.rendering.base import MessageDelta
+from polar.rendering.constraints import Constraint
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """What the sampled text must match, in the words that vLLM, SGLang and the embedded engine share.
+class Mode(StrEnum):
+    """Who renders the prompt."""
 
-    Exactly one is set. Logprobs of a constrained completion are those of the masked distribution.
-    """
-
-    json_schema: str | None = None
-    """A JSON schema as JSON text; `{}` allows any JSON."""
-    structural_tag: str | None = None
-    """An xgrammar structural tag as JSON text: free text around tags whose insides are constrained."""
+    TOKENS = "tokens"
+    """The gateway: exact ids go in, and no history is tokenised twice."""
+    CHAT = "chat"
+    """The engine: messages go in; it says what ids it made of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class GenerateRequest:
     """One generation, already rendered to tokens."""
 
     request_id: str
-    prompt_ids: list[int]
+    prompt_ids: Ids | list[int]
+    """An array of a long conversation is written to the wire as it is, never as a list of numbers."""
     sampling: Sampling
     stop_token_ids: tuple[int, ...] = ()
     constraint: Constraint | None = None
@@ -76,6 +77,10 @@ class ChatChunk:
     """Set on the last chunk only."""
     usage: Usage | None = None
     """On the last chunk, where the engine counts tokens that it does not show."""
+    stop_sequence: str | None = None
+    """On the last chunk: which of the request's stop sequences ended it, if one did."""
+    untrainable: str | None = None
+    """Why the tokens so far can never be trained: ids or logprobs are missing or do not match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +106,21 @@ class EngineDown(EngineError, Unavailable):
 class ContextOverflow(EngineError):
     """The prompt, or prompt plus max_tokens, does not fit the model's context."""
 
+    def __init__(self, message: str, *, prompt_tokens: int | None = None) -> None:
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
+        """How long the prompt is, where the engine says so."""
+
+
+class Unconstrainable(EngineError):
+    """The engine cannot hold a completion to what was asked; the message says why and is for the client."""
+
 
 class Engine(ABC):
     """One inference backend, reached over the network or not."""
+
+    modes: ClassVar[frozenset[Mode]] = frozenset(Mode)
+    """The ways it can be asked."""
 
     @abstractmethod
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
@@ -114,16 +131,23 @@ class Engine(ABC):
         raise EngineError(f"{type(self).__name__} has no chat mode", hint="set engine.mode to tokens")
 
     async def score(self, ids: list[int]) -> list[float]:
-        """The logprob of each token after those before it; the first token has none and gets 0.0."""
+        """The logprob of each token after those before it; the first token has none and gets 0.0.
+
+        At temperature 1 with nothing cut: what no engine lets one choose for tokens that it does not sample.
+        """
         raise EngineError(f"{type(self).__name__} cannot score tokens")
 
     @abstractmethod
     async def model_info(self) -> ModelInfo:
         """The served model; raises EngineError while the engine is not up."""
 
-    async def check(self) -> None:
+    async def check(self, mode: Mode = Mode.TOKENS) -> None:
         """Find out at start-up whether the engine can do what Polar needs; EngineError says what it lacks."""
         return
+
+    async def count_tokens(self, chat: ChatRequest) -> int | None:
+        """How long the engine's prompt for a chat would be; None if it cannot say."""
+        return None
 
     async def tokenize(self, text: str) -> list[int] | None:
         """The engine's own ids of a text, control tokens recognised; None if it cannot say."""

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, ClassVar, cast
 from uuid import uuid4
 
-import aiohttp
 import orjson
 
 from polar.engines.base import (
+    ChatCall,
+    ChatChunk,
     ContextOverflow,
     Engine,
     EngineDown,
     EngineError,
     GenerateRequest,
+    Mode,
     TokenChunk,
 )
-from polar.models.chat import Sampling
+from polar.engines.connections import Connections, Disconnected, Response
+from polar.models.chat import ChatRequest, Message, Role, Sampling, ToolDefinition
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 FIRST_BACKOFF_SECONDS = 0.1
@@ -43,6 +50,20 @@ _OVERFLOW_WORDS = (
     "maximum model length",
     "maximum allowed length",
 )
+_PROMPT_LENGTH = re.compile(
+    r"(\d+) input tokens|\((\d+) in the messages|(\d+) tokens from the input|prompt \(length (\d+)\)"
+)
+"""How the engines' versions tell the length of a prompt that, or whose answer, does not fit."""
+_PROBE_TOOL = ToolDefinition("probe", "Does nothing.", {"type": "object", "properties": {}})
+
+
+class NotAccepted(EngineError):
+    """The engine refuses the request as it stands: the same again will be refused again."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """What the engine says, without where it is."""
 
 
 class HttpEngine(Engine):
@@ -51,33 +72,66 @@ class HttpEngine(Engine):
     requirement: ClassVar[str]
     """What the server must be for its tokens to be usable: the hint when the start-up check fails."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    chat_requirement: ClassVar[str]
+    """The same for chat mode."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        model: str | None = None,
+        max_context: int | None = None,
+    ) -> None:
+        """`model` and `max_context` are what the settings say, for servers that do not say it themselves."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.policy_version = 0
         """Stamped on tokens when the server does not name the version itself."""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http: aiohttp.ClientSession | None = None
+        self._connections = Connections(
+            self.url, self._headers, connect_seconds=CONNECT_SECONDS, silence_seconds=SILENCE_SECONDS
+        )
 
-    async def check(self) -> None:
+    async def check(self, mode: Mode = Mode.TOKENS) -> None:
         """Sample one token: whether ids and logprobs come back shows only in an answer."""
-        sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
-        request = GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
-        sampled = 0
+        requirement = self.requirement if mode is Mode.TOKENS else self.chat_requirement
         try:
-            async with aclosing(cast("AsyncGenerator[TokenChunk, None]", self.generate(request))) as chunks:
-                async for chunk in chunks:
-                    sampled += len(chunk.ids)
+            problem = await (self._try_tokens() if mode is Mode.TOKENS else self._try_chat())
         except EngineDown:
             raise
         except EngineError as error:
             raise EngineError(
-                f"the engine at {self.url} cannot be used: {error}", hint=f"it must be {self.requirement}"
+                f"the engine at {self.url} cannot be used: {error}", hint=f"it must be {requirement}"
             ) from error
-        if sampled == 0:
+        if problem is not None:
             raise EngineError(
-                f"the engine at {self.url} samples without returning token ids",
-                hint=f"it must be {self.requirement}",
+                f"the engine at {self.url} cannot be used: {problem}", hint=f"it must be {requirement}"
             )
+        if mode is Mode.CHAT:
+            await self._try_tools()
+
+    async def _try_tokens(self) -> str | None:
+        """What is wrong with a sampled token, if anything."""
+        sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
+        request = GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
+        async with aclosing(cast("AsyncGenerator[TokenChunk, None]", self.generate(request))) as chunks:
+            sampled = sum([len(chunk.ids) async for chunk in chunks])
+        return None if sampled else "it samples without returning token ids"
+
+    async def _try_chat(self, *tools: ToolDefinition) -> str | None:
+        """The same of a short answer."""
+        sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
+        chat = ChatRequest("", (Message(Role.USER, "Hi"),), tools, sampling=sampling)
+        call = ChatCall(f"check-{uuid4().hex}", chat)
+        async with aclosing(cast("AsyncGenerator[ChatChunk, None]", self.chat(call))) as chunks:
+            return [chunk.untrainable async for chunk in chunks][-1]
+
+    async def _try_tools(self) -> None:
+        """Whether the server reads tool calls out of what the model says; agents without tools do without."""
+        try:
+            await self._try_chat(_PROBE_TOOL)
+        except NotAccepted as error:
+            log.warning("the engine at %s refuses requests with tools: %s", self.url, error)
 
     async def tokenize(self, text: str) -> list[int] | None:
         body = {"prompt": text, "add_special_tokens": False}
@@ -90,9 +144,7 @@ class HttpEngine(Engine):
             return None
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        self._connections.close()
 
     async def _served_model(self) -> tuple[dict[str, Any], str, int]:
         """The list of models as the server gives it, and the first one's name and context."""
@@ -126,71 +178,73 @@ class HttpEngine(Engine):
 
     async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
         """Status and body of a short question's answer."""
-        timeout = aiohttp.ClientTimeout(total=QUESTION_SECONDS, sock_connect=CONNECT_SECONDS)
+        data = b"" if body is None else orjson.dumps(body)
         try:
-            async with self._session().request(
-                method, self.url + path, json=body, timeout=timeout
-            ) as response:
+            async with (
+                asyncio.timeout(QUESTION_SECONDS),
+                self._connections.request(method, path, data) as response,
+            ):
                 return response.status, await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (Disconnected, TimeoutError) as error:
             raise EngineDown(
                 f"the engine at {self.url} cannot be reached: {error or type(error).__name__}"
             ) from error
 
     async def _events(self, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """The events of a generation. Trouble before the first one is tried again, later trouble is not.
+        """The events of a generation, or its one document where it was not asked for as a stream.
+
+        Trouble before the first one is tried again, later trouble is not.
 
         Closing the iterator closes the connection, which aborts the request.
         """
-        data = orjson.dumps(body)
+        data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         backoff = FIRST_BACKOFF_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             has_begun = False
             try:
-                async with self._post(path, data) as response, aclosing(_parsed(response)) as events:
+                async with self._post(path, data) as response, aclosing(_documents(response)) as events:
                     async for event in events:
                         has_begun = True
                         yield event
                 return
             except EngineDown as error:
                 problem = error
-            except (aiohttp.ClientError, TimeoutError) as error:
-                cause = error or type(error).__name__
+            except Disconnected as error:
                 if has_begun:
-                    raise EngineError(f"the engine at {self.url} broke off: {cause}") from error
-                problem = EngineDown(f"the engine at {self.url} cannot be reached: {cause}")
+                    raise EngineError(f"the engine at {self.url} broke off: {error}") from error
+                problem = EngineDown(f"the engine at {self.url} cannot be reached: {error}")
             if attempt == ATTEMPTS:
                 raise problem
             await asyncio.sleep(backoff)
             backoff *= 2
 
     @asynccontextmanager
-    async def _post(self, path: str, data: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _post(self, path: str, data: bytes) -> AsyncIterator[Response]:
         """The open, successful response to a generation request."""
-        headers = {"Content-Type": "application/json"}
-        response = await self._session().post(self.url + path, data=data, headers=headers)
-        try:
+        async with self._connections.request("POST", path, data) as response:
             if response.status != 200:
                 raise refusal(self.url, response.status, reason_in(await response.read()))
             yield response
-        finally:
-            # Not release(): an unfinished body must close the connection, which aborts the request.
-            response.close()
-
-    def _session(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            timeout = aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
-            )
-            connector = aiohttp.TCPConnector(limit=0)
-            self._http = aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector)
-        return self._http
 
 
-async def _parsed(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any], None]:
+def _documents(response: Response) -> AsyncGenerator[dict[str, Any], None]:
+    return _parsed(response) if response.content_type == "text/event-stream" else _whole(response)
+
+
+async def _whole(response: Response) -> AsyncGenerator[dict[str, Any], None]:
+    try:
+        document = orjson.loads(await response.read())
+    except orjson.JSONDecodeError as error:
+        raise EngineError(f"the engine's answer is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise EngineError("the engine's answer is no JSON object")
+    yield document
+
+
+async def _parsed(response: Response) -> AsyncGenerator[dict[str, Any], None]:
     """The JSON of each server-sent event up to [DONE]. Lines may be longer than any read buffer."""
     tail = b""
-    async for piece in response.content.iter_any():
+    while piece := await response.piece():
         *lines, tail = (tail + piece).split(b"\n")
         for line in lines:
             data = line.strip().removeprefix(b"data:").strip()
@@ -208,19 +262,22 @@ async def _parsed(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, 
             yield event
 
 
-async def _drain(response: aiohttp.ClientResponse) -> None:
+async def _drain(response: Response) -> None:
     """Read a finished stream to its end, so that the next request can use its connection."""
-    with suppress(aiohttp.ClientError, TimeoutError):
+    with suppress(Disconnected, TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):
-            await response.content.read()
+            await response.read()
 
 
 def refusal(url: str, status: int, reason: str) -> EngineError:
     """The error that an engine means by refusing a request before it sampled anything."""
     if status == 400 and any(words in reason.lower() for words in _OVERFLOW_WORDS):
-        return ContextOverflow(reason)
+        told = _PROMPT_LENGTH.search(reason)
+        return ContextOverflow(reason, prompt_tokens=int(next(filter(None, told.groups()))) if told else None)
     if status in BUSY:
         return EngineDown(f"the engine at {url} answers {status}: {reason}")
+    if status in (400, 422):
+        return NotAccepted(f"the engine at {url} answers {status}: {reason}", reason=reason)
     return EngineError(f"the engine at {url} answers {status}: {reason}")
 
 

@@ -5,16 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from hashlib import blake2b
 from math import ceil
-from typing import cast
+from typing import TypeVar, cast
 
-from polar.engines.base import Engine, EngineDown, GenerateRequest, ModelInfo, TokenChunk
+from polar.engines.base import (
+    ChatCall,
+    ChatChunk,
+    Engine,
+    EngineDown,
+    GenerateRequest,
+    Mode,
+    ModelInfo,
+    TokenChunk,
+)
 from polar.errors import InvalidInput
+from polar.models.chat import ChatRequest
 
 log = logging.getLogger(__name__)
+
+Chunk = TypeVar("Chunk", TokenChunk, ChatChunk)
 
 TRIES = 3
 """Replicas that one request may try; each has its own patience with its own connection."""
@@ -76,18 +88,35 @@ class Replicas(Engine):
         self._replicas = {name: _Replica(name, engine) for name, engine in engines.items()}
         self._first_backoff_seconds = first_backoff_seconds
         self._model: ModelInfo | None = None
+        self._mode = Mode.TOKENS
+        """What a replica that comes back is checked for."""
         self._displaced: OrderedDict[str, str] = OrderedDict()
         """Where sessions went that are not on the first replica of their ranking, the latest last."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        def ask(engine: Engine) -> AsyncGenerator[TokenChunk, None]:
+            return cast("AsyncGenerator[TokenChunk, None]", engine.generate(request))
+
+        return self._carried(request.session or request.request_id, ask)
+
+    def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+        def ask(engine: Engine) -> AsyncGenerator[ChatChunk, None]:
+            return cast("AsyncGenerator[ChatChunk, None]", engine.chat(call))
+
+        return self._carried(call.session or call.request_id, ask)
+
+    async def _carried(
+        self, key: str, ask: Callable[[Engine], AsyncGenerator[Chunk, None]]
+    ) -> AsyncGenerator[Chunk, None]:
+        """What the replica that the key belongs to answers, or another before the first chunk."""
         tried: set[str] = set()
         while True:
-            replica = self._choose(request.session or request.request_id, tried)
+            replica = self._choose(key, tried)
             tried.add(replica.name)
             has_begun = False
             try:
                 with replica.carrying_one_more():
-                    async with aclosing(replica.tokens(request)) as chunks:
+                    async with aclosing(ask(replica.engine)) as chunks:
                         async for chunk in chunks:
                             has_begun = True
                             yield chunk
@@ -115,10 +144,22 @@ class Replicas(Engine):
         self._model = min(infos.values(), key=lambda info: info.policy_version)
         return self._model
 
-    async def check(self) -> None:
+    async def check(self, mode: Mode = Mode.TOKENS) -> None:
+        self._mode = mode
         await asyncio.gather(*(self._check(replica) for replica in self._replicas.values() if replica.is_up))
         if not any(replica.is_up for replica in self._replicas.values()):
             raise self._all_down()
+
+    async def count_tokens(self, chat: ChatRequest) -> int | None:
+        up = next((replica for replica in self._replicas.values() if replica.is_up), None)
+        return await up.engine.count_tokens(chat) if up else None
+
+    async def score(self, ids: list[int]) -> list[float]:
+        """By the replica that has the least to do: nothing is cached of what is scored."""
+        up = [replica for replica in self._replicas.values() if replica.is_up]
+        replica = min(up or self._replicas.values(), key=lambda replica: replica.open)
+        with replica.carrying_one_more():
+            return await replica.engine.score(ids)
 
     async def tokenize(self, text: str) -> list[int] | None:
         up = [replica for replica in self._replicas.values() if replica.is_up]
@@ -157,7 +198,7 @@ class Replicas(Engine):
 
     async def _check(self, replica: _Replica) -> None:
         try:
-            await replica.engine.check()
+            await replica.engine.check(self._mode)
         except EngineDown as error:
             self._put_aside(replica, error)
 
@@ -193,7 +234,7 @@ class Replicas(Engine):
                 f"it now serves {info.name} with a context of {info.max_context},"
                 f" the others {model.name} with {model.max_context}"
             )
-        await replica.engine.check()
+        await replica.engine.check(self._mode)
 
     def _all_down(self) -> EngineDown:
         said = "; ".join(
@@ -224,6 +265,3 @@ class _Replica:
             yield
         finally:
             self.open -= 1
-
-    def tokens(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        return cast("AsyncGenerator[TokenChunk, None]", self.engine.generate(request))

@@ -10,16 +10,21 @@ from typing import Any
 
 import orjson
 
+from polar.engines import chat_wire
 from polar.engines.base import (
+    ChatCall,
+    ChatChunk,
     ContextOverflow,
     EngineDown,
     EngineError,
     GenerateRequest,
+    Mode,
     ModelInfo,
     TokenChunk,
 )
+from polar.engines.guidance import guided, token_biases
 from polar.engines.http import HttpEngine, reason_in, refusal
-from polar.models.chat import FinishReason
+from polar.models.chat import ChatRequest, FinishReason
 
 log = logging.getLogger(__name__)
 
@@ -31,31 +36,79 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 class SglangEngine(HttpEngine):
     requirement = "SGLang 0.5 or newer, reached directly: its router may strip token ids"
+    chat_requirement = (
+        "SGLang 0.5.17 or newer, whose chat API returns token ids, reached directly: its router strips them;"
+        " or set engine.mode to tokens"
+    )
+
+    _model: str | None = None
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         stream = _TokenStream(self.url, self.policy_version)
         try:
-            async with aclosing(self._events("/generate", _request_body(request))) as events:
-                async for event in events:
-                    chunk = stream.read(event)
-                    if chunk is not None:
-                        yield chunk
+            with guided(request):
+                async with aclosing(self._events("/generate", _request_body(request))) as events:
+                    async for event in events:
+                        chunk = stream.read(event)
+                        if chunk is not None:
+                            yield chunk
             yield stream.last()
         except (GeneratorExit, asyncio.CancelledError):
             if not stream.has_ended:
                 await self._abort(request.request_id)
             raise
 
+    async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+        """Always in one piece: SGLang refuses to give token ids with a chat that streams."""
+        reader = chat_wire.ChatReader(call.chat.sampling, self.policy_version)
+        body = _chat_body(call, await self._served_name())
+        try:
+            async with aclosing(chat_wire.chunks(self._events(chat_wire.PATH, body), reader)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except (GeneratorExit, asyncio.CancelledError):
+            if not reader.has_ended:
+                await self._abort(call.request_id)
+            raise
+
+    async def count_tokens(self, chat: ChatRequest) -> int | None:
+        body = chat_wire.prompt_body(chat, await self._served_name())
+        # Servers whose /tokenize takes only text refuse this.
+        status, answer = await self._ask("POST", "/tokenize", body)
+        return chat_wire.token_count(answer) if status == 200 else None
+
+    async def score(self, ids: list[int]) -> list[float]:
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
+            "return_logprob": True,
+            # Left out, logprobs begin where the prompt ends.
+            "logprob_start_len": 0,
+            "stream": False,
+        }
+        async with aclosing(self._events("/generate", body)) as answers:
+            async for answer in answers:
+                return _prompt_logprobs(answer, ids)
+        raise EngineError(f"the engine at {self.url} did not answer")
+
+    async def _served_name(self) -> str:
+        if self._model is None:
+            _, self._model, _ = await self._served_model()
+        return self._model
+
     async def model_info(self) -> ModelInfo:
         # Not /server_info: its context_length is null unless it was given on the command line.
         _, name, context = await self._served_model()
+        self._model = name
         info = await self._get("/model_info", older="/get_model_info")
         version = _version(info.get("weight_version"), self.policy_version)
         # SGLang refuses a prompt and max_new_tokens that together fill the context to the last token.
         return ModelInfo(name, context - 1, version)
 
-    async def check(self) -> None:
-        await super().check()
+    async def check(self, mode: Mode = Mode.TOKENS) -> None:
+        await super().check(mode)
+        if mode is Mode.CHAT:
+            return
         info = await self._get("/server_info", older="/get_server_info")
         if not (info.get("incremental_streaming_output") or info.get("stream_output")):
             log.warning(
@@ -168,6 +221,16 @@ class _TokenStream:
         return EngineError(error.message)
 
 
+def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:
+    try:
+        rows = answer["meta_info"]["input_token_logprobs"]
+        if [row[1] for row in rows] != ids:
+            raise ValueError("they are of other tokens")
+        return [0.0, *(float(row[0]) for row in rows[1:])]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise EngineError(f"the engine sent no usable input_token_logprobs: {error!r}") from error
+
+
 def _request_body(request: GenerateRequest) -> dict[str, Any]:
     sampling = request.sampling
     wishes = {
@@ -178,6 +241,9 @@ def _request_body(request: GenerateRequest) -> dict[str, Any]:
         "sampling_seed": sampling.seed,
         "stop": list(sampling.stop) or None,
         "stop_token_ids": list(request.stop_token_ids) or None,
+        "logit_bias": token_biases(request),
+        "json_schema": request.constraint.json_schema if request.constraint else None,
+        "structural_tag": request.constraint.structural_tag if request.constraint else None,
     }
     return {
         "rid": request.request_id,
@@ -195,6 +261,23 @@ def _request_body(request: GenerateRequest) -> dict[str, Any]:
             "repetition_penalty": 1.0,
         }
         | {name: value for name, value in wishes.items() if value is not None},
+    }
+
+
+def _chat_body(call: ChatCall, model: str) -> dict[str, Any]:
+    body = chat_wire.request_body(call, model, stream=False)
+    if body.get("top_k") == 0:
+        body["top_k"] = -1
+    return body | {
+        "rid": call.request_id,
+        "logprobs": True,
+        # Versions differ in which of them gives the prompt's ids.
+        "return_token_ids": True,
+        "return_prompt_token_ids": True,
+        "return_meta_info": True,
+        # As above.
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
     }
 
 

@@ -49,17 +49,26 @@ class SlotModel:
 
     def forward(self, segments: Sequence[Segment]) -> tuple[list[Segment], torch.Tensor]:
         """Compute the segments; the ones that want logits, and a row of logits for each."""
+        step = Step(self.cache, segments, self._device, self._dtype)
+        return [s for s in step.segments if s.wants_logits], self._compute(step, step.lasts)
+
+    def logits(self, segment: Segment) -> torch.Tensor:
+        """Compute one segment; a row of logits for each of its tokens."""
+        return self._compute(Step(self.cache, [segment], self._device, self._dtype), 0)
+
+    def _compute(self, step: Step, kept: torch.Tensor | int) -> torch.Tensor:
+        """The logits of the kept positions of the packed row; 0 keeps all."""
         with torch.inference_mode():
-            step = Step(self.cache, segments, self._device, self._dtype)
             out = self._model(
                 input_ids=step.ids[None],
                 position_ids=step.positions[None],
                 attention_mask=self._mask,
                 use_cache=False,
-                logits_to_keep=step.lasts,
+                logits_to_keep=kept,
                 slot_step=step,
             )
-            return [s for s in step.segments if s.wants_logits], out.logits[0]
+            logits: torch.Tensor = out.logits[0]
+            return logits
 
     def check(self) -> None:
         """Raise unless slots give the logits of the model's own attention."""

@@ -2,6 +2,7 @@
 
 The distribution is softmax(logits / temperature), cut to the top k tokens, then to the smallest
 set of those with probability top_p, and renormalised: what vLLM calls `processed_logprobs`.
+A request's biases are added to its logits before, and what its grammar forbids is left out of them.
 At temperature 0 the most likely token is taken, and its logprob is that of the plain softmax
 (temperature 1, nothing cut), as in vLLM, since the distribution drawn from would say 0 always.
 
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from polar.engines.embedded.grammar import Guide
+
 LOGPROBS_MODE = "processed_logprobs"
 GREEDY_BELOW = 1e-5
 """A temperature below this is taken for 0: dividing by it would overflow."""
@@ -32,6 +35,8 @@ class Draw:
     top_k: int = 0
     """0: all tokens."""
     seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    guide: Guide | None = None
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,6 +45,18 @@ class Draw:
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def is_shaped(self) -> bool:
+        return self.guide is not None or bool(self.logit_bias)
+
+    def shape(self, logits: torch.Tensor) -> None:
+        """Change one row of logits into those to draw from."""
+        if self.logit_bias:
+            ids, biases = zip(*self.logit_bias, strict=True)
+            logits[list(ids)] += torch.tensor(biases, device=logits.device)
+        if self.guide is not None:
+            self.guide.mask(logits)
 
     @property
     def is_cut(self) -> bool:
@@ -51,6 +68,11 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list
     device = logits.device
     greedy = [draw.is_greedy for draw in draws]
     temperatures = [1.0 if draw.is_greedy else draw.temperature for draw in draws]
+    shaped = [row for row, draw in enumerate(draws) if draw.is_shaped]
+    if shaped:
+        logits = logits.to(torch.float32, copy=True)
+        for row in shaped:
+            draws[row].shape(logits[row])
     scores = logits.float() / torch.tensor(temperatures, device=device)[:, None]
     cut = [row for row, draw in enumerate(draws) if draw.is_cut]
     if cut:

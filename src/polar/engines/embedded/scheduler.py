@@ -17,6 +17,7 @@ import numpy as np
 
 from polar.engines.embedded.attention import Segment
 from polar.engines.embedded.detokenizer import Detokenizer
+from polar.engines.embedded.grammar import Guide
 from polar.engines.embedded.model import SlotModel
 from polar.engines.embedded.sampler import Draw, sample
 from polar.engines.embedded.slots import Placement, Slot, SlotTable, common_prefix
@@ -55,6 +56,9 @@ class Generation:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     """The model's own end tokens included, unless the caller ignores them."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    guide: Guide | None = None
+    """Made for this generation alone: it follows the sampled text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,9 @@ class Scheduler:
         """Compute one batch and return the tokens sampled in it."""
         try:
             segments = self._batch()
+            if not segments:
+                # Requests wait for a slot that the scorer holds.
+                return []
             wanting, logits = self.model.forward(segments)
             for segment in segments:
                 self._running[segment.slot].slot.extend(np.asarray(segment.ids, dtype=np.int32))
@@ -183,7 +190,7 @@ class Scheduler:
     def _start(self, number: int, asked: Generation, prompt: Ids, placement: Placement) -> _Running:
         if placement.source:
             self.model.cache.copy_prefix(placement.source.index, placement.slot.index, placement.reused)
-        draw = Draw(asked.temperature, asked.top_p, asked.top_k, asked.seed)
+        draw = Draw(asked.temperature, asked.top_p, asked.top_k, asked.seed, asked.logit_bias, asked.guide)
         text = Detokenizer(self.model.text_tokenizer, asked.stop)
         running = _Running(number, asked, prompt, placement, draw, text)
         self._running[placement.slot.index] = running
@@ -204,6 +211,9 @@ class Scheduler:
             stop_reason = None if token_id in self.model.eos_token_ids else token_id
         elif running.text.matched is not None:
             finish, stop_reason = FinishReason.STOP, running.text.matched
+        elif asked.guide is not None and not asked.guide.accept(token_id):
+            log.error("request %d: its grammar is beyond what can be computed", running.number)
+            return self._end_with_error(running)
         elif len(running.sampled) >= asked.max_tokens:
             finish = FinishReason.LENGTH
         if finish:

@@ -25,6 +25,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from polar.config.settings import EngineSettings, explain
+from polar.engines.embedded.grammar import Grammars, Guide
 from polar.engines.embedded.model import SlotModel, load
 from polar.engines.embedded.sampler import LOGPROBS_MODE
 from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
@@ -33,12 +34,13 @@ from polar.engines.embedded.wire import (
     BadRequest,
     ChatBody,
     CompletionBody,
+    PromptLogprob,
     TokenizeBody,
     Tokens,
     error_body,
 )
 from polar.engines.embedded.worker import Worker
-from polar.errors import Unavailable
+from polar.errors import InvalidInput, Unavailable
 from polar.models.chat import FinishReason
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class EmbeddedServer:
     def __init__(self, model: SlotModel, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.model = model
         self.scheduler = Scheduler(model)
+        self._grammars = Grammars(model.text_tokenizer, model.vocabulary, model.eos_token_ids)
         self.worker: Worker
         self._socket = listen(host, port)
         self._host = host
@@ -119,13 +122,14 @@ class EmbeddedServer:
         body = await _parse(request, CompletionBody)
         self._check_model(body.model)
         prompt = await self._prompt(body.prompt)
-        asked = self._generation(body, prompt, body.max_tokens)
+        asked = await self._generation(body, prompt, body.max_tokens)
         answer = Answer(
             id=f"cmpl-{uuid.uuid4().hex}",
             model=self.model.name,
             prompt_ids=prompt,
             returns_ids=bool(body.return_token_ids),
             returns_logprobs=body.logprobs is not None,
+            prompt_logprobs=await self._prompt_logprobs(body, prompt),
         )
         async with aclosing(self.worker.generate(asked)) as tokens:
             if not body.stream:
@@ -143,11 +147,25 @@ class EmbeddedServer:
 
             return await _stream(request, chunks())
 
+    async def _prompt_logprobs(self, body: CompletionBody, prompt: list[int]) -> list[PromptLogprob] | None:
+        if body.prompt_logprobs is None:
+            return None
+        if body.stream:
+            raise BadRequest("prompt_logprobs: not available when stream=True", "prompt_logprobs")
+        logprobs = await self.worker.score(prompt)
+        if logprobs is None:
+            raise BadRequest("the engine failed while it scored this prompt", status=500)
+        decode = self.model.text_tokenizer.decode
+        return [
+            PromptLogprob(id, logprob, decode([id], skip_special_tokens=False))
+            for id, logprob in zip(prompt[1:], logprobs, strict=True)
+        ]
+
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await _parse(request, ChatBody)
         self._check_model(body.model)
         prompt = await self._render(body.messages, body.tools, add_generation_prompt=True)
-        asked = self._generation(body, prompt, body.max_completion_tokens or body.max_tokens)
+        asked = await self._generation(body, prompt, body.max_completion_tokens or body.max_tokens)
         answer = Answer(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             model=self.model.name,
@@ -209,7 +227,7 @@ class EmbeddedServer:
             raise BadRequest(f"messages: the chat template refuses them: {error}", "messages") from None
         return await self._encode(text, add_special_tokens=False)
 
-    def _generation(
+    async def _generation(
         self, body: CompletionBody | ChatBody, prompt: list[int], limit: int | None
     ) -> Generation:
         context = self.model.context
@@ -228,6 +246,7 @@ class EmbeddedServer:
                 "max_tokens",
             )
         eos = frozenset() if body.ignore_eos else self.model.eos_token_ids
+        stops = eos.union(body.stop_token_ids or ())
         return Generation(
             prompt_ids=prompt,
             max_tokens=context - len(prompt) if limit is None else limit,
@@ -236,8 +255,27 @@ class EmbeddedServer:
             top_k=max(body.top_k or 0, 0),
             seed=body.seed,
             stop=body.stop_strings,
-            stop_token_ids=eos.union(body.stop_token_ids or ()),
+            stop_token_ids=stops,
+            logit_bias=self._biases(body),
+            guide=await self._guide(body, stops),
         )
+
+    def _biases(self, body: CompletionBody | ChatBody) -> tuple[tuple[int, float], ...]:
+        biases = body.logit_bias or {}
+        if any(not 0 <= id < self.model.vocabulary for id in biases):
+            raise BadRequest(
+                f"logit_bias: token ids must be from 0 to {self.model.vocabulary - 1}", "logit_bias"
+            )
+        return tuple(biases.items())
+
+    async def _guide(self, body: CompletionBody | ChatBody, stops: frozenset[int]) -> Guide | None:
+        if body.constraint is None:
+            return None
+        try:
+            # Here and not in the thread that computes: other requests go on meanwhile.
+            return await asyncio.to_thread(self._grammars.guide, body.constraint, stops)
+        except InvalidInput as error:
+            raise BadRequest(f"structured_outputs: {error.message}", "structured_outputs") from None
 
     async def _collect(self, answer: Answer, tokens: AsyncIterator[Sampled]) -> tuple[Tokens, dict[str, Any]]:
         sampled = [token async for token in _checked(tokens)]

@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
 from polar.models.chat import FinishReason
+from polar.rendering.constraints import Constraint
 
 
 class BadRequest(Exception):
@@ -26,6 +28,56 @@ class BadRequest(Exception):
 
 class StreamOptions(BaseModel):
     include_usage: bool = False
+
+
+class StructuredOutputs(BaseModel):
+    """What the sampled text must match; vLLM's other kinds (regex, choice, grammar) are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_: str | dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: Literal[True] | None = None
+    structural_tag: str | None = None
+
+    @property
+    def constraint(self) -> Constraint:
+        if self.structural_tag is not None:
+            return Constraint(structural_tag=self.structural_tag)
+        if self.schema_ is None:
+            return Constraint(json_schema='{"type": "object"}')
+        text = self.schema_ if isinstance(self.schema_, str) else orjson.dumps(self.schema_).decode()
+        return Constraint(json_schema=text)
+
+    @model_validator(mode="after")
+    def _has_one(self) -> StructuredOutputs:
+        if sum(kind is not None for kind in (self.schema_, self.json_object, self.structural_tag)) != 1:
+            raise ValueError("give one of json, json_object and structural_tag")
+        return self
+
+
+class JsonSchema(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's words for structured outputs."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @property
+    def constraint(self) -> Constraint | None:
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return Constraint(json_schema='{"type": "object"}')
+            case "json_schema":
+                schema = self.json_schema.schema_ if self.json_schema is not None else {}
+                return Constraint(json_schema=orjson.dumps(schema).decode())
 
 
 class _Body(BaseModel):
@@ -53,9 +105,13 @@ class _Body(BaseModel):
     repetition_penalty: Literal[1] | None = None
     min_p: Literal[0] | None = None
     min_tokens: Literal[0] | None = None
-    logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    structured_outputs: StructuredOutputs | None = None
     bad_words: list[str] | None = Field(default=None, max_length=0)
-    prompt_logprobs: Literal[0] | None = None
+
+    @property
+    def constraint(self) -> Constraint | None:
+        return self.structured_outputs.constraint if self.structured_outputs is not None else None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -72,6 +128,8 @@ class CompletionBody(_Body):
     max_tokens: StrictInt | None = Field(default=16, ge=1)
     logprobs: StrictInt | None = Field(default=None, ge=0, le=1)
     """Any number asks for the sampled tokens' logprobs; alternatives are not returned."""
+    prompt_logprobs: Literal[0] | None = None
+    """0 asks for the logprobs of the prompt's own tokens, at temperature 1 and nothing cut, as in vLLM."""
 
 
 class ChatBody(_Body):
@@ -81,6 +139,12 @@ class ChatBody(_Body):
     max_completion_tokens: StrictInt | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: Literal[0] | None = None
+    response_format: ResponseFormat | None = None
+    prompt_logprobs: None = None
+
+    @property
+    def constraint(self) -> Constraint | None:
+        return super().constraint or (self.response_format.constraint if self.response_format else None)
 
 
 class TokenizeBody(BaseModel):
@@ -108,6 +172,15 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprob:
+    """How likely a token of the prompt was."""
+
+    id: int
+    logprob: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What stays the same through all chunks of an answer."""
 
@@ -116,6 +189,8 @@ class Answer:
     prompt_ids: list[int]
     returns_ids: bool
     returns_logprobs: bool
+    prompt_logprobs: list[PromptLogprob] | None = None
+    """Of every token of the prompt but the first; None: not asked for."""
 
     def completion(self, tokens: Tokens, *, is_first: bool) -> dict[str, Any]:
         """Body of /v1/completions, whole or one chunk of it."""
@@ -129,6 +204,8 @@ class Answer:
         if self.returns_ids:
             choice["token_ids"] = tokens.ids
             choice["prompt_token_ids"] = self.prompt_ids if is_first else None
+        if self.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = [None, *map(_by_id, self.prompt_logprobs)]
         return self.root("text_completion", tokens.policy_version, [choice])
 
     def chat(self, tokens: Tokens) -> dict[str, Any]:
@@ -195,6 +272,10 @@ class Answer:
         if self.returns_ids:
             choice["token_ids"] = tokens.ids
         return choice
+
+
+def _by_id(token: PromptLogprob) -> dict[str, Any]:
+    return {str(token.id): {"logprob": token.logprob, "rank": None, "decoded_token": token.text}}
 
 
 def error_body(error: BadRequest) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
 from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
+from polar.engines.embedded.scorer import Scored, Scorer
 
 Command = Callable[[], None]
 
@@ -23,6 +24,8 @@ class Worker:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._streams: dict[int, asyncio.Queue[Sampled]] = {}
+        self._scorer = Scorer(scheduler.model, scheduler.table)
+        self._scores: dict[int, asyncio.Future[list[float] | None]] = {}
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="polar-engine", daemon=True)
         self._thread.start()
@@ -47,6 +50,21 @@ class Worker:
             if not has_ended:
                 self._commands.put(lambda: self.scheduler.abort(number))
 
+    async def score(self, ids: list[int]) -> list[float] | None:
+        """The logprob of each token but the first; None if computing them failed."""
+        if len(ids) < 2:
+            return []
+        number = next(self._numbers)
+        future: asyncio.Future[list[float] | None] = self._loop.create_future()
+        self._scores[number] = future
+        self._commands.put(lambda: self._scorer.submit(number, ids))
+        try:
+            return await future
+        finally:
+            del self._scores[number]
+            if future.cancelled():
+                self._commands.put(lambda: self._scorer.abort(number))
+
     async def settled(self) -> None:
         """Return when the thread has carried out every command given so far."""
         done = asyncio.Event()
@@ -66,10 +84,12 @@ class Worker:
             self._obey()
             if not self._is_stopping and self.scheduler.has_work and (sampled := self.scheduler.step()):
                 self._call(partial(self._deliver, sampled))
+            if not self._is_stopping and self._scorer.has_work and (scored := self._scorer.step()):
+                self._call(partial(self._deliver_scores, scored))
 
     def _obey(self) -> None:
         """Carry out the commands that have come, waiting for one while there is nothing to compute."""
-        if not self.scheduler.has_work:
+        if not self.scheduler.has_work and not self._scorer.has_work:
             self._commands.get()()
         while True:
             try:
@@ -87,3 +107,8 @@ class Worker:
             # A request that was aborted a moment ago has no stream any more.
             if stream := self._streams.get(sampled.request):
                 stream.put_nowait(sampled)
+
+    def _deliver_scores(self, scored: Scored) -> None:
+        future = self._scores.get(scored.request)
+        if future is not None and not future.done():
+            future.set_result(scored.logprobs)

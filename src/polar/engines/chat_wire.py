@@ -1,0 +1,314 @@
+"""OpenAI's chat completions as engines speak them: a chat call → JSON, and the answer → chunks.
+
+An answer comes as a stream of events or as one document; both are read by the same reader, so that
+what is recorded does not depend on how it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from polar.engines.base import ChatCall, ChatChunk, EngineError, TokenChunk
+from polar.engines.http import reason_in
+from polar.models.chat import (
+    ChatRequest,
+    FinishReason,
+    JsonOutput,
+    Message,
+    Role,
+    Sampling,
+    ToolCall,
+    ToolDefinition,
+    ToolUse,
+    Usage,
+)
+from polar.rendering.base import MessageDelta
+
+PATH = "/v1/chat/completions"
+
+_FINISH = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALLS,
+    "function_call": FinishReason.TOOL_CALLS,
+    "content_filter": FinishReason.STOP,
+}
+
+
+def request_body(call: ChatCall, model: str, *, stream: bool) -> dict[str, Any]:
+    """What every OpenAI-compatible server understands of a call."""
+    body = prompt_body(call.chat, model) | _sampling(call.chat.sampling)
+    if call.chat.output is not None:
+        body["response_format"] = _response_format(call.chat.output)
+    if stream:
+        body["stream"] = True
+        body["stream_options"] = {"include_usage": True}
+    return body
+
+
+def prompt_body(chat: ChatRequest, model: str) -> dict[str, Any]:
+    """What of a call the chat template sees."""
+    body: dict[str, Any] = {"model": model, "messages": [_message(message) for message in chat.messages]}
+    choice = chat.tool_choice
+    # No common server takes a choice among some of the tools: the others are not offered then.
+    tools = [tool for tool in chat.tools if not choice.names or tool.name in choice.names]
+    if not tools:
+        return body
+    body["tools"] = [_tool(tool) for tool in tools]
+    if choice.use is ToolUse.REQUIRED and len(choice.names) == 1:
+        body["tool_choice"] = {"type": "function", "function": {"name": choice.names[0]}}
+    elif choice.use is not ToolUse.AUTO:
+        body["tool_choice"] = choice.use.value
+    if not choice.parallel:
+        body["parallel_tool_calls"] = False
+    return body
+
+
+def _message(message: Message) -> dict[str, Any]:
+    body: dict[str, Any] = {"role": message.role.value, "content": message.content}
+    if message.role is Role.ASSISTANT:
+        if message.reasoning:
+            body["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            body["content"] = message.content or None
+            body["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        body["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        body["name"] = message.name
+    return body
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def _tool(tool: ToolDefinition) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    wishes = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sampling.seed,
+        "max_tokens": sampling.max_tokens,
+        "stop": list(sampling.stop) or None,
+        "logit_bias": {str(id): bias for id, bias in sampling.logit_bias} or None,
+    }
+    return {name: value for name, value in wishes.items() if value is not None}
+
+
+def _response_format(output: JsonOutput) -> dict[str, Any]:
+    if output.schema is None:
+        return {"type": "json_object"}
+    schema = {"name": output.name, "schema": dict(output.schema), "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+class ChatReader:
+    """Turns one answer into chunks.
+
+    Tokens whose ids or logprobs are missing or do not add up do not fail the answer: it is delivered,
+    and its last chunk says why it can never be trained.
+    """
+
+    def __init__(self, sampling: Sampling, policy_version: int, *, has_tokens: bool = True) -> None:
+        self._stops = sampling.stop
+        self._version = policy_version
+        self._has_tokens = has_tokens
+        self._has_prompt = False
+        self._tokens = 0
+        self._calls = _OpenCalls()
+        self._usage: Usage | None = None
+        self._untrainable: str | None = None
+        self._held: ChatChunk | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._held is not None
+
+    def read(self, event: dict[str, Any]) -> ChatChunk | None:
+        """The chunk to pass on now. The finishing one waits for the usage that follows it."""
+        try:
+            return self._read(event)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"the engine's answer is not one of a chat: {error!r}") from error
+
+    def _read(self, event: dict[str, Any]) -> ChatChunk | None:
+        if event.get("error") or event.get("object") == "error":
+            raise EngineError(f"the engine failed: {reason_in(orjson.dumps(event))}")
+        self._version = int(event.get("policy_version", self._version))
+        if usage := event.get("usage"):
+            self._usage = _usage(usage)
+        choices = event.get("choices")
+        if not choices:
+            return None
+        choice = choices[0]
+        reason = choice.get("finish_reason")
+        tokens = self._new_tokens(choice) if self._has_tokens else None
+        chunk = ChatChunk(
+            delta=self._delta(choice, is_last=reason is not None),
+            tokens=tokens,
+            prompt_ids=self._prompt_ids(event, choice) if self._has_tokens else None,
+            untrainable=self._untrainable,
+        )
+        if reason is None:
+            return chunk if chunk.delta or chunk.tokens or chunk.prompt_ids else None
+        self._hold(chunk, choice, reason)
+        return None
+
+    def last(self) -> ChatChunk:
+        if self._held is None:
+            raise EngineError("the engine's answer ended before the completion did")
+        return replace(self._held, usage=self._usage, untrainable=self._why_untrainable())
+
+    def _why_untrainable(self) -> str | None:
+        if not self._has_tokens:
+            return "the engine gives no token ids"
+        if self._untrainable is None and not self._has_prompt:
+            return "the engine gave no prompt ids"
+        counted = self._usage.sampled_tokens if self._usage else self._tokens
+        if self._untrainable is None and counted != self._tokens:
+            return f"the engine counts {counted} sampled tokens but sent {self._tokens} token ids"
+        return self._untrainable
+
+    def _hold(self, chunk: ChatChunk, choice: dict[str, Any], reason: Any) -> None:
+        if reason not in _FINISH:
+            raise EngineError(f"the engine ended the completion with {reason!r}")
+        matched = choice.get("stop_reason", choice.get("matched_stop"))
+        self._held = replace(
+            chunk,
+            finish_reason=_FINISH[reason],
+            stop_sequence=matched if matched in self._stops else None,
+        )
+
+    def _delta(self, choice: dict[str, Any], *, is_last: bool) -> MessageDelta:
+        part = choice.get("delta") or choice.get("message") or {}
+        content = part.get("content") or ""
+        if not isinstance(content, str):
+            raise EngineError("the engine answered with content that is no text")
+        calls = part.get("tool_calls")
+        done = self._calls.feed(calls) if calls else ()
+        if is_last:
+            done += self._calls.finish()
+        return MessageDelta(
+            content=content,
+            reasoning=part.get("reasoning_content") or part.get("reasoning") or "",
+            tool_calls=done,
+        )
+
+    def _prompt_ids(self, event: dict[str, Any], choice: dict[str, Any]) -> list[int] | None:
+        if self._has_prompt:
+            return None
+        ids = event.get("prompt_token_ids") or choice.get("prompt_token_ids")
+        self._has_prompt = bool(ids)
+        return ids or None
+
+    def _new_tokens(self, choice: dict[str, Any]) -> TokenChunk | None:
+        ids = choice.get("token_ids")
+        if ids is None:
+            ids = choice.get("response_token_ids")
+        self._read_version(choice.get("meta_info"))
+        logprobs = _logprobs(choice)
+        if not ids:
+            if logprobs:
+                self._untrainable = "the engine sent logprobs without token ids"
+            return None
+        self._tokens += len(ids)
+        if len(ids) != len(logprobs) or None in logprobs:
+            self._untrainable = f"the engine sent {len(ids)} token ids with {len(logprobs)} logprobs"
+            # Aligned all the same, and invalid wherever they are looked at.
+            logprobs = [float("nan")] * len(ids)
+        return TokenChunk(ids, logprobs, self._version)
+
+    def _read_version(self, meta: Any) -> None:
+        if isinstance(meta, dict):
+            named = meta.get("weight_version")
+            if isinstance(named, int) or (isinstance(named, str) and named.isdecimal()):
+                self._version = int(named)
+
+
+async def chunks(
+    events: AsyncGenerator[dict[str, Any], None], reader: ChatReader
+) -> AsyncGenerator[ChatChunk, None]:
+    """What the reader makes of an answer, as it comes."""
+    async with aclosing(events):
+        async for event in events:
+            chunk = reader.read(event)
+            if chunk is not None:
+                yield chunk
+    yield reader.last()
+
+
+class _OpenCalls:
+    """Tool calls that arrive in pieces; one is whole when the next begins or the answer ends."""
+
+    def __init__(self) -> None:
+        self._index: int | None = None
+        self._id = ""
+        self._name = ""
+        self._arguments: list[str] = []
+
+    def feed(self, pieces: Iterable[dict[str, Any]]) -> tuple[ToolCall, ...]:
+        done: tuple[ToolCall, ...] = ()
+        for position, piece in enumerate(pieces):
+            index = piece.get("index", position)
+            if index != self._index:
+                done += self.finish()
+                self._index = index
+            function = piece.get("function") or {}
+            self._id = self._id or piece.get("id") or ""
+            self._name = self._name or function.get("name") or ""
+            self._arguments.append(function.get("arguments") or "")
+        return done
+
+    def finish(self) -> tuple[ToolCall, ...]:
+        if self._index is None:
+            return ()
+        call = ToolCall(self._id, self._name, "".join(self._arguments) or "{}")
+        self._index, self._id, self._name, self._arguments = None, "", "", []
+        return (call,)
+
+
+def _logprobs(choice: dict[str, Any]) -> list[float]:
+    entries = (choice.get("logprobs") or {}).get("content")
+    return [entry["logprob"] for entry in entries] if entries else []
+
+
+def _usage(usage: dict[str, Any]) -> Usage:
+    prompt = usage.get("prompt_tokens_details") or {}
+    sampled = usage.get("completion_tokens_details") or {}
+    return Usage(
+        usage.get("prompt_tokens") or 0,
+        usage.get("completion_tokens") or 0,
+        prompt.get("cached_tokens") or 0,
+        sampled.get("reasoning_tokens") or 0,
+    )
+
+
+def token_count(answer: bytes) -> int | None:
+    """The `count` in a server's answer to /tokenize, if that is what it is."""
+    try:
+        return int(orjson.loads(answer)["count"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def model_cards(answer: bytes) -> dict[str, dict[str, Any]]:
+    """What a server's answer to /v1/models says of each model; nothing where it is no such list."""
+    try:
+        return {card["id"]: card for card in orjson.loads(answer)["data"]}
+    except (ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,230 @@
+"""HTTP/1.1 to one engine: kept-alive connections with one request at a time, bodies as they arrive.
+
+Every token passes here, so this does only what an engine needs: no redirects, cookies, proxies or
+encodings. A general client takes longer for a request than all else the gateway does with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+_PORTS = {"http": 80, "https": 443}
+
+
+class Disconnected(Exception):
+    """No connection could be made, or it broke before the answer was whole."""
+
+
+class Connections:
+    """The connections to one server; as many as there are requests at once."""
+
+    def __init__(
+        self, url: str, headers: Mapping[str, str], *, connect_seconds: float, silence_seconds: float
+    ) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or _PORTS[parts.scheme]
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._base = parts.path.rstrip("/")
+        fields = {"Host": parts.netloc.rpartition("@")[2], "Content-Type": "application/json", **headers}
+        self._fields = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        self._connect_seconds = connect_seconds
+        self._silence_seconds = silence_seconds
+        self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
+
+    @asynccontextmanager
+    async def request(self, method: str, path: str, body: bytes = b"") -> AsyncIterator[Response]:
+        """The answer, once its head is here. Leaving before its end breaks the connection off."""
+        connection = await self._connection()
+        self._busy.add(connection)
+        try:
+            connection.send(self._head(method, path, len(body)) + body, self._silence_seconds)
+            yield await connection.response()
+        finally:
+            self._busy.discard(connection)
+            if connection.is_reusable:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        for connection in (*self._idle, *self._busy):
+            connection.close()
+        self._idle.clear()
+
+    def _head(self, method: str, path: str, length: int) -> bytes:
+        line = f"{method} {self._base}{path} HTTP/1.1\r\n"
+        return f"{line}{self._fields}Content-Length: {length}\r\n\r\n".encode("latin-1")
+
+    async def _connection(self) -> _Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_reusable:
+                return connection
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                loop = asyncio.get_running_loop()
+                _, made = await loop.create_connection(_Connection, self._host, self._port, ssl=self._ssl)
+        except OSError as error:
+            raise Disconnected(str(error) or type(error).__name__) from error
+        return made
+
+
+class Response:
+    """One answer, whose body may still be coming."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        """Names in lower case."""
+        self.is_whole = False
+        self._arrived: list[bytes] = []
+        self._failure: Disconnected | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    async def read(self) -> bytes:
+        """The whole body, or what is left of it."""
+        pieces = []
+        while piece := await self.piece():
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def piece(self) -> bytes:
+        """All that has arrived since the last one; empty at the end."""
+        while not self._arrived and not self.is_whole:
+            await self.change()
+        piece = b"".join(self._arrived)
+        self._arrived.clear()
+        return piece
+
+    async def change(self) -> None:
+        """Return once more is known."""
+        if self._failure is not None:
+            raise self._failure
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def add(self, piece: bytes) -> None:
+        self._arrived.append(piece)
+
+    def fail(self, failure: Disconnected) -> None:
+        self._failure = failure
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            if self._failure is not None:
+                self._waiter.set_exception(self._failure)
+            else:
+                self._waiter.set_result(None)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection; the methods named `on_…` are called by the parser."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._response = Response()
+        self._has_head = False
+        self._is_open = True
+        self._heard_at = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+        self.is_reusable = True
+        """Whether it is open and nothing is left of the last answer."""
+
+    def send(self, data: bytes, silence_seconds: float) -> None:
+        self.is_reusable = self._has_head = False
+        self._response = Response()
+        self._heard_at = asyncio.get_running_loop().time()
+        self._watch_silence(silence_seconds)
+        if self._is_open:
+            self._transport.write(data)
+        else:
+            self._response.fail(Disconnected("the server closed the connection"))
+
+    async def response(self) -> Response:
+        while not self._has_head:
+            await self._response.change()
+        return self._response
+
+    def close(self) -> None:
+        self._stop_watching()
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_reusable:
+            self._break("the server spoke without being asked")
+            return
+        self._heard_at = asyncio.get_running_loop().time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._break(f"the server does not speak HTTP: {error}")
+        self._response.wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_open = self.is_reusable = False
+        self._stop_watching()
+        response = self._response
+        if response.is_whole:
+            return
+        if self._has_head and not {"content-length", "transfer-encoding"} & response.headers.keys():
+            response.is_whole = True
+            response.wake()
+        else:
+            response.fail(Disconnected(str(exc or "the server closed the connection")))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._response.status = self._parser.get_status_code()
+        self._has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        self._response.add(body)
+
+    def on_message_complete(self) -> None:
+        if self._response.status < 200:  # an interim answer: the real one follows
+            self._response.headers.clear()
+            self._has_head = False
+            return
+        self._response.is_whole = True
+        self._stop_watching()
+        self.is_reusable = self._is_open and self._parser.should_keep_alive()
+
+    def _watch_silence(self, seconds: float) -> None:
+        """Breaks the connection off when the server has said nothing for so long."""
+        loop = asyncio.get_running_loop()
+        left = self._heard_at + seconds - loop.time()
+        if left > 0:
+            self._watch = loop.call_later(left, self._watch_silence, seconds)
+        else:
+            self._break(f"the server said nothing for {seconds:g} s")
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def _break(self, reason: str) -> None:
+        self.is_reusable = False
+        self._response.fail(Disconnected(reason))
+        self.close()

@@ -1,0 +1,122 @@
+"""Client of any OpenAI-compatible chat endpoint: text only, so what it says is recorded and never trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from polar.engines import chat_wire
+from polar.engines.base import (
+    ChatCall,
+    ChatChunk,
+    EngineError,
+    GenerateRequest,
+    Mode,
+    ModelInfo,
+    TokenChunk,
+)
+from polar.engines.http import HttpEngine, NotAccepted
+from polar.errors import InvalidInput
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT = 128_000
+"""What harnesses are told of the context where neither the endpoint nor `engine.max_context` says."""
+
+_NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+"""Values that these parameters have when they are left out; some endpoints refuse to be told."""
+_OPTIONAL = (
+    "max_tokens",
+    "seed",
+    "top_k",
+    "top_p",
+    "temperature",
+    "parallel_tool_calls",
+    "stream_options",
+    "stream",
+)
+"""What an endpoint may refuse and still be used."""
+
+
+class OpenAIEngine(HttpEngine):
+    modes = frozenset({Mode.CHAT})
+    requirement = "an engine that returns token ids: openai gives text only"
+    chat_requirement = "an OpenAI-compatible endpoint with /v1/chat/completions; is engine.api_key right?"
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        model: str | None = None,
+        max_context: int | None = None,
+    ) -> None:
+        super().__init__(url, api_key)
+        self._model = model
+        self._max_context = max_context
+        self._refused: set[str] = set()
+        """Parameters that this endpoint does not take."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        raise EngineError("an openai engine takes no tokens", hint="set engine.mode to chat")
+
+    async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+        model = self._model or (await self.model_info()).name
+        while True:
+            reader = chat_wire.ChatReader(call.chat.sampling, self.policy_version, has_tokens=False)
+            body = self._body(call, model)
+            try:
+                async with aclosing(chat_wire.chunks(self._events(chat_wire.PATH, body), reader)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except NotAccepted as error:
+                self._do_without(error, body)
+
+    async def model_info(self) -> ModelInfo:
+        """As the endpoint lists it; one that lists nothing is taken at the settings' word."""
+        status, answer = await self._ask("GET", "/v1/models")
+        cards = chat_wire.model_cards(answer) if status == 200 else {}
+        if self._model is None and len(cards) != 1:
+            known = f"one of {', '.join(sorted(cards)[:20])}" if cards else "as the endpoint calls it"
+            raise InvalidInput(f"the engine at {self.url} needs a model", hint=f"name it: --model, {known}")
+        self._model = self._model or next(iter(cards))
+        listed = cards.get(self._model, {}).get("max_model_len")
+        context = self._max_context or (listed if isinstance(listed, int) else DEFAULT_CONTEXT)
+        return ModelInfo(self._model, context, self.policy_version)
+
+    async def check(self, mode: Mode = Mode.TOKENS) -> None:
+        """Ask for a word, so that a wrong URL, key or model shows before any session."""
+        if mode is Mode.TOKENS:
+            raise InvalidInput("an openai engine gives text only", hint="set engine.mode to chat or auto")
+        try:
+            await self._try_chat()
+        except NotAccepted as error:
+            raise EngineError(
+                f"the engine at {self.url} cannot be used: {error}",
+                hint=f"it must be {self.chat_requirement}",
+            ) from error
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        return None
+
+    def _body(self, call: ChatCall, model: str) -> dict[str, Any]:
+        stream = call.chat.stream and "stream" not in self._refused
+        body = chat_wire.request_body(call, model, stream=stream)
+        if "max_tokens" in self._refused and "max_tokens" in body:
+            body["max_completion_tokens"] = body.pop("max_tokens")
+        return {
+            name: value
+            for name, value in body.items()
+            if name not in self._refused and _NEUTRAL.get(name) != value
+        }
+
+    def _do_without(self, error: NotAccepted, body: dict[str, Any]) -> None:
+        """Leave out from now on what the endpoint says it does not take; raise if that is nothing of ours."""
+        blamed = next((name for name in _OPTIONAL if name in body and name in error.message), None)
+        if blamed is None:
+            raise error
+        log.warning("the engine at %s does without %s from now on: %s", self.url, blamed, error.message)
+        self._refused.add(blamed)

@@ -1,0 +1,126 @@
+"""Who renders the prompts: what the settings say, else Polar where it can, else the engine, with a word."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import polar.proxy
+import polar.stack
+from polar.cli.main import app
+from polar.config.settings import EngineSettings, GatewaySettings, Settings
+from polar.engines.base import EngineError
+from polar.errors import InvalidInput, NotInstalled
+from polar.gateway.chat_source import ChatSource
+from polar.gateway.token_source import TokenSource
+from polar.stack import data_plane
+from tests.fakes.character_chat import Said
+from tests.fakes.vllm_wire import event, usage, vllm_wire
+
+SAMPLED = [event([5], [-0.5], "length"), usage(1), "[DONE]"]
+
+
+async def source(tmp_path: Path, **engine: Any) -> object:
+    settings = Settings(data_dir=tmp_path, gateway=GatewaySettings(), engine=EngineSettings(**engine))
+    async with data_plane(settings, lambda _step: None) as plane:
+        return plane.gateway._source
+
+
+async def test_chat_mode_needs_no_tokenizer(tmp_path: Path) -> None:
+    async with vllm_wire(Said("h")) as wire:
+        found = await source(tmp_path, url=wire.url, mode="chat", model="no/such/model")
+    assert isinstance(found, ChatSource)
+
+
+async def test_a_model_that_polar_has_no_renderer_for_is_asked_in_chat_mode(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_for(name: str, directory: Path) -> Any:
+        raise InvalidInput("model small: no renderer for its chat template")
+
+    monkeypatch.setattr(polar.stack, "renderer_for", none_for)
+    monkeypatch.setattr(polar.stack, "ensure_tokenizer", lambda name: tmp_path)
+    async with vllm_wire(Said("h")) as wire:
+        assert isinstance(await source(tmp_path, url=wire.url, model="small"), ChatSource)
+        assert "chat mode: the engine renders the prompts" in caplog.text
+        assert "no renderer for its chat template" in caplog.text
+        with pytest.raises(InvalidInput, match="no renderer"):
+            await source(tmp_path, url=wire.url, model="small", mode="tokens")
+
+
+async def test_a_name_that_the_engine_made_up_leads_to_chat_mode_and_one_the_user_wrote_to_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Path:
+        raise NotInstalled(f"model {name}: cannot be downloaded")
+
+    monkeypatch.setattr(polar.stack, "ensure_tokenizer", missing)
+    async with vllm_wire(Said("h")) as wire:
+        with caplog.at_level(logging.WARNING):
+            assert isinstance(await source(tmp_path, url=wire.url), ChatSource)
+        assert "model small: cannot be downloaded" in caplog.text
+        with pytest.raises(NotInstalled, match="typo"):
+            await source(tmp_path, url=wire.url, model="typo")
+
+
+async def test_tokens_mode_is_taken_where_polar_has_a_renderer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def alike(*_: object) -> None:
+        return
+
+    monkeypatch.setattr(polar.stack, "renderer_for", lambda name, directory: object())
+    monkeypatch.setattr(polar.stack, "ensure_tokenizer", lambda name: tmp_path)
+    monkeypatch.setattr(polar.stack, "_check_tokenizer", alike)
+    async with vllm_wire(SAMPLED) as wire:
+        assert isinstance(await source(tmp_path, url=wire.url, model="small"), TokenSource)
+
+
+async def test_an_openai_engine_is_chat_mode_and_nothing_else(tmp_path: Path) -> None:
+    async with vllm_wire(Said("h")) as wire:
+        assert isinstance(await source(tmp_path, url=wire.url, kind="openai", model="gpt"), ChatSource)
+        with pytest.raises(InvalidInput, match="takes no tokens"):
+            await source(tmp_path, url=wire.url, kind="openai", model="gpt", mode="tokens")
+
+
+async def test_the_engine_s_key_may_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLAR_ENGINE_KEY", "sk-environment")
+    engine = polar.stack._engine(EngineSettings(url="http://a"), ("http://a",))
+    assert engine._headers == {"Authorization": "Bearer sk-environment"}
+    engine = polar.stack._engine(EngineSettings(url="http://a", api_key="sk-file"), ("http://a",))
+    assert engine._headers == {"Authorization": "Bearer sk-file"}
+
+
+ENGINE = ("--engine-kind", "openai", "--engine-mode", "chat", "--model", "gpt")
+
+
+def test_serve_and_proxy_take_kind_and_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[tuple[Settings, dict[str, Any]]] = []
+
+    def started(settings: Settings, *_: object, **options: Any) -> Any:
+        seen.append((settings, options))
+        raise EngineError("far enough")
+
+    monkeypatch.setattr(polar.stack, "running", started)
+    monkeypatch.setattr(polar.proxy, "wrapped", started)
+    CliRunner().invoke(app, ["serve", "--engine-url", "http://a", *ENGINE])
+    CliRunner().invoke(app, ["proxy", "--engine", "http://a", *ENGINE, "--max-seconds", "5"])
+    for settings, _ in seen:
+        named = settings.engine
+        assert (named.url, named.kind, named.mode, named.model) == ("http://a", "openai", "chat", "gpt")
+    assert [options for _, options in seen] == [{}, {"max_seconds": 5.0}]
+
+
+def test_a_mode_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["serve", "--engine-mode", "words"])
+    assert result.exit_code == 1
+    (line,) = result.output.strip().splitlines()
+    assert "engine.mode" in line
