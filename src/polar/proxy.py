@@ -14,7 +14,6 @@ from polar import plugins
 from polar.config.settings import Settings
 from polar.engines.base import ModelInfo
 from polar.errors import NotInstalled
-from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.component import Component
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
@@ -62,8 +61,13 @@ class Wrapped:
 
 
 @asynccontextmanager
-async def wrapped(settings: Settings, sampling: SamplingPin, say: Say) -> AsyncIterator[Wrapped]:
-    """Serve one session while the body runs, then write its recording."""
+async def wrapped(
+    settings: Settings, sampling: SamplingPin, say: Say, *, max_seconds: float | None = None
+) -> AsyncIterator[Wrapped]:
+    """Serve one session while the body runs, then write its recording.
+
+    After `max_seconds` the program's calls are refused as out of budget.
+    """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     async with data_plane(settings, say) as plane:
         gateway = plane.gateway
@@ -74,7 +78,11 @@ async def wrapped(settings: Settings, sampling: SamplingPin, say: Say) -> AsyncI
             capture=settings.data_dir / "capture.log",
             recording=settings.data_dir / "recording",
         )
-        gateway.open_session(SessionGrant(SESSION, session.key, session.capture, sampling, Budgets()))
+        gateway.open_session(
+            SessionGrant(
+                SESSION, session.key, session.capture, sampling, Budgets(), deadline_seconds=max_seconds
+            )
+        )
         try:
             yield session
         finally:
@@ -83,8 +91,8 @@ async def wrapped(settings: Settings, sampling: SamplingPin, say: Say) -> AsyncI
 
 async def _close(gateway: Gateway, session: Wrapped) -> None:
     await gateway.close_session(SESSION)
-    builder: Builder = plugins.create("builders", "builder", Component(name="per_request"))
-    trajectory = builder.build(read_capture(session.capture))
+    builder: Builder = plugins.create("builders", "builder", Component(name="prefix_merging"))
+    trajectory = builder.build_capture(session.capture.read_bytes())
     session.result = SessionResult(
         session_id=SESSION,
         task_id=SESSION,
@@ -95,7 +103,7 @@ async def _close(gateway: Gateway, session: Wrapped) -> None:
         stats=trajectory.stats,
         model=session.model.name,
         logprobs_mode=session.model.logprobs_mode,
-        has_recording=bool(trajectory.segments),
+        has_recording=trajectory.stats.completions > 0,
     )
     if session.result.has_recording:
         blob = recording.encode(session.capture.read_bytes(), trajectory, session.result)

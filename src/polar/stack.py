@@ -9,17 +9,18 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from polar import plugins
 from polar.client import AsyncClient
-from polar.config.settings import EngineSettings, Settings
-from polar.engines.base import Engine, ModelInfo
+from polar.config.settings import EngineSettings, Settings, environment_engine_key
+from polar.engines.base import Engine, Mode, ModelInfo
 from polar.engines.embedded.process import embedded_engine
 from polar.engines.embedded.weights import ensure_tokenizer, is_cached
 from polar.engines.replicas import Replicas
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.server import Gateway
 from polar.node.worker import Node
 from polar.rendering.base import Renderer
@@ -82,6 +83,19 @@ async def running(settings: Settings, say: Say) -> AsyncIterator[Stack]:
 async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
     """The engine, embedded unless one is named, and a gateway in front of it."""
     async with AsyncExitStack() as parts:
+        engine = await parts.enter_async_context(connected(settings, say))
+        model = await engine.model_info()
+        renderer = await _renderer(settings.engine, engine, model)
+        await engine.check(Mode.TOKENS if renderer else Mode.CHAT)
+        say("starting the gateway")
+        gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
+        yield DataPlane(gateway, model)
+
+
+@asynccontextmanager
+async def connected(settings: Settings, say: Say) -> AsyncIterator[Engine]:
+    """The client of the engine that is named, else of the embedded one, which runs as long as the body."""
+    async with AsyncExitStack() as parts:
         urls = settings.engine.urls
         if not urls:
             say(f"starting the embedded engine with {settings.engine.model}")
@@ -93,27 +107,61 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
             urls = (process.url,)
         engine = _engine(settings.engine, urls)
         parts.push_async_callback(engine.close)
-        model = await engine.model_info()
-        await engine.check()
-        renderer = await _renderer(settings.engine, engine, model)
-        say("starting the gateway")
-        gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
-        yield DataPlane(gateway, model)
+        yield engine
 
 
 def _engine(settings: EngineSettings, urls: Sequence[str]) -> Engine:
     """The client of the one engine, or of all replicas as if they were one."""
     client = plugins.load("engines", settings.kind)
-    engines: dict[str, Engine] = {url: client(url, settings.api_key) for url in urls}
+    named = settings.model if "model" in settings.model_fields_set else None
+    key = settings.api_key or environment_engine_key()
+    engines: dict[str, Engine] = {
+        url: client(url, key, model=named, max_context=settings.max_context) for url in urls
+    }
     return engines[urls[0]] if len(urls) == 1 else Replicas(engines)
 
 
-async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) -> Renderer:
-    """The renderer of the engine's model, once both are seen to tokenise alike."""
+async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) -> Renderer | None:
+    """The renderer of the engine's model, for tokens mode; None for chat mode, where it needs none."""
+    modes = plugins.load("engines", settings.kind).modes
+    if settings.mode == "chat" or (settings.mode == "auto" and Mode.TOKENS not in modes):
+        return None
+    if Mode.TOKENS not in modes:
+        raise InvalidInput(
+            f"engine.mode: an engine of kind {settings.kind} takes no tokens", hint="set it to chat or auto"
+        )
     is_left_to_engine = settings.url is not None and "model" not in settings.model_fields_set
     name = model.name if is_left_to_engine else settings.model
-    directory = await asyncio.to_thread(ensure_tokenizer, name)
-    renderer = await asyncio.to_thread(renderer_for, name, directory)
+    may_do_without = settings.mode == "auto" and settings.url is not None
+    try:
+        directory = await asyncio.to_thread(ensure_tokenizer, name)
+    except NotInstalled as error:
+        # A name that the user wrote is meant; one that the engine made up may lead nowhere.
+        if not (may_do_without and is_left_to_engine):
+            raise
+        _say_chat_mode(error)
+        return None
+    try:
+        renderer = await asyncio.to_thread(renderer_for, name, directory)
+    except InvalidInput as error:
+        if not may_do_without:
+            raise
+        _say_chat_mode(error)
+        return None
+    await _check_tokenizer(engine, model, name, directory)
+    return renderer
+
+
+def _say_chat_mode(error: PolarError) -> None:
+    log.warning(
+        "chat mode: the engine renders the prompts, because Polar cannot (%s). Its tokens are recorded and"
+        " trainable, but a history that it tokenises anew begins a new trace. Set engine.mode to say which",
+        error,
+    )
+
+
+async def _check_tokenizer(engine: Engine, model: ModelInfo, name: str, directory: Path) -> None:
+    """Raise if the engine is seen to tokenise in another way than the renderer."""
     ours = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(PROBE, add_special_tokens=False).ids
     theirs = await engine.tokenize(PROBE)
     if theirs is None:
@@ -123,7 +171,6 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
             f"the engine serves {model.name} with another tokenizer than that of {name}",
             hint="name the model that the engine serves: --model, or engine.model in the settings",
         )
-    return renderer
 
 
 @asynccontextmanager

@@ -47,6 +47,7 @@ def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "--dtype": "float32",
         "--max-model-len": "4096",
         "--logprobs-mode": "processed_logprobs",
+        "--tool-call-parser": "hermes",
         "--host": "127.0.0.1",
         "--port": str(port),
     }
@@ -58,6 +59,7 @@ def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 "-m",
                 "vllm.entrypoints.openai.api_server",
                 "--enforce-eager",
+                "--enable-auto-tool-choice",
                 *arguments,
             ],
             stdout=output,

@@ -15,6 +15,7 @@ def completion(
     sampled: list[int],
     *,
     parent: str | None = None,
+    follows: str | None = None,
     finish_reason: FinishReason = FinishReason.STOP,
     kind: CompletionKind = CompletionKind.GENERATION,
     untrainable: str | None = None,
@@ -34,6 +35,7 @@ def completion(
         finish_reason=finish_reason,
         kind=kind,
         parent=parent,
+        follows=follows,
         untrainable=untrainable,
     )
 

@@ -37,6 +37,9 @@ def until_interrupted(work: Coroutine[Any, Any, None]) -> None:
             if not received:
                 raise
 
-    asyncio.run(main())
+    # Not at the top: commands that only ask a server start without it.
+    import uvloop
+
+    uvloop.run(main())
     if received:
         raise typer.Exit(128 + received[0])

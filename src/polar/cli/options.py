@@ -36,6 +36,28 @@ AsJson = Annotated[
     typer.Option("--json", help="Print JSON and nothing else: one document, or one object a line for lists."),
 ]
 
+EngineKind = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-kind",
+        metavar="vllm|sglang|openai",
+        help="What the engine speaks. vllm (default) and sglang give token ids; openai is any"
+        " OpenAI-compatible endpoint (text only: recorded, never trainable; name its --model,"
+        " and put its key in $POLAR_ENGINE_KEY).",
+        show_default=False,
+    ),
+]
+EngineMode = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-mode",
+        metavar="auto|tokens|chat",
+        help="Who renders prompts. tokens: Polar, exactly, never a token twice. chat: the engine, for models"
+        " Polar has no renderer for. auto (default): tokens where it can, else chat.",
+        show_default=False,
+    ),
+]
+
 Case = TypeVar("Case", bound=StrEnum)
 
 

@@ -7,19 +7,33 @@ from typing import Annotated
 
 import typer
 
+from polar.cli.options import EngineKind, EngineMode
+
 
 def proxy(
     command: Annotated[
         list[str] | None, typer.Argument(help="The program and its arguments, after --.", show_default=False)
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="A running vLLM or `polar engine`; without it one is started.")
+        str | None,
+        typer.Option(
+            help="A running vLLM, SGLang, `polar engine` or OpenAI-compatible endpoint; without it one is"
+            " started."
+        ),
     ] = None,
+    engine_kind: EngineKind = None,
+    engine_mode: EngineMode = None,
     model: Annotated[
         str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="Sample with this temperature, whatever the program asks.")
+    ] = None,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Refuse model calls, as a provider does, once the program has run this long.", min=0
+        ),
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the gateway; 0 picks a free one.")] = 0,
     out: Annotated[
@@ -49,7 +63,11 @@ def proxy(
         around.check(command)
     out = out or Path(".polar") / "proxy" / time.strftime("%Y%m%d-%H%M%S")
     settings = load_settings(
-        overrides={"data_dir": out, "gateway": {"port": port}, "engine": {"url": engine, "model": model}}
+        overrides={
+            "data_dir": out,
+            "gateway": {"port": port},
+            "engine": {"url": engine, "kind": engine_kind, "mode": engine_mode, "model": model},
+        }
     )
     log_to_stderr("warning")
     exit_code = 0
@@ -59,7 +77,10 @@ def proxy(
         session = None
         try:
             async with around.wrapped(
-                settings, SamplingPin(temperature=temperature), lambda step: typer.echo(step, err=True)
+                settings,
+                SamplingPin(temperature=temperature),
+                lambda step: typer.echo(step, err=True),
+                max_seconds=max_seconds,
             ) as session:
                 if command:
                     exit_code = await around.run(command, session.environment)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from polar.cli.options import EngineKind, EngineMode
+
 
 def serve(
     config: Annotated[
@@ -20,9 +22,12 @@ def serve(
     engine_url: Annotated[
         list[str] | None,
         typer.Option(
-            help="A running vLLM or `polar engine`, repeated for replicas; without it one is started."
+            help="A running vLLM, SGLang, `polar engine` or OpenAI-compatible endpoint, repeated for"
+            " replicas; without it one is started."
         ),
     ] = None,
+    engine_kind: EngineKind = None,
+    engine_mode: EngineMode = None,
     model: Annotated[
         str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
     ] = None,
@@ -44,7 +49,7 @@ def serve(
         {
             "data_dir": data_dir,
             "server": {"host": host, "port": port},
-            "engine": {"url": engine_url or None, "model": model},
+            "engine": {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model},
             "node": {"run_slots": run_slots},
         },
     )

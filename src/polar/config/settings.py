@@ -26,6 +26,8 @@ class ServerSettings(Frozen):
     """Bearer token of the control plane; made at first start and kept in the data directory if unset."""
     lease_seconds: float = Field(default=30.0, gt=0, le=3600)
     max_attempts: int = Field(default=3, ge=1, le=100)
+    keep_artifacts_days: float | None = Field(default=None, gt=0)
+    """How long a session's artifacts are kept; None: as long as the session."""
 
 
 class GatewaySettings(Frozen):
@@ -43,16 +45,22 @@ class EngineSettings(Frozen):
     """Where tokens come from: an engine by URL, or the embedded one started as a child process."""
 
     kind: str = "vllm"
-    """Registered engine client; the embedded engine speaks the vLLM subset, so it needs no other."""
+    """Registered engine client: vllm (the embedded engine speaks it too), sglang, or openai, which is any
+    OpenAI-compatible endpoint: text only, recorded and never trainable."""
+    mode: Literal["auto", "tokens", "chat"] = "auto"
+    """tokens: the gateway renders prompts, and no history is tokenised twice. chat: the engine renders them
+    and says which ids it made. auto: tokens where the model's family has a renderer."""
     url: str | None = Field(default=None, pattern=r"^https?://[^\s,]+(,https?://[^\s,]+)*$")
     """Several replicas: a list, or with commas between. None: start the embedded engine."""
     api_key: str | None = None
+    """None: $POLAR_ENGINE_KEY, if set."""
     model: str = DEFAULT_MODEL
-    """The default's name, a directory, or a Hugging Face model id: names the tokenizer's family too."""
+    """The default's name, a directory, or a Hugging Face model id: names the tokenizer's family too.
+    Of an openai endpoint: the model's name there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_context: int | None = Field(default=None, ge=16)
-    """None: what the model's configuration says."""
+    """None: what the model's configuration says. Of an openai endpoint: what harnesses are told."""
     slots: int | None = Field(default=None, ge=1, le=1024)
     """Requests decoded together by the embedded engine; None: 8 on a CPU, 64 on a GPU."""
     threads: int | None = Field(default=None, ge=1)
@@ -76,16 +84,37 @@ class EngineSettings(Frozen):
         return tuple(self.url.split(",")) if self.url else ()
 
 
+class JudgeSettings(Frozen):
+    """A model that evaluators may ask: anything that speaks OpenAI's chat completions."""
+
+    url: str = Field(pattern=r"^https?://[^\s]+$")
+    """Up to and without `/chat/completions`."""
+    model: str = Field(min_length=1)
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """The environment variable of the node that holds its key; None: it needs none."""
+
+
 class NodeSettings(Frozen):
     """The pools of one machine's worker."""
 
     name: str = "local"
-    init_workers: int = Field(default=4, ge=1)
-    ready_buffer: int = Field(default=4, ge=1)
-    run_slots: int = Field(default=8, ge=1)
-    postrun_workers: int = Field(default=4, ge=1)
+    run_slots: int | None = Field(default=None, ge=1)
+    """Agents at work at once; None: what this machine's cores and memory carry."""
+    init_workers: int | None = Field(default=None, ge=1)
+    """Sandboxes made at once; None: as many as there are run slots."""
+    ready_buffer: int | None = Field(default=None, ge=0)
+    """Sandboxes being made or waiting, prewarmed, for a run slot; None: as many as there are run slots.
+    0: a session makes its sandbox in its run slot."""
+    postrun_workers: int | None = Field(default=None, ge=1)
+    """Sessions built and scored at once; None: half as many as there are run slots, at least 2."""
+    upload_roots: tuple[Path, ...] = ()
+    """Directories of this machine from which tasks may copy files into their workspace; none by default."""
+    artifact_bytes: int = Field(default=32 * 1024 * 1024, ge=0)
+    """How much of a session's logs and files is kept with its result."""
+    judges: dict[str, JudgeSettings] = Field(default_factory=dict)
+    """Name, as tasks use it with the evaluator `judge`, → where it is and with which key."""
     runtimes: tuple[str, ...] = ("bubblewrap", "process")
-    """Runtimes that tasks may name on this node."""
+    """Runtimes that tasks may name on this node: these, docker, podman, apptainer; see docs/sandboxes.md."""
 
 
 class Settings(Frozen):
@@ -110,9 +139,35 @@ def environment_token() -> str | None:
     return os.environ.get("POLAR_TOKEN") or None
 
 
+def environment_engine_key() -> str | None:
+    """The engine's API key given by $POLAR_ENGINE_KEY, where the settings file shall not hold it."""
+    return os.environ.get("POLAR_ENGINE_KEY") or None
+
+
 def environment_server() -> str | None:
     """The control-plane URL given by $POLAR_SERVER, for clients."""
     return os.environ.get("POLAR_SERVER") or None
+
+
+ENGINE_VARIABLES = ("PATH", "HOME", "USER", "TMPDIR", "DBUS_SESSION_BUS_ADDRESS", "NO_PROXY", "no_proxy")
+ENGINE_PREFIXES = ("XDG_", "DOCKER_", "CONTAINER", "STORAGE_", "APPTAINER_", "HTTP_PROXY", "HTTPS_PROXY")
+
+
+def engine_environment() -> dict[str, str]:
+    """What the command lines of container engines take from this process's environment, and no more."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in ENGINE_VARIABLES or name.upper().startswith(ENGINE_PREFIXES)
+    }
+
+
+def environment_secret(name: str, field: str) -> str:
+    """The secret that a setting names by its environment variable; InvalidInput if that is not set."""
+    value = os.environ.get(name)
+    if not value:
+        raise InvalidInput(f"{field}: the environment variable {name} is not set")
+    return value
 
 
 def explain(error: ValidationError) -> str:

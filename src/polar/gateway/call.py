@@ -1,55 +1,28 @@
-"""One model call: prompt ids from the conversation, tokens from the engine, a record whatever happens."""
+"""One model call: a prompt from the conversation, an answer from its source, a record whatever happens."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import replace
 
 import numpy as np
 
 from polar.dialects.base import Answer
-from polar.engines.base import Engine, EngineError, GenerateRequest, ModelInfo, TokenChunk
-from polar.gateway.conversation import Extension, Turn
+from polar.engines.base import ChatChunk, EngineError, ModelInfo, TokenChunk
+from polar.gateway.conversation import Turn
 from polar.gateway.sampling import pinned
 from polar.gateway.session import Session
+from polar.gateway.source import Generation, Source
 from polar.gateway.stop_strings import StopStrings
-from polar.models.chat import ChatRequest, FinishReason, Message, Role, Sampling, ToolCall, Usage
-from polar.models.completion import Completion, Ids
-from polar.rendering.base import MessageDelta, Renderer
+from polar.models.chat import ChatRequest, FinishReason, Message, Role, ToolCall, Usage
+from polar.models.completion import COUNTED, Completion
+from polar.rendering.base import MessageDelta
 
 Send = Callable[[MessageDelta], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
-    """A request in tokens."""
-
-    parent: Turn | None
-    new_ids: Ids
-    """What follows the parent's prompt and sampled ids; everything when there is no parent."""
-    ids: list[int]
-    """Every token the policy will condition on."""
-    messages: tuple[Message, ...]
-    """The whole request; what the policy sampled stands as it was sampled, not as it was echoed."""
-
-
-def render(request: ChatRequest, extension: Extension, renderer: Renderer) -> Prompt:
-    """The exact ids of the conversation plus those of the new messages, or a first render."""
-    turn = extension.turn
-    if turn is not None:
-        before = turn.prompt_ids()
-        bridge = renderer.bridge(before.tolist(), turn.sampled_ids.tolist(), extension.new_messages)
-        if bridge is not None:
-            ids = [*before.tolist(), *turn.sampled_ids.tolist(), *bridge]
-            messages = turn.messages + extension.new_messages
-            return Prompt(turn, np.array(bridge, np.int32), ids, messages)
-    ids = renderer.render(request.messages, request.tools)
-    return Prompt(None, np.array(ids, np.int32), ids, request.messages)
 
 
 class ModelCall:
@@ -58,65 +31,55 @@ class ModelCall:
     def __init__(self, session: Session, request: ChatRequest, dialect: str) -> None:
         self.id = secrets.token_hex(12)
         self.started_at = time.time()
-        self._session = session
+        self.session = session
         self._request = request
         self._dialect = dialect
         self._ordinal = session.begin_call()
-        self._prompt: Prompt
-        self._used: Sampling
+        self._generation: Generation
         self._tokens = _Tokens()
         self._reply = _Reply()
         self._stop_sequence: str | None = None
 
-    async def prepare(self, renderer: Renderer, model: ModelInfo) -> None:
-        """Render the prompt and settle the sampling; RequestRefused if it does not fit."""
-        extension = self._session.conversations.find(self._request.messages, self._request.tools)
-        # A long first prompt takes many milliseconds to tokenise; other streams go on meanwhile.
-        self._prompt = await asyncio.to_thread(render, self._request, extension, renderer)
-        grant = self._session.grant
-        self._used = pinned(
-            self._request.sampling,
-            grant.sampling,
-            sample=grant.sample,
-            ordinal=self._ordinal,
-            room=self._session.room(len(self._prompt.ids), model.max_context),
+    async def prepare(self, source: Source, model: ModelInfo) -> None:
+        """Find the prompt and settle the sampling; RequestRefused if it does not fit."""
+        extension = self.session.conversations.find(self._request.messages, self._request.tools)
+        self._generation = await source.begin(self._request, extension)
+        grant = self.session.grant
+        self._generation.settle(
+            pinned(
+                self._request.sampling,
+                grant.sampling,
+                sample=grant.sample,
+                ordinal=self._ordinal,
+                room=self._generation.room(self.session, model),
+            )
         )
 
-    async def run(self, engine: Engine, renderer: Renderer, send: Send) -> Answer:
+    async def run(self, send: Send) -> Answer:
         """Sample to the end, sending each delta as it becomes certain; recorded before the last one."""
         try:
-            finish_reason, last = await self._sample(engine, renderer, send)
+            finish_reason, last = await self._sample(send)
         except (asyncio.CancelledError, ConnectionError):
             self._record(FinishReason.CANCELLED)
             raise
         except Exception as error:
             self._record(FinishReason.ERROR, {"error": f"{type(error).__name__}: {error}"[:1000]})
             raise
-        self._record(finish_reason)
+        usage = self._record(finish_reason)
         if last:
             await send(last)
-        usage = Usage(len(self._prompt.ids), len(self._tokens.ids), self._tokens.cached)
         return Answer(self._reply.message, finish_reason, usage, self._stop_sequence)
 
-    async def _sample(
-        self, engine: Engine, renderer: Renderer, send: Send
-    ) -> tuple[FinishReason, MessageDelta]:
+    async def _sample(self, send: Send) -> tuple[FinishReason, MessageDelta]:
         """Why the completion ended, and the delta that was still held back then."""
-        parser, stops = renderer.parser(), StopStrings(self._used.stop)
+        generation = self._generation
+        stops = StopStrings(generation.sampling.stop if generation.leaves_stops else ())
         finish_reason: FinishReason | None = None
         delta = MessageDelta()
-        request = GenerateRequest(
-            self.id,
-            self._prompt.ids,
-            self._used,
-            renderer.stop_token_ids,
-            session=self._session.grant.session_id,
-        )
-        async with aclosing(cast("AsyncGenerator[TokenChunk, None]", engine.generate(request))) as chunks:
+        async with aclosing(generation.chunks(self.id, self.session.grant.session_id)) as chunks:
             async for chunk in chunks:
-                self._session.sampled_tokens += self._tokens.add(chunk)
-                delta = parser.feed(chunk.ids)
-                delta = self._reply.add(replace(delta, content=stops.feed(delta.content)))
+                self._take_tokens(chunk)
+                delta = self._take_delta(chunk.delta, stops)
                 finish_reason = self._ended(chunk, stops)
                 if finish_reason is not None:
                     break
@@ -124,29 +87,41 @@ class ModelCall:
                     await send(delta)
         if finish_reason is None:
             raise EngineError("the engine's tokens ended without a reason")
-        rest = parser.finish()
+        rest = generation.rest()
         shown = "" if stops.hit else stops.feed(rest.content) + stops.finish()
-        self._stop_sequence = stops.matched
+        self._stop_sequence = stops.matched or chunk.stop_sequence
         last = self._reply.add(replace(rest, content=shown))
         if finish_reason is FinishReason.STOP and self._reply.has_calls:
             finish_reason = FinishReason.TOOL_CALLS
         return finish_reason, _joined(delta, last)
 
-    def _ended(self, chunk: TokenChunk, stops: StopStrings) -> FinishReason | None:
+    def _take_tokens(self, chunk: ChatChunk) -> None:
+        self.session.sampled_tokens += self._tokens.add(chunk)
+        if chunk.prompt_ids is not None:
+            self.session.refuse_long_prompt(len(chunk.prompt_ids))
+
+    def _take_delta(self, delta: MessageDelta, stops: StopStrings) -> MessageDelta:
+        if self._generation.leaves_stops:
+            delta = replace(delta, content=stops.feed(delta.content))
+        return self._reply.add(delta)
+
+    def _ended(self, chunk: ChatChunk, stops: StopStrings) -> FinishReason | None:
         if stops.hit:
             return FinishReason.STOP
         if chunk.finish_reason is not None:
             return chunk.finish_reason
         # Several calls of a session draw on the same budget at once.
-        return FinishReason.LENGTH if self._session.tokens_left == 0 else None
+        is_spent = self.session.tokens_left == 0 or self.session.is_full(self._tokens.context)
+        return FinishReason.LENGTH if is_spent else None
 
-    def _record(self, finish_reason: FinishReason, extra: dict[str, str] | None = None) -> None:
-        prompt, tokens, message = self._prompt, self._tokens, self._reply.message
+    def _record(self, finish_reason: FinishReason, extra: dict[str, str] | None = None) -> Usage:
+        prompt, tokens, message = self._generation.prompt(), self._tokens, self._reply.message
+        usage = tokens.usage(len(prompt.ids), self._generation.reasoning_tokens)
         sampled = np.array(tokens.ids, np.int32)
         completion = Completion(
             id=self.id,
-            index=self._session.next_index,
-            prompt_ids=np.array(prompt.ids, np.int32),
+            index=self.session.next_index,
+            prompt_ids=prompt.ids,
             sampled_ids=sampled,
             logprobs=np.array(tokens.logprobs, np.float32),
             policy_versions=np.array(tokens.versions, np.int32),
@@ -154,18 +129,21 @@ class ModelCall:
             response=message,
             finish_reason=finish_reason,
             parent=prompt.parent.completion_id if prompt.parent else None,
+            follows=prompt.follows.completion_id if prompt.follows else None,
             tools=self._request.tools,
             dialect=self._dialect,
             asked=self._request.sampling,
-            used=self._used,
+            used=self._generation.sampling,
             started_at=self.started_at,
             first_token_at=tokens.first_at,
             ended_at=time.time(),
-            extra=extra or {},
+            untrainable=tokens.untrainable or (None if len(prompt.ids) else "the engine gave no prompt ids"),
+            extra={**self._request.hints, **self._generation.record, **tokens.counts, **(extra or {})},
         )
         whole = finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
         turn = Turn(self.id, prompt.parent, prompt.new_ids, sampled, (*prompt.messages, message))
-        self._session.record(completion, turn if whole else None)
+        self.session.record(completion, usage, turn if whole else None)
+        return usage
 
 
 class _Tokens:
@@ -175,21 +153,56 @@ class _Tokens:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
-        self.cached = 0
         self.first_at = 0.0
+        self.untrainable: str | None = None
+        self._prompt = 0
+        self._cached = 0
+        self._counted: Usage | None = None
 
-    def add(self, chunk: TokenChunk) -> int:
-        if len(chunk.ids) != len(chunk.logprobs):
-            raise EngineError(
-                f"the engine sent {len(chunk.ids)} token ids with {len(chunk.logprobs)} logprobs"
-            )
-        if chunk.ids and not self.ids:
+    def add(self, chunk: ChatChunk) -> int:
+        """Take a chunk; how many tokens of it were sampled that are not counted yet."""
+        if not self.first_at and (chunk.tokens or chunk.delta):
             self.first_at = time.time()
-        self.ids += chunk.ids
-        self.logprobs += chunk.logprobs
-        self.versions += [chunk.policy_version] * len(chunk.ids)
-        self.cached = max(self.cached, chunk.cached_tokens)
-        return len(chunk.ids)
+        if chunk.prompt_ids is not None:
+            self._prompt = len(chunk.prompt_ids)
+        self.untrainable = chunk.untrainable or self.untrainable
+        self._counted = chunk.usage or self._counted
+        if chunk.tokens is not None:
+            return self._add(chunk.tokens)
+        return chunk.usage.sampled_tokens if chunk.usage and not self.ids else 0
+
+    def _add(self, tokens: TokenChunk) -> int:
+        if len(tokens.ids) != len(tokens.logprobs):
+            raise EngineError(
+                f"the engine sent {len(tokens.ids)} token ids with {len(tokens.logprobs)} logprobs"
+            )
+        self.ids += tokens.ids
+        self.logprobs += tokens.logprobs
+        self.versions += [tokens.policy_version] * len(tokens.ids)
+        self._cached = max(self._cached, tokens.cached_tokens)
+        return len(tokens.ids)
+
+    @property
+    def context(self) -> int:
+        """How long prompt and answer are by now, where the engine has told the prompt."""
+        return self._prompt + len(self.ids)
+
+    def usage(self, prompt_tokens: int, reasoning_tokens: int) -> Usage:
+        """The counts of what was seen; the engine's own for what it does not show."""
+        counted = self._counted or Usage(0, 0)
+        return Usage(
+            prompt_tokens or counted.prompt_tokens,
+            len(self.ids) or counted.sampled_tokens,
+            max(self._cached, counted.cached_tokens),
+            counted.reasoning_tokens or reasoning_tokens,
+        )
+
+    @property
+    def counts(self) -> dict[str, str]:
+        """What the engine counted without showing it, for the record."""
+        if self.ids or self._counted is None:
+            return {}
+        return {COUNTED: str(self._counted.sampled_tokens)}
 
 
 class _Reply:
@@ -201,9 +214,14 @@ class _Reply:
         self._calls: list[ToolCall] = []
 
     def add(self, delta: MessageDelta) -> MessageDelta:
-        named = tuple(replace(call, id=f"call_{secrets.token_hex(12)}") for call in delta.tool_calls)
         self._content.append(delta.content)
         self._reasoning.append(delta.reasoning)
+        if not delta.tool_calls:
+            return delta
+        named = tuple(
+            call if call.id else replace(call, id=f"call_{secrets.token_hex(12)}")
+            for call in delta.tool_calls
+        )
         self._calls.extend(named)
         return replace(delta, tool_calls=named)
 

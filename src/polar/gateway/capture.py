@@ -1,46 +1,75 @@
 """A session's completions on disk: an append-only log that holds each token once and survives kill -9.
 
-A file begins with MAGIC; then come frames: length and CRC-32 of the payload (two little-endian u32),
-the payload. A payload is one byte (0 plain, 1 zstd) and a body: u32 length of a JSON header, the
-header, then the record's arrays one after another. A record goes to the operating system in a
-single write, so a killed process tears at most the last one, and the reader stops before it.
+A completion is written as what it adds to an earlier one, its base: how many tokens and messages of
+the base's context it begins with, and what follows. That is all of the parent where the parent is
+extended, and what they have in common where the next prompt holds the answer in other tokens. A record
+goes to the operating system in a single write, so a killed process tears at most the last one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import struct
-import zlib
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-import zstandard
 
-from polar.errors import NotFound, PolarError
-from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, ToolDefinition
-from polar.models.completion import Completion, CompletionKind, Ids
+from polar.errors import NotFound
+from polar.gateway.capture_reader import Capture, CaptureError, parse_capture
+from polar.gateway.frames import FAMILY, MAGIC, Frame, FrameWriter, frames
+from polar.models.chat import Message, ToolDefinition
+from polar.models.completion import Completion, Ids, common_prefix
 
-MAGIC = b"polar-capture-1\n"
-_FRAME = struct.Struct("<II")
-_LENGTH = struct.Struct("<I")
-_PLAIN, _ZSTD = b"\0", b"\1"
-_COMPRESS_FROM = 256
-"""Below this many bytes a frame is all header and compression rarely pays."""
-_ARRAYS: tuple[tuple[str, type[np.generic]], ...] = (
-    ("prompt", np.int32),
-    ("sampled", np.int32),
-    ("logprobs", np.float32),
-    ("versions", np.int32),
-)
+__all__ = ["Capture", "CaptureError", "CaptureWriter", "parse_capture", "read_capture"]
+
+_OPENING = 32
+"""Prompts that begin with as many equal tokens are taken to have more in common."""
 
 
-class CaptureError(PolarError):
-    """A capture cannot be written or is damaged in its middle."""
+def read_capture(path: Path) -> list[Completion]:
+    """Every completion that was written, in order, each with its full prompt; CaptureError if one is lost."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise NotFound(f"{path}: no such capture") from None
+    capture = parse_capture(data, path)
+    if capture.faults:
+        fault = capture.faults[0]
+        raise CaptureError(f"{path}: completion {fault.completion or 'unknown'}: {fault.problem}")
+    return list(capture.completions)
+
+
+@dataclass(slots=True, eq=False)
+class _Written:
+    """What later completions may share with one that is written."""
+
+    id: str
+    prompt_ids: Ids
+    """Empty once it has an heir, whose prompt holds these tokens too: a conversation is kept once."""
+    sampled_ids: Ids
+    length: int
+    """Of its context: prompt and sampled ids."""
+    messages: tuple[Message, ...]
+    """The sampled one included."""
+    heir: _Written | None = None
+    """The first completion that extends it."""
+
+    def common_prefix(self, ids: Ids) -> int:
+        """How many tokens its context and `ids` begin with in common."""
+        latest = self
+        while latest.heir is not None:
+            latest = latest.heir
+        shared = common_prefix(ids, latest.prompt_ids)
+        if latest is self and shared == len(self.prompt_ids):
+            shared += common_prefix(ids[shared:], self.sampled_ids)
+        return min(shared, self.length)
+
+    def inherit(self, heir: _Written) -> None:
+        if self.heir is None:
+            self.heir, self.prompt_ids = heir, self.prompt_ids[:0]
 
 
 class CaptureWriter:
@@ -48,9 +77,11 @@ class CaptureWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._frames = FrameWriter()
         self._known_tools: set[str] = set()
-        self._known: dict[str, tuple[int, int]] = {}
-        """Completion id → how many tokens and messages its children share with it."""
+        self._written: dict[str, _Written] = {}
+        self._openings: dict[bytes, _Written] = {}
+        """The first tokens of a prompt → the latest completion whose prompt has them."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._length = _sound_length(path.read_bytes())
@@ -60,37 +91,45 @@ class CaptureWriter:
 
     def append(self, completion: Completion) -> None:
         tools = self._append_tools(completion.tools)
-        shared_tokens, shared_messages = self._known.get(completion.parent or "", (0, 0))
-        header = _header(completion, tools, shared_messages)
-        arrays = [
-            np.ascontiguousarray(values, dtype)
-            for values, (_, dtype) in zip(
-                (
-                    completion.prompt_ids[shared_tokens:],
-                    completion.sampled_ids,
-                    completion.logprobs,
-                    completion.policy_versions,
-                ),
-                _ARRAYS,
-                strict=True,
-            )
+        prompt = np.ascontiguousarray(completion.prompt_ids, np.int32)
+        base, shared = self._base(completion, prompt)
+        messages = _common_messages(base.messages, completion.messages) if base else 0
+        new, sampled = prompt[shared:], np.ascontiguousarray(completion.sampled_ids, np.int32)
+        header = _header(completion, tools) | {
+            "base": base.id if base else None,
+            "shared": [shared, messages],
+            "messages": completion.messages[messages:],
+        }
+        numbers = [
+            np.ascontiguousarray(completion.logprobs, np.float32),
+            np.ascontiguousarray(completion.policy_versions, np.int32),
         ]
-        self._write(_frame(header | {"lengths": [len(array) for array in arrays]}, arrays))
-        tokens = len(completion.prompt_ids) + len(completion.sampled_ids)
-        self._known[completion.id] = (tokens, len(completion.messages) + 1)
+        self._write(self._frames.frame(header, [new, sampled, *numbers]))
+        whole = (*completion.messages, completion.response)
+        written = _Written(completion.id, prompt, sampled, len(prompt) + len(sampled), whole)
+        if base is not None and shared == base.length:
+            base.inherit(written)
+        self._written[completion.id] = written
+        self._openings[prompt[:_OPENING].tobytes()] = written
 
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
+    def _base(self, completion: Completion, prompt: Ids) -> tuple[_Written | None, int]:
+        """The completion to write this one on top of, and how many tokens they share."""
+        base = self._written.get(completion.parent or "") or self._written.get(completion.follows or "")
+        base = base or self._openings.get(prompt[:_OPENING].tobytes())
+        shared = base.common_prefix(prompt) if base else 0
+        return (base, shared) if shared else (None, 0)
+
     def _append_tools(self, tools: tuple[ToolDefinition, ...]) -> str | None:
         if not tools:
             return None
-        listed = [asdict(tool) for tool in tools]
-        digest = hashlib.blake2b(orjson.dumps(listed), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(orjson.dumps(tools), digest_size=16).hexdigest()
         if digest not in self._known_tools:
-            self._write(_frame({"record": "tools", "hash": digest, "tools": listed}, []))
+            self._write(self._frames.frame({"record": "tools", "hash": digest, "tools": tools}))
             self._known_tools.add(digest)
         return digest
 
@@ -107,141 +146,38 @@ class CaptureWriter:
         self._length += len(data)
 
 
-def read_capture(path: Path) -> list[Completion]:
-    """Every completion that was written whole, in order, each with its full prompt and messages."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise NotFound(f"{path}: no such capture") from None
-    return parse_capture(data, path)
-
-
-def parse_capture(data: bytes, path: Path = Path("capture")) -> list[Completion]:
-    """As `read_capture`, from the log's bytes; `path` only names them in errors."""
-    tools: dict[str, tuple[ToolDefinition, ...]] = {}
-    found: dict[str, Completion] = {}
-    for header, arrays in _records(data, path):
-        if header["record"] == "tools":
-            tools[header["hash"]] = tuple(ToolDefinition(**tool) for tool in header["tools"])
-            continue
-        completion = _completion(header, arrays, found.get(header["parent"]), tools.get(header["tools"], ()))
-        found[completion.id] = replace(completion, index=len(found))
-    return list(found.values())
-
-
-def _frame(header: dict[str, Any], arrays: list[np.ndarray[Any, Any]]) -> bytes:
-    text = orjson.dumps(header)
-    body = b"".join([_LENGTH.pack(len(text)), text, *(array.tobytes() for array in arrays)])
-    payload = _PLAIN + body
-    if len(body) >= _COMPRESS_FROM:
-        packed = zstandard.compress(body)
-        if len(packed) < len(body):
-            payload = _ZSTD + packed
-    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
-
-
-def _frames(data: bytes) -> Iterator[tuple[int, bytes | None]]:
-    """End offset and payload of each frame that fits into the data; a damaged payload is None."""
-    if not data.startswith(MAGIC):
-        return
-    offset = len(MAGIC)
-    while offset + _FRAME.size <= len(data):
-        length, checksum = _FRAME.unpack_from(data, offset)
-        start = offset + _FRAME.size
-        offset = start + length
-        if offset > len(data):
-            return
-        payload = data[start:offset]
-        yield offset, payload if length and zlib.crc32(payload) == checksum else None
+def _common_messages(one: tuple[Message, ...], other: tuple[Message, ...]) -> int:
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left is not right and left != right:
+            break
+        count += 1
+    return count
 
 
 def _sound_length(data: bytes) -> int:
     """How much of a log to keep when it is opened for appending: all but a torn last record."""
+    if data and not data.startswith(MAGIC) and not MAGIC.startswith(data):
+        known = "of another version" if data.startswith(FAMILY) else "not a capture"
+        raise CaptureError(f"the file to append to is {known}")
     sound = len(MAGIC) if data.startswith(MAGIC) else 0
-    if data and not sound and not MAGIC.startswith(data):
-        raise CaptureError("the file to append to is not a capture")
-    for end, payload in _frames(data):
-        if payload is None:
-            break
-        sound = end
-    return sound
+    return max([sound, *(frame.end for frame in frames(data) if isinstance(frame, Frame))])
 
 
-def _records(data: bytes, path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    if not data.startswith(MAGIC) and not MAGIC.startswith(data):
-        raise CaptureError(f"{path}: not a capture")
-    for end, payload in _frames(data):
-        if payload is None:
-            if end == len(data):
-                return
-            raise CaptureError(f"{path}: damaged before byte {end}", hint="restore it from a copy")
-        body = payload[1:] if payload[:1] == _PLAIN else zstandard.decompress(payload[1:])
-        (length,) = _LENGTH.unpack_from(body)
-        yield orjson.loads(body[_LENGTH.size : _LENGTH.size + length]), body[_LENGTH.size + length :]
-
-
-def _header(completion: Completion, tools: str | None, shared_messages: int) -> dict[str, Any]:
+def _header(completion: Completion, tools: str | None) -> dict[str, Any]:
     return {
         "record": "completion",
         "id": completion.id,
         "parent": completion.parent,
-        "messages": [asdict(message) for message in completion.messages[shared_messages:]],
-        "response": asdict(completion.response),
+        "follows": completion.follows,
+        "response": completion.response,
         "finish_reason": completion.finish_reason,
         "tools": tools,
         "dialect": completion.dialect,
         "kind": completion.kind,
-        "asked": asdict(completion.asked),
-        "used": asdict(completion.used),
+        "asked": completion.asked,
+        "used": completion.used,
         "times": [completion.started_at, completion.first_token_at, completion.ended_at],
         "untrainable": completion.untrainable,
         "extra": completion.extra,
     }
-
-
-def _completion(
-    header: dict[str, Any], data: bytes, parent: Completion | None, tools: tuple[ToolDefinition, ...]
-) -> Completion:
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    offset = 0
-    for (name, dtype), length in zip(_ARRAYS, header["lengths"], strict=True):
-        arrays[name] = np.frombuffer(data, dtype, length, offset)
-        offset += arrays[name].nbytes
-    prompt: Ids = arrays["prompt"]
-    messages = tuple(map(_message, header["messages"]))
-    if parent is not None:
-        prompt = np.concatenate([parent.prompt_ids, parent.sampled_ids, prompt])
-        messages = (*parent.messages, parent.response, *messages)
-    started_at, first_token_at, ended_at = header["times"]
-    return Completion(
-        id=header["id"],
-        index=0,
-        prompt_ids=prompt,
-        sampled_ids=arrays["sampled"],
-        logprobs=arrays["logprobs"],
-        policy_versions=arrays["versions"],
-        messages=messages,
-        response=_message(header["response"]),
-        finish_reason=FinishReason(header["finish_reason"]),
-        parent=header["parent"],
-        tools=tools,
-        dialect=header["dialect"],
-        kind=CompletionKind(header["kind"]),
-        asked=_sampling(header["asked"]),
-        used=_sampling(header["used"]),
-        started_at=started_at,
-        first_token_at=first_token_at,
-        ended_at=ended_at,
-        untrainable=header["untrainable"],
-        extra=header["extra"],
-    )
-
-
-def _message(fields: dict[str, Any]) -> Message:
-    calls = tuple(ToolCall(**call) for call in fields["tool_calls"])
-    return Message(**fields | {"role": Role(fields["role"]), "tool_calls": calls})
-
-
-def _sampling(fields: dict[str, Any]) -> Sampling:
-    bias = tuple((token, value) for token, value in fields.get("logit_bias", ()))
-    return Sampling(**fields | {"stop": tuple(fields["stop"]), "logit_bias": bias})

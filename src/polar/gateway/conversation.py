@@ -1,44 +1,111 @@
-"""Finds the conversation a request extends, and the exact tokens the policy saw and sampled in it."""
+"""Finds the conversation a request extends, and the exact tokens the policy saw and sampled in it.
+
+What a session has said is a tree of places, one for every message in its context. A request walks it
+from the root; the last sampled message it passes is the turn it extends. Where it begins as one that was
+matched lately, which is nearly always, the walk begins at that one's end: a long history costs a few
+comparisons of memory and is neither hashed nor read as JSON again.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import orjson
 
+from polar.gateway.canonical import Key, joined, key_of
+from polar.gateway.trail import Trail
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.models.completion import Ids
 
-_DIGEST_BYTES = 16
+_FIRST_ROOM = 1024
+"""Tokens a new context has room for; it doubles as it fills."""
+_LONGEST_SPLIT = 8
+"""In how many messages a harness may send one sampled message back."""
+_SHORTCUTS = 8
+"""How many conversations may go on at once before one of them is walked from its beginning again."""
+_OTHER_TOOLSETS = 8
+"""How many other sets of tools are searched, the latest first, for what a request follows."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """Tokens that several turns share and only ever append to: each is kept once."""
+
+    __slots__ = ("_ids", "_length")
+
+    def __init__(self) -> None:
+        self._ids: Ids = np.empty(_FIRST_ROOM, np.int32)
+        self._length = 0
+
+    def first(self, length: int) -> Ids:
+        """A view that stays as it is, whatever is appended."""
+        view = self._ids[:length]
+        view.flags.writeable = False
+        return view
+
+    def extended(self, length: int, new: Ids) -> Context:
+        """The first `length` tokens with `new` after them: this context, or a copy if it has gone on."""
+        if length != self._length:
+            copy = Context()
+            copy._append(self._ids[:length])
+            copy._append(new)
+            return copy
+        self._append(new)
+        return self
+
+    def _append(self, new: Ids) -> None:
+        end = self._length + len(new)
+        if end > len(self._ids):
+            room: Ids = np.empty(max(end, 2 * len(self._ids)), np.int32)
+            room[: self._length] = self._ids[: self._length]
+            self._ids = room
+        self._ids[self._length : end] = new
+        self._length = end
+
+
 class Turn:
     """One completion as its continuations need it; the tokens before it are its parent's."""
 
-    completion_id: str
-    parent: Turn | None
-    new_prompt_ids: Ids
-    sampled_ids: Ids
-    messages: tuple[Message, ...]
-    """The whole conversation up to and including the sampled message."""
+    __slots__ = ("_context", "_end", "_new_from", "_sampled_from", "completion_id", "messages", "parent")
+    _context: Context
+    _end: int
+
+    def __init__(
+        self,
+        completion_id: str,
+        parent: Turn | None,
+        new_prompt_ids: Ids,
+        sampled_ids: Ids,
+        messages: tuple[Message, ...],
+    ) -> None:
+        self.completion_id = completion_id
+        self.parent = parent
+        self.messages = messages
+        """The whole conversation up to and including the sampled message."""
+        before = parent._context if parent is not None else Context()
+        self._new_from = parent._end if parent is not None else 0
+        self._sampled_from = self._new_from + len(new_prompt_ids)
+        self._end = self._sampled_from + len(sampled_ids)
+        added = before.extended(self._new_from, new_prompt_ids)
+        self._context = added.extended(self._sampled_from, sampled_ids)
 
     def prompt_ids(self) -> Ids:
         """Every token the policy conditioned on."""
-        return np.concatenate([*(self.parent._pieces() if self.parent else ()), self.new_prompt_ids])
+        return self._context.first(self._sampled_from)
 
-    def _pieces(self) -> list[Ids]:
-        pieces: list[Ids] = []
-        turn: Turn | None = self
-        while turn is not None:
-            pieces += [turn.sampled_ids, turn.new_prompt_ids]
-            turn = turn.parent
-        return pieces[::-1]
+    def ids(self) -> Ids:
+        """Every token it conditioned on, and those it sampled after them."""
+        return self._context.first(self._end)
+
+    @property
+    def new_prompt_ids(self) -> Ids:
+        return self.prompt_ids()[self._new_from :]
+
+    @property
+    def sampled_ids(self) -> Ids:
+        return self.ids()[self._sampled_from :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,82 +115,185 @@ class Extension:
     turn: Turn | None
     """None: the request begins a conversation."""
     new_messages: tuple[Message, ...]
+    follows: Turn | None = None
+    """The deepest turn whose messages the request repeats, also where its tools are others."""
+
+
+class _Place:
+    """A point in a conversation: everything said up to it."""
+
+    __slots__ = ("_following", "_last", "_last_message", "turn")
+
+    def __init__(self) -> None:
+        self.turn: Turn | None = None
+        """The latest completion whose sampled message ends here."""
+        self._following: dict[Key, _Place] = {}
+        self._last_message: Message | None = None
+        self._last: _Place | None = None
+
+    def step(self, message: Message) -> _Place | None:
+        """Where a message leads, if it was said here before."""
+        last = self._last_message
+        if (
+            last is not None
+            and last.content == message.content
+            and last.role is message.role
+            and (last.tool_calls is message.tool_calls or _same_calls(last.tool_calls, message.tool_calls))
+        ):
+            return self._last
+        place = self._following.get(key_of(message))
+        if place is not None:
+            self._last_message, self._last = message, place
+        return place
+
+    def grow(self, message: Message) -> _Place:
+        """Where a message leads, from now on."""
+        place = self.step(message)
+        if place is None:
+            place = self._following[key_of(message)] = _Place()
+            self._last_message, self._last = message, place
+        return place
+
+    def alias(self, message: Message, place: _Place) -> None:
+        """Let another wording lead to a place as well."""
+        self._following.setdefault(key_of(message), place)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shortcut:
+    """Where a history that was matched before leads."""
+
+    root: _Place
+    trail: Trail
+    place: _Place
 
 
 class Conversations:
-    """The conversations of one session, found by a rolling hash over canonical messages.
-
-    Seeded with the tools, advanced by each message. Only hashes that end with a message the policy
-    sampled are kept, so the longest match is the latest sampled turn the request still contains.
-    """
+    """The conversations of one session."""
 
     def __init__(self) -> None:
-        self._turns: dict[bytes, Turn] = {}
-        self._by_id: dict[str, Turn] = {}
+        self._roots: dict[bytes, _Place] = {}
+        """By the tools offered, the latest last: they stand before every message."""
+        self._latest: tuple[tuple[ToolDefinition, ...], bytes] | None = None
+        self._shortcuts: list[_Shortcut] = []
+        """The latest last."""
+        self._turns: dict[str, Turn] = {}
+        self._places: dict[str, _Place] = {}
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Extension:
-        found: Turn | None = None
-        matched = 0
-        state = _seed(tools)
-        for count, message in enumerate(messages, start=1):
-            state = _advance(state, message)
-            turn = self._turns.get(state) if message.role is Role.ASSISTANT else None
-            if turn is not None:
-                found, matched = turn, count
-        return Extension(found, tuple(messages[matched:]))
+        root = self._roots.get(self._key(tools))
+        place, matched = self._matched(root, messages) if root is not None else (None, 0)
+        turn = place.turn if place is not None else None
+        follows = turn or self._followed(messages, root)
+        return Extension(turn, tuple(messages[matched:]), follows)
 
     def add(self, turn: Turn, tools: Sequence[ToolDefinition]) -> None:
         """Remember a finished completion; the latest of equal ones is the one that is continued."""
-        state = _seed(tools)
-        for message in turn.messages:
-            state = _advance(state, message)
-        self._turns[state] = turn
-        self._by_id[turn.completion_id] = turn
+        key = self._key(tools)
+        root = self._roots.pop(key, None) or _Place()
+        self._roots[key] = root
+        place = self._grow(turn, root)
+        place.turn = turn
+        self._turns[turn.completion_id] = turn
+        self._places[turn.completion_id] = place
 
     def turn(self, completion_id: str) -> Turn | None:
         """A finished completion of this session by its id."""
-        return self._by_id.get(completion_id)
+        return self._turns.get(completion_id)
+
+    def _matched(self, root: _Place, messages: Sequence[Message]) -> tuple[_Place | None, int]:
+        """As `_walk`, from the end of the longest history that is known to the letter."""
+        trail = Trail.of(messages)
+        known = [short for short in self._shortcuts if short.root is root and short.trail.begins(trail)]
+        short = max(known, key=lambda known: len(known.trail), default=None)
+        if short is None:
+            place, matched = _walk(root, messages)
+        else:
+            self._shortcuts.remove(short)
+            place, matched = _walk(short.place, messages, len(short.trail))
+        if place is not None and place.turn is not None:
+            past = trail.first(matched, short.trail if short else None, place.turn.messages)
+            self._shortcuts = [*self._shortcuts[1 - _SHORTCUTS :], _Shortcut(root, past, place)]
+        return place, matched
+
+    def _grow(self, turn: Turn, root: _Place) -> _Place:
+        place, messages, parent = root, turn.messages, turn.parent
+        if parent is not None and _adds_to(parent.messages, messages):
+            place, messages = self._places[parent.completion_id], messages[len(parent.messages) :]
+        said_from, said = place, 0
+        for count, message in enumerate(messages):
+            if message.role is not Role.ASSISTANT:
+                said = count + 1
+            elif count == said:
+                said_from = place
+            place = place.grow(message)
+        if len(messages) - said > 1:
+            # Some providers' clients send neighbouring messages of the assistant back as one.
+            said_from.alias(joined(messages[said:]), place)
+        return place
+
+    def _followed(self, messages: Sequence[Message], root: _Place | None) -> Turn | None:
+        others = (place for place in reversed(self._roots.values()) if place is not root)
+        found = [_walk(place, messages) for place in islice(others, _OTHER_TOOLSETS)]
+        deepest, _ = max(found, key=lambda walked: walked[1], default=(None, 0))
+        return deepest.turn if deepest is not None else None
+
+    def _key(self, tools: Sequence[ToolDefinition]) -> bytes:
+        if self._latest is not None and self._latest[0] == tuple(tools):
+            return self._latest[1]
+        key = orjson.dumps(tuple(tools), option=orjson.OPT_SORT_KEYS)
+        self._latest = (tuple(tools), key)
+        return key
 
 
-def _seed(tools: Sequence[ToolDefinition]) -> bytes:
-    text = orjson.dumps([asdict(tool) for tool in tools], option=orjson.OPT_SORT_KEYS)
-    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
+def _same_calls(one: tuple[ToolCall, ...], other: tuple[ToolCall, ...]) -> bool:
+    if len(one) != len(other):
+        return False
+    for mine, theirs in zip(one, other, strict=True):
+        if mine.arguments != theirs.arguments or mine.name != theirs.name:
+            return False
+    return True
 
 
-def _advance(state: bytes, message: Message) -> bytes:
-    digest = hashlib.blake2b(state, digest_size=_DIGEST_BYTES)
-    digest.update(orjson.dumps(_canonical(message)))
-    return digest.digest()
+def _adds_to(known: tuple[Message, ...], messages: tuple[Message, ...]) -> bool:
+    """Whether others spoke after what is known, which then needs no second walk."""
+    length = len(known)
+    return (
+        len(messages) > length
+        and messages[length - 1] is known[-1]
+        and messages[length].role is not Role.ASSISTANT
+    )
 
 
-def _canonical(message: Message) -> list[Any]:
-    """What makes two messages the same to the policy, however a harness re-serialised them.
+def _walk(start: _Place, messages: Sequence[Message], count: int = 0) -> tuple[_Place | None, int]:
+    """The deepest place with a turn that the messages pass, and how many of them lead to it.
 
-    Not: ids of tool calls (made up), reasoning (many harnesses drop it), spacing around an
-    assistant's text (some trim it). What others wrote counts to the last byte: it was rendered.
+    The first `count` of them lead to `start`.
     """
-    content = message.content.strip() if message.role is Role.ASSISTANT else message.content
-    return [message.role, content, [_canonical_call(call) for call in message.tool_calls]]
+    place: _Place | None = start
+    found, matched = (start, count) if start.turn is not None else (None, 0)
+    end = len(messages)
+    while place is not None and count < end:
+        message = messages[count]
+        if message.role is not Role.ASSISTANT:
+            place, count = place.step(message), count + 1
+            continue
+        if count + 1 < end and messages[count + 1].role is Role.ASSISTANT:
+            place, count = _step_over_split(place, messages, count)
+        else:
+            place, count = place.step(message), count + 1
+        if place is not None and place.turn is not None:
+            found, matched = place, count
+    return found, matched
 
 
-def _canonical_call(call: ToolCall) -> list[str]:
-    try:
-        arguments = json.dumps(
-            _plain_numbers(json.loads(call.arguments)), sort_keys=True, separators=(",", ":")
-        )
-    except (ValueError, RecursionError):
-        arguments = call.arguments
-    return [call.name, arguments]
-
-
-def _plain_numbers(value: Any) -> Any:
-    """JavaScript writes 1.0 as 1."""
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case list():
-            return [_plain_numbers(item) for item in value]
-        case dict():
-            return {key: _plain_numbers(item) for key, item in value.items()}
-        case _:
-            return value
+def _step_over_split(place: _Place, messages: Sequence[Message], start: int) -> tuple[_Place | None, int]:
+    """A step over neighbouring messages of the assistant, which may be one that was sampled whole."""
+    end = start + 1
+    while end < len(messages) and messages[end].role is Role.ASSISTANT and end - start < _LONGEST_SPLIT:
+        end += 1
+    for stop in range(end, start + 1, -1):
+        whole = place.step(joined(messages[start:stop]))
+        if whole is not None:
+            return whole, stop
+    return place.step(messages[start]), start + 1

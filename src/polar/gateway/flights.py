@@ -78,7 +78,7 @@ class Flight:
 
     def _result(self) -> Answer:
         if self.task.cancelled():
-            raise session_ended()
+            raise self.call.session.over() or session_ended()
         return self.task.result()
 
     async def _fly(self, work: Work) -> Answer:
@@ -110,6 +110,7 @@ class Flights:
         self._session = session
         self._replay_seconds = replay_seconds
         self._by_fingerprint: dict[bytes, Flight] = {}
+        self._swept_at = time.monotonic()
 
     def join(self, fingerprint: bytes, headers: Mapping[str, str]) -> Flight | None:
         """The flight an identical request is to follow, if there is one.
@@ -118,7 +119,8 @@ class Flights:
         two sub-agents may well ask the same at once.
         """
         self._forget_old()
-        return None if _says_first_try(headers) else self._by_fingerprint.get(fingerprint)
+        flight = None if _says_first_try(headers) else self._by_fingerprint.get(fingerprint)
+        return flight if flight is not None and self._may_join(flight) else None
 
     def launch(self, call: ModelCall, work: Work, fingerprint: bytes) -> Flight:
         flight = Flight(call, work, fingerprint)
@@ -127,13 +129,17 @@ class Flights:
         flight.task.add_done_callback(self._session.calls.discard)
         return flight
 
-    def _forget_old(self) -> None:
+    def _may_join(self, flight: Flight) -> bool:
         horizon = time.monotonic() - self._replay_seconds
-        kept = {
-            fingerprint: flight
-            for fingerprint, flight in self._by_fingerprint.items()
-            if flight.is_open or (flight.landed_at is not None and flight.landed_at > horizon)
-        }
+        return flight.is_open or (flight.landed_at is not None and flight.landed_at > horizon)
+
+    def _forget_old(self) -> None:
+        """Now and then, so that a busy session does not look through all its flights with every call."""
+        now = time.monotonic()
+        if now - self._swept_at < self._replay_seconds:
+            return
+        self._swept_at = now
+        kept = {asked: flight for asked, flight in self._by_fingerprint.items() if self._may_join(flight)}
         self._by_fingerprint = kept
 
 

@@ -15,10 +15,11 @@ _SMALLEST_TOP_P = 1e-6
 """OpenAI allows 0, engines want more than 0; both then sample the likeliest token."""
 
 
-def pinned(asked: Sampling, pin: SamplingPin, *, sample: int, ordinal: int, room: int) -> Sampling:
+def pinned(asked: Sampling, pin: SamplingPin, *, sample: int, ordinal: int, room: int | None) -> Sampling:
     """Every field set, so that no default of an engine applies and the completion can be replayed.
 
-    `room` is how many tokens context and budget leave; `ordinal` counts the session's calls.
+    `room` is how many tokens context and budget leave, None if only the engine knows; `ordinal` counts
+    the session's calls.
     """
     limits = [limit for limit in (asked.max_tokens, pin.max_tokens, room) if limit is not None]
     return Sampling(
@@ -26,8 +27,9 @@ def pinned(asked: Sampling, pin: SamplingPin, *, sample: int, ordinal: int, room
         top_p=max(_first(pin.top_p, asked.top_p, 1.0), _SMALLEST_TOP_P),
         top_k=max(int(_first(pin.top_k, asked.top_k, 0)), 0),
         seed=_seed(asked, pin, sample, ordinal),
-        max_tokens=min(limits),
+        max_tokens=min(limits, default=None),
         stop=asked.stop,
+        logit_bias=asked.logit_bias,
     )
 
 

@@ -30,12 +30,16 @@ from polar.dialects.base import (
     Route,
     StreamEncoder,
 )
-from polar.engines.base import ContextOverflow, Engine, EngineError, ModelInfo
+from polar.engines.base import ContextOverflow, Engine, EngineError, ModelInfo, Unconstrainable
+from polar.engines.http import NotAccepted
 from polar.errors import Conflict, NotFound, PolarError, Unavailable
-from polar.gateway.call import ModelCall, Send, render
+from polar.gateway.call import ModelCall, Send
 from polar.gateway.capture import CaptureError
+from polar.gateway.chat_source import ChatSource
 from polar.gateway.flights import Flight, Flights, fingerprint
 from polar.gateway.session import Session, SessionGrant, context_overflow, new_key, session_ended
+from polar.gateway.source import Source
+from polar.gateway.token_source import TokenSource
 from polar.models.chat import ChatRequest
 from polar.models.session import Progress
 from polar.rendering.base import MessageDelta, Renderer
@@ -65,12 +69,12 @@ class Gateway:
     """The real port once started."""
 
     def __init__(
-        self, settings: GatewaySettings, engine: Engine, renderer: Renderer, model: ModelInfo
+        self, settings: GatewaySettings, engine: Engine, renderer: Renderer | None, model: ModelInfo
     ) -> None:
+        """Without a renderer the engine is asked in chat mode: it renders the prompts itself."""
         self.host, self.port = settings.host, settings.port
         self._settings = settings
-        self._engine = engine
-        self._renderer = renderer
+        self._source: Source = TokenSource(engine, renderer) if renderer else ChatSource(engine, model)
         self._model = model
         self._created = int(time.time())
         self._by_key: dict[bytes, Session] = {}
@@ -201,21 +205,29 @@ class Gateway:
         session = self._session_of(dialect, request)
         chat = await self._chat_request(dialect, route, request, session)
         extension = session.conversations.find(chat.messages, chat.tools)
-        prompt = await asyncio.to_thread(render, chat, extension, self._renderer)
-        return _json(dialect.token_count(len(prompt.ids)))
+        with _engine_errors(session, self._model):
+            count = await self._source.count(chat, extension)
+        if count is None:
+            raise RequestRefused(Refusal.UNKNOWN_ROUTE, "The engine behind this gateway cannot count tokens.")
+        return _json(dialect.token_count(count))
 
     async def _chat_request(
         self, dialect: Dialect, route: Route, request: web.Request, session: Session
     ) -> ChatRequest:
         """The request as it reads with the whole conversation before it; refused if not for our model."""
         body = await self._body(request)
-        chat = dialect.parse(HttpRequest(route, body, request.match_info, request.query, request.headers))
+        asked = HttpRequest(route, body, request.match_info, request.query, request.headers)
+        chat = dialect.parse(asked)
+        if hints := dialect.hints(asked):
+            chat = replace(chat, hints=hints)
         self._refuse_other_models(chat.model)
         if chat.continues is None:
             return chat
         before = session.conversations.turn(chat.continues)
         if before is None:
-            raise RequestRefused(Refusal.MALFORMED, "The response to continue is not one of this session.")
+            raise RequestRefused(
+                Refusal.UNKNOWN_RESPONSE, "The response to continue is not one of this session."
+            )
         return replace(chat, messages=before.messages + chat.messages, continues=None)
 
     async def _complete(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
@@ -237,9 +249,9 @@ class Gateway:
             return await self._whole(dialect, chat, flight, session)
 
     async def _fly(self, call: ModelCall, accept: Callable[[], None], send: Send) -> Answer:
-        await call.prepare(self._renderer, self._model)
+        await call.prepare(self._source, self._model)
         accept()
-        return await call.run(self._engine, self._renderer, send)
+        return await call.run(send)
 
     async def _whole(
         self, dialect: Dialect, chat: ChatRequest, flight: Flight, session: Session
@@ -357,8 +369,15 @@ def _engine_errors(session: Session, model: ModelInfo) -> Iterator[None]:
     """Engine trouble becomes a refusal; its details are for the log, not for the sandbox."""
     try:
         yield
-    except ContextOverflow:
-        raise context_overflow(model.max_context) from None
+    except ContextOverflow as error:
+        raise context_overflow(model.max_context, error.prompt_tokens) from None
+    except NotAccepted as error:
+        log.warning("session %s: %s", session.grant.session_id, error)
+        raise RequestRefused(
+            Refusal.MALFORMED, f"The model's server does not take this request: {error.reason}"
+        ) from error
+    except Unconstrainable as error:
+        raise RequestRefused(Refusal.MALFORMED, error.message) from error
     except EngineError as error:
         log.warning("session %s: %s", session.grant.session_id, error)
         if isinstance(error, Unavailable):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from polar.dialects.base import Refusal, RequestRefused
 from polar.gateway.capture import CaptureWriter
+from polar.gateway.clock import WallClock
 from polar.gateway.conversation import Conversations, Turn
-from polar.models.chat import FinishReason
+from polar.models.chat import FinishReason, Usage
 from polar.models.completion import Completion
 from polar.models.session import Progress
 from polar.models.task import Budgets, SamplingPin
@@ -27,6 +28,8 @@ class SessionGrant:
     sampling: SamplingPin
     budgets: Budgets
     sample: int = 0
+    deadline_seconds: float | None = None
+    """Wall time from opening to the end of all calls; None where whoever opens it also ends it in time."""
 
 
 def new_key() -> str:
@@ -47,7 +50,10 @@ class Session:
         self._completions = 0
         self._recorded = 0
         self._begun = 0
+        self._contexts: dict[str, int] = {}
+        """Completion id → how many tokens its prompt and answer have."""
         self._capture = CaptureWriter(grant.capture)
+        self._clock = WallClock(grant.deadline_seconds, self._end_in_time)
 
     @property
     def progress(self) -> Progress:
@@ -55,7 +61,7 @@ class Session:
 
     def begin_call(self) -> int:
         """Count a call in; its place in the order of beginning, from 0."""
-        self._refuse_when_ended()
+        self._refuse_when_over()
         budgets = self.grant.budgets
         open_calls = len(self.calls)
         if budgets.max_completions is not None and self._completions + open_calls >= budgets.max_completions:
@@ -67,14 +73,35 @@ class Session:
 
     def room(self, prompt_tokens: int, model_context: int) -> int:
         """How many tokens may be sampled after a prompt; RequestRefused if none."""
-        self._refuse_when_ended()
+        self._refuse_when_over()
+        self.refuse_long_prompt(prompt_tokens)
         budget = self.grant.budgets.max_context_tokens
-        if budget is not None and prompt_tokens >= budget:
-            raise self._spent(f"the conversation has {prompt_tokens} of {budget} context tokens")
         if prompt_tokens >= model_context:
             raise context_overflow(model_context, prompt_tokens)
         room = min(model_context, budget or model_context) - prompt_tokens
         return room if self.tokens_left is None else min(room, max(self.tokens_left, 1))
+
+    def room_after(self, completion_id: str | None) -> int | None:
+        """As `room`, for a prompt of which only the completion that it follows is known; None: no limit."""
+        self._refuse_when_over()
+        known = self._contexts.get(completion_id or "", 0)
+        self.refuse_long_prompt(known)
+        budget = self.grant.budgets.max_context_tokens
+        limits = [
+            *([] if budget is None else [budget - known]),
+            *([] if self.tokens_left is None else [max(self.tokens_left, 1)]),
+        ]
+        return min(limits, default=None)
+
+    def refuse_long_prompt(self, prompt_tokens: int) -> None:
+        """RequestRefused if the budget leaves nothing to be sampled after so long a prompt."""
+        if self.is_full(prompt_tokens):
+            budget = self.grant.budgets.max_context_tokens
+            raise self._spent(f"the conversation has {prompt_tokens} of {budget} context tokens")
+
+    def is_full(self, context_tokens: int) -> bool:
+        budget = self.grant.budgets.max_context_tokens
+        return budget is not None and context_tokens >= budget
 
     @property
     def tokens_left(self) -> int | None:
@@ -85,11 +112,12 @@ class Session:
     def next_index(self) -> int:
         return self._recorded
 
-    def record(self, completion: Completion, turn: Turn | None) -> None:
+    def record(self, completion: Completion, usage: Usage, turn: Turn | None) -> None:
         """Log a completion; `turn` makes it findable for requests that continue it."""
         self._capture.append(completion)
         self._recorded += 1
-        if completion.finish_reason is not FinishReason.ERROR or len(completion.sampled_ids):
+        self._contexts[completion.id] = usage.prompt_tokens + usage.sampled_tokens
+        if completion.finish_reason is not FinishReason.ERROR or usage.sampled_tokens:
             self._completions += 1
         if turn is not None:
             self.conversations.add(turn, completion.tools)
@@ -97,15 +125,31 @@ class Session:
     async def close(self) -> None:
         """Abort open calls, which record themselves as cancelled, and close the log."""
         self.ended = True
-        for call in self.calls:
-            call.cancel()
+        self._clock.stop()
+        self._end_calls()
         if self.calls:
             await asyncio.wait(self.calls)
         self._capture.close()
 
-    def _refuse_when_ended(self) -> None:
+    def over(self) -> RequestRefused | None:
+        """Why no call is answered any more, if that is so."""
         if self.ended:
-            raise session_ended()
+            return session_ended()
+        if self._clock.is_spent:
+            return self._spent(f"its {self._clock.seconds:g} seconds are over")
+        return None
+
+    def _refuse_when_over(self) -> None:
+        if error := self.over():
+            raise error
+
+    def _end_in_time(self) -> None:
+        self.budget_spent.set()
+        self._end_calls()
+
+    def _end_calls(self) -> None:
+        for call in self.calls:
+            call.cancel()
 
     def _spent(self, what: str) -> RequestRefused:
         self.budget_spent.set()

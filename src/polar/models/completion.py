@@ -15,6 +15,10 @@ Logprobs = NDArray[np.float32]
 Versions = NDArray[np.int32]
 
 
+COUNTED = "sampled_tokens"
+"""In `Completion.extra`: how many tokens an engine counted that it did not show."""
+
+
 class CompletionKind(StrEnum):
     GENERATION = "generation"
     AUXILIARY = "auxiliary"
@@ -56,3 +60,27 @@ class Completion:
     untrainable: str | None = None
     """Why this completion can never be trained (fail closed), or None."""
     extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens were sampled, also where the engine only counted them."""
+        return len(self.sampled_ids) or int(self.extra.get(COUNTED, 0))
+
+
+def common_prefix(one: Ids, other: Ids) -> int:
+    """How many tokens the two begin with in common; two that lie in the same memory are not looked at."""
+    count = min(len(one), len(other))
+    one, other = one[:count], other[:count]
+    if _same_memory(one, other):
+        return count
+    differs = one != other
+    first = int(differs.argmax()) if count else 0
+    return first if count and differs[first] else count
+
+
+def _same_memory(one: Ids, other: Ids) -> bool:
+    return (
+        one.dtype == other.dtype
+        and one.strides == other.strides
+        and one.__array_interface__["data"][0] == other.__array_interface__["data"][0]
+    )

@@ -45,6 +45,7 @@ async def test_a_completion_is_captured_with_prompt_tokens_and_logprobs(set_scen
         "completion_tokens": len(sampled),
         "total_tokens": len(completion.prompt_ids) + len(sampled),
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

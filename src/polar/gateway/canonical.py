@@ -1,0 +1,82 @@
+"""What makes two messages the same to the policy, however a harness re-serialised them."""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from polar.models.chat import Message, Role, ToolCall
+
+Key = tuple[Role, str, tuple[tuple[str, str], ...]]
+
+_BLANK = (
+    string.whitespace
+    + "\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"
+    + "".join(map(chr, range(0x2000, 0x200B)))
+)
+"""What Python or JavaScript trims."""
+_EXACT = 2**53
+"""Beyond it JavaScript's numbers skip integers."""
+
+
+def key_of(message: Message) -> Key:
+    """A message's identity.
+
+    Not part of it: ids of tool calls (made up), reasoning (many harnesses drop it), spacing around an
+    assistant's text (some trim it). What others wrote counts to the last byte: it was rendered.
+    """
+    if message.role is not Role.ASSISTANT:
+        return message.role, message.content, ()
+    calls = tuple((call.name, _arguments(call)) for call in message.tool_calls)
+    return message.role, message.content.strip(_BLANK), calls
+
+
+def joined(messages: Sequence[Message]) -> Message:
+    """One message of the assistant that was sent back as several."""
+    return Message(
+        Role.ASSISTANT,
+        "".join(message.content for message in messages),
+        tool_calls=tuple(call for message in messages for call in message.tool_calls),
+    )
+
+
+def _arguments(call: ToolCall) -> str:
+    """JSON in one spelling; what is no JSON stands for itself."""
+    if not call.arguments.strip():
+        return "{}"
+    try:
+        value = _plain(json.loads(call.arguments, strict=False))
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        text = call.arguments
+    # Half a surrogate pair travels as a question mark.
+    return text.encode("utf-8", "replace").decode()
+
+
+def _plain(value: Any) -> Any:
+    """Values as they come back from JavaScript, which has one kind of number: 1.0 is 1 there."""
+    match value:
+        case bool():
+            return value
+        case int():
+            return value if -_EXACT <= value <= _EXACT else _plain(_float(value))
+        case float() if not math.isfinite(value):
+            return None
+        case float():
+            return int(value) if value.is_integer() else value
+        case list():
+            return [_plain(item) for item in value]
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)

@@ -1,0 +1,99 @@
+"""Answers from a chat: the engine renders and parses, and says which tokens it saw and sampled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from polar.engines.base import ChatCall, ChatChunk, ContextOverflow, Engine, ModelInfo
+from polar.gateway.conversation import Extension, Turn
+from polar.gateway.prompt import Prompt
+from polar.gateway.session import Session
+from polar.gateway.source import Generation, Source
+from polar.models.chat import ChatRequest, ToolUse
+from polar.models.completion import Ids
+
+
+class ChatSource(Source):
+    def __init__(self, engine: Engine, model: ModelInfo) -> None:
+        self._engine = engine
+        self._model = model
+
+    async def begin(self, request: ChatRequest, extension: Extension) -> Generation:
+        return _ChatGeneration(self._engine, self._model, request, extension)
+
+    async def count(self, request: ChatRequest, extension: Extension) -> int | None:
+        return await self._engine.count_tokens(request)
+
+
+class _ChatGeneration(Generation):
+    leaves_stops = False
+
+    def __init__(self, engine: Engine, model: ModelInfo, request: ChatRequest, extension: Extension) -> None:
+        self._engine = engine
+        self._model = model
+        self._request = request
+        self._extension = extension
+        self._prompt_ids: list[int] = []
+
+    def room(self, session: Session, model: ModelInfo) -> int | None:
+        follows = self._extension.follows
+        return session.room_after(follows.completion_id if follows else None)
+
+    async def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
+        try:
+            async with aclosing(self._ask(request_id, session)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except ContextOverflow as overflow:
+            if not self._is_shortened_to_fit(overflow):
+                raise
+            async with aclosing(self._ask(request_id, session)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _ask(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
+        call = ChatCall(request_id, replace(self._request, sampling=self.sampling), session)
+        answer = cast("AsyncGenerator[ChatChunk, None]", self._engine.chat(call))
+        async with aclosing(answer) as chunks:
+            async for chunk in chunks:
+                if chunk.prompt_ids is not None:
+                    self._prompt_ids = chunk.prompt_ids
+                yield chunk
+
+    def _is_shortened_to_fit(self, overflow: ContextOverflow) -> bool:
+        """Whether the prompt fits and only the answer's limit does not, which is lowered then.
+
+        Providers take a limit that runs over the context; some engines refuse it.
+        """
+        asked, prompt = self.sampling.max_tokens, overflow.prompt_tokens
+        if asked is None or prompt is None or not 0 < self._model.max_context - prompt < asked:
+            return False
+        self.sampling = replace(self.sampling, max_tokens=self._model.max_context - prompt)
+        return True
+
+    @property
+    def record(self) -> dict[str, str]:
+        """As in tokens mode: the logprobs of a constrained answer are those of a masked distribution."""
+        if self._request.output is not None:
+            return {"constraint": "response_format"}
+        is_bound = self._request.tool_choice.use is ToolUse.REQUIRED
+        return {"constraint": "tool_choice"} if is_bound else {}
+
+    def prompt(self) -> Prompt:
+        ids = np.array(self._prompt_ids, np.int32)
+        turn, follows = self._extension.turn, self._extension.follows
+        if turn is not None and _extends(ids, turn):
+            new = self._extension.new_messages
+            return Prompt(turn, ids[len(turn.ids()) :], ids, turn.messages + new, follows)
+        return Prompt(None, ids, ids, self._request.messages, follows)
+
+
+def _extends(ids: Ids, turn: Turn) -> bool:
+    """Whether the engine's prompt begins with exactly what the policy saw and sampled in that turn."""
+    before = turn.ids()
+    return 0 < len(before) <= len(ids) and np.array_equal(ids[: len(before)], before)

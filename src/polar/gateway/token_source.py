@@ -1,0 +1,92 @@
+"""Answers from tokens: the prompt is rendered here, and what is sampled is parsed here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import cast
+
+from polar.engines.base import ChatChunk, Engine, GenerateRequest, ModelInfo, TokenChunk
+from polar.gateway.conversation import Extension
+from polar.gateway.guidance import Guidance, guidance_for
+from polar.gateway.prompt import Prompt, render
+from polar.gateway.session import Session
+from polar.gateway.source import Generation, Source
+from polar.models.chat import ChatRequest, Sampling, ToolChoice
+from polar.rendering.base import MessageDelta, Renderer
+from polar.rendering.tool_limits import limited
+
+
+class TokenSource(Source):
+    def __init__(self, engine: Engine, renderer: Renderer) -> None:
+        self._engine = engine
+        self._renderer = renderer
+
+    async def begin(self, request: ChatRequest, extension: Extension) -> Generation:
+        guidance = guidance_for(request, self._renderer)
+        prompt = await self._prompt(request, extension)
+        return _TokenGeneration(self._engine, self._renderer, prompt, guidance, request.tool_choice)
+
+    async def count(self, request: ChatRequest, extension: Extension) -> int | None:
+        return len((await self._prompt(request, extension)).ids)
+
+    async def _prompt(self, request: ChatRequest, extension: Extension) -> Prompt:
+        # A long first prompt takes many milliseconds to tokenise; other streams go on meanwhile.
+        return await asyncio.to_thread(render, request, extension, self._renderer)
+
+
+class _TokenGeneration(Generation):
+    leaves_stops = True
+
+    def __init__(
+        self, engine: Engine, renderer: Renderer, prompt: Prompt, guidance: Guidance, choice: ToolChoice
+    ) -> None:
+        self._engine = engine
+        self._renderer = renderer
+        self._parser = limited(renderer.parser(), choice)
+        self._prompt = prompt
+        self._guidance = guidance
+
+    def room(self, session: Session, model: ModelInfo) -> int:
+        return session.room(len(self._prompt.ids), model.max_context)
+
+    def settle(self, sampling: Sampling) -> None:
+        self.sampling = replace(sampling, stop=sampling.stop + self._guidance.stop)
+
+    async def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
+        request = GenerateRequest(
+            request_id,
+            self._prompt.ids,
+            self.sampling,
+            self._renderer.stop_token_ids,
+            self._guidance.constraint,
+            session=session,
+        )
+        generated = cast("AsyncGenerator[TokenChunk, None]", self._engine.generate(request))
+        async with aclosing(generated) as chunks:
+            async for chunk in chunks:
+                delta = _nameless(self._parser.feed(chunk.ids))
+                yield ChatChunk(delta, chunk, finish_reason=chunk.finish_reason)
+
+    def rest(self) -> MessageDelta:
+        return _nameless(self._parser.finish())
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._parser.reasoning_tokens
+
+    @property
+    def record(self) -> dict[str, str]:
+        return self._guidance.record
+
+    def prompt(self) -> Prompt:
+        return self._prompt
+
+
+def _nameless(delta: MessageDelta) -> MessageDelta:
+    """A parser numbers the calls of one message; a session needs ids that do not come again."""
+    if not delta.tool_calls:
+        return delta
+    return replace(delta, tool_calls=tuple(replace(call, id="") for call in delta.tool_calls))

@@ -1,0 +1,68 @@
+"""A session opened with a deadline: when it is over, open calls end and later ones are refused as unpaid."""
+
+from __future__ import annotations
+
+import asyncio
+
+from polar.gateway.server import SessionGrant, new_key
+from polar.models.chat import FinishReason
+from polar.models.task import Budgets, SamplingPin
+from tests.fakes.scripted_engine import Answer
+from tests.unit.gateway.conftest import Scene, SetScene
+
+
+def with_deadline(scene: Scene, seconds: float) -> None:
+    grant = SessionGrant(
+        "s2",
+        new_key(),
+        scene.grant.capture.with_name("timed"),
+        SamplingPin(),
+        Budgets(),
+        deadline_seconds=seconds,
+    )
+    scene.gateway.open_session(grant)
+    scene.grant = grant
+
+
+async def test_an_open_call_ends_with_the_deadline_and_is_recorded(set_scene: SetScene) -> None:
+    scene = await set_scene([Answer("too slow", gate=asyncio.Event(), gate_at=1)])
+    with_deadline(scene, 0.2)
+    async with scene.post(scene.body()) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"]) == (400, "insufficient_quota")
+    assert "its 0.2 seconds are over" in error["message"]
+    await asyncio.wait_for(scene.engine.abort.wait(), 5)
+    (completion,) = await scene.captured()
+    assert completion.finish_reason is FinishReason.CANCELLED
+    assert len(completion.sampled_ids) == 1
+
+
+async def test_an_open_stream_ends_with_the_provider_s_error(set_scene: SetScene) -> None:
+    scene = await set_scene([Answer("too slow", gate=asyncio.Event(), gate_at=1)])
+    with_deadline(scene, 0.2)
+    async with scene.post(scene.body(stream=True)) as response:
+        text = await response.text()
+    assert response.status == 200
+    assert "insufficient_quota" in text
+
+
+async def test_later_calls_are_refused_and_the_opener_is_told(set_scene: SetScene) -> None:
+    scene = await set_scene(["never asked for"])
+    with_deadline(scene, 0.0)
+    await asyncio.wait_for(scene.gateway.budget_spent("s2"), 5)
+    async with scene.post(scene.body()) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"]) == (400, "insufficient_quota")
+    assert scene.engine.requests == []
+    assert await scene.captured() == []
+
+
+async def test_a_session_that_ends_in_time_has_no_deadline_left(set_scene: SetScene) -> None:
+    scene = await set_scene(["Hello."])
+    with_deadline(scene, 60.0)
+    async with scene.post(scene.body()) as response:
+        assert response.status == 200
+    (completion,) = await scene.captured()
+    assert completion.finish_reason is FinishReason.STOP
+    async with scene.post(scene.body()) as response:
+        assert response.status == 410
