@@ -15,7 +15,19 @@ from polar import __version__
 from polar.cli.output import fail
 from polar.errors import PolarError
 
-COMMANDS = ("quickstart", "serve", "engine", "proxy", "submit", "tasks", "sessions", "show", "results")
+COMMANDS = (
+    "quickstart",
+    "serve",
+    "engine",
+    "proxy",
+    "submit",
+    "tasks",
+    "sessions",
+    "show",
+    "artifacts",
+    "results",
+    "verify",
+)
 """Each is the function of its own name in the module of its own name beside this one."""
 
 

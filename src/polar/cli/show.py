@@ -59,7 +59,7 @@ def show(
     from polar.trajectory.recording import decode
 
     colour = one_of(Colour, color, "--color") or Colour.NONE
-    data = _recording_bytes(session, server, token)
+    data = recording_bytes(session, server, token)
     if save is not None:
         _save(data, save)
     with concerning(session):
@@ -74,7 +74,7 @@ def show(
         print_parts(part)
 
 
-def _recording_bytes(session: str, server: str | None, token: str | None) -> bytes:
+def recording_bytes(session: str, server: str | None, token: str | None) -> bytes:
     path = Path(session)
     if "/" in session or path.is_file():
         try:

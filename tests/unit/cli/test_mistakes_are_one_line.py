@@ -64,7 +64,7 @@ def test_an_error_cannot_drive_the_terminal(monkeypatch: pytest.MonkeyPatch) -> 
     def show(*_: object) -> None:
         raise InvalidInput("bad \x1b[2J\x9b name")
 
-    monkeypatch.setattr("polar.cli.show._recording_bytes", show)
+    monkeypatch.setattr("polar.cli.show.recording_bytes", show)
     message = mistake("show", "abc")
     assert message == "error: bad ␛[2J\N{REPLACEMENT CHARACTER} name"
 
@@ -73,7 +73,7 @@ def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
     def show(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("polar.cli.show._recording_bytes", show)
+    monkeypatch.setattr("polar.cli.show.recording_bytes", show)
     result = CliRunner().invoke(app, ["show", "abc"])
     assert isinstance(result.exception, RuntimeError)
 
@@ -85,7 +85,7 @@ def test_an_interrupt_exits_with_130() -> None:
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import polar.cli.show as show\n"
         "from polar.cli.main import main\n"
-        "show._recording_bytes = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
+        "show.recording_bytes = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.argv = ['polar', 'show', 'abc']\n"
         "main()\n"
     )

@@ -63,9 +63,11 @@ def test_the_page_has_outcome_conversation_and_traces(file: Path, vocabulary: Pa
         "    Run this command: echo hello > hello.txt",
         "    I will run it.<|im_end|>",
         "    Done, café 😀<|im_end|>",
-        "TRACE  PROMPT  RESPONSE  TRAINABLE  MEAN LOGPROB  VERSION  REWARD  COMPLETIONS",
-        "    0       3         6          6        -2.005        3       1  c0",
-        "    1      11        15         15        -2.005        4       1  c1",
+        "recorded        3 completions, 2 traces (2 main)",
+        "continued       1 clean",
+        "TRACE  PROMPT  RESPONSE  TRAINABLE  MEAN LOGPROB  VERSION  REWARD  LINEAGE  FROM  COMPLETIONS",
+        "    0       3         6          6        -2.005        3       1  main        -  c0",
+        "    1      11        15         15        -2.005        4       1  main        -  c1",
     ):
         assert line in text.splitlines(), line
 
