@@ -13,6 +13,7 @@ import numpy as np
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.trajectory import recording
+from polar.trajectory.materialise import materialise
 from polar.trajectory.recording import Recording
 from tests.fakes.scripted_engine import logprob_of
 from tests.sandboxes import require_runtime
@@ -81,4 +82,17 @@ def assert_rolled_out(rollout: Rollout) -> None:
         assert after.parent == before.id
         seen = np.concatenate([before.prompt_ids, before.sampled_ids])
         assert np.array_equal(after.prompt_ids[: len(seen)], seen)
-    assert result.stats.trainable_tokens == sum(len(completion.sampled_ids) for completion in completions)
+    assert_merged(rollout)
+
+
+def assert_merged(rollout: Rollout) -> None:
+    """Nearly all sampled tokens are trained in merged traces, and every one is accounted for."""
+    stats, trajectory = rollout.result.stats, rollout.recording.trajectory
+    made = [materialise(trajectory, ref) for ref in trajectory.traces]
+    sampled = sum(len(completion.sampled_ids) for completion in rollout.recording.completions)
+    trained = sum(int(trace.loss_mask.sum()) for trace in made)
+    assert (stats.sampled_tokens, stats.trainable_tokens) == (sampled, trained)
+    assert sampled == trained + sum(stats.excluded.values())
+    merged = sum(int(trace.loss_mask.sum()) for trace in made if len(trace.completion_ids) > 1)
+    assert merged >= 0.99 * sampled, stats
+    assert not stats.faults

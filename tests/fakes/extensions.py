@@ -28,3 +28,17 @@ def register_idle_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(plugins, "names", lambda _kind: ("idle", "other"))
     monkeypatch.setattr(plugins, "load", load)
+
+
+def registered(monkeypatch: pytest.MonkeyPatch, kind: str, **extensions: Any) -> None:
+    """Add extensions to those of a kind, for the length of one test."""
+    load, names = plugins.load, plugins.names
+
+    def load_also(asked: str, name: str) -> Any:
+        return extensions[name] if asked == kind and name in extensions else load(asked, name)
+
+    def names_also(asked: str) -> tuple[str, ...]:
+        return tuple(sorted({*names(asked), *extensions})) if asked == kind else names(asked)
+
+    monkeypatch.setattr(plugins, "load", load_also)
+    monkeypatch.setattr(plugins, "names", names_also)

@@ -96,7 +96,10 @@ def _header(result: SessionResult, full: bool) -> RenderableType:
             f"{stats.sampled_tokens} sampled = {stats.trainable_tokens} trainable + "
             f"{sum(stats.excluded.values())} excluded" + (f" ({excluded})" if excluded else ""),
         ),
-        ("recorded", f"{stats.completions} completions, {stats.traces} traces"),
+        ("recorded", f"{stats.completions} completions, {stats.traces} traces{_counted(stats.lineage)}"),
+        ("continued", _counted(stats.drift).strip(" ()") or None),
+        ("merged", f"{stats.trace_tokens} tokens, {stats.merge_ratio:.1f} × fewer than single requests"),
+        *(("fault", f"{fault.completion or 'a completion'}: {fault.problem}") for fault in stats.faults),
         ("policy version", _range(versions)),
         (
             "seconds",
@@ -111,6 +114,11 @@ def _header(result: SessionResult, full: bool) -> RenderableType:
             _inset(_text(verdict.report.strip(), full), 2),
         ]
     return Group(*parts)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    """` (2 main, 1 subagent)`, or nothing."""
+    return f" ({', '.join(f'{count} {name}' for name, count in sorted(counts.items()))})" if counts else ""
 
 
 def trained_masks(recording: Recording) -> dict[str, NDArray[np.bool_]]:
@@ -147,11 +155,13 @@ def _trace_table(recording: Recording) -> Table:
                 None if mean is None else f"{mean:.3f}",
                 _range(trace.policy_versions[trained]),
                 trace.reward,
+                trace.lineage,
+                trace.parent,
                 ", ".join(trace.completion_ids),
             )
         )
     numbers = ["TRACE", "PROMPT", "RESPONSE", "TRAINABLE", "MEAN LOGPROB", "VERSION", "REWARD"]
-    return table([*numbers, "COMPLETIONS"], rows, numbers=numbers)
+    return table([*numbers, "LINEAGE", "FROM", "COMPLETIONS"], rows, numbers=[*numbers, "FROM"])
 
 
 def _legend(recording: Recording, colour: Colour) -> Text:

@@ -19,7 +19,7 @@ from polar.gateway.session import Session
 from polar.gateway.source import Generation, Source
 from polar.gateway.stop_strings import StopStrings
 from polar.models.chat import ChatRequest, FinishReason, Message, Role, ToolCall, Usage
-from polar.models.completion import COUNTED, Completion
+from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, Completion
 from polar.rendering.base import MessageDelta
 
 Send = Callable[[MessageDelta], Awaitable[None]]
@@ -199,10 +199,12 @@ class _Tokens:
 
     @property
     def counts(self) -> dict[str, str]:
-        """What the engine counted without showing it, for the record."""
-        if self.ids or self._counted is None:
-            return {}
-        return {COUNTED: str(self._counted.sampled_tokens)}
+        """What only the engine can count, for the record."""
+        counted = self._counted or Usage(0, 0)
+        counts = {CACHED: max(self._cached, counted.cached_tokens)}
+        if not self.ids:
+            counts |= {COUNTED: counted.sampled_tokens, COUNTED_PROMPT: counted.prompt_tokens}
+        return {name: str(count) for name, count in counts.items() if count}
 
 
 class _Reply:

@@ -60,16 +60,17 @@ class Flight:
                 return
             await self._changed.wait()
 
-    async def deltas(self) -> AsyncIterator[MessageDelta]:
-        """Every delta from the first on, the later ones as they come."""
+    async def deltas(self) -> AsyncIterator[list[MessageDelta]]:
+        """Every delta from the first on, as they come: all that are new since the last look."""
         position = 0
         while True:
-            while position < len(self._deltas):
-                yield self._deltas[position]
-                position += 1
-            if self.task.done():
+            if new := self._deltas[position:]:
+                position += len(new)
+                yield new
+            elif self.task.done():
                 return
-            await self._changed.wait()
+            else:
+                await self._changed.wait()
 
     async def answer(self) -> Answer:
         """The whole answer; raises what ended the generation instead."""

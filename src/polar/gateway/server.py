@@ -30,8 +30,9 @@ from polar.dialects.base import (
     Route,
     StreamEncoder,
 )
-from polar.engines.base import ContextOverflow, Engine, EngineError, ModelInfo, Unconstrainable
+from polar.engines.base import ContextOverflow, Engine, EngineError, ModelInfo, Unconstrainable, WeightUpdate
 from polar.engines.http import NotAccepted
+from polar.engines.pausable import PausableEngine
 from polar.errors import Conflict, NotFound, PolarError, Unavailable
 from polar.gateway.call import ModelCall, Send
 from polar.gateway.capture import CaptureError
@@ -41,6 +42,7 @@ from polar.gateway.session import Session, SessionGrant, context_overflow, new_k
 from polar.gateway.source import Source
 from polar.gateway.token_source import TokenSource
 from polar.models.chat import ChatRequest
+from polar.models.policy import PauseMode
 from polar.models.session import Progress
 from polar.rendering.base import MessageDelta, Renderer
 
@@ -74,6 +76,7 @@ class Gateway:
         """Without a renderer the engine is asked in chat mode: it renders the prompts itself."""
         self.host, self.port = settings.host, settings.port
         self._settings = settings
+        self._engine = engine = PausableEngine(engine)
         self._source: Source = TokenSource(engine, renderer) if renderer else ChatSource(engine, model)
         self._model = model
         self._created = int(time.time())
@@ -132,7 +135,7 @@ class Gateway:
     def open_session(self, grant: SessionGrant) -> None:
         if grant.session_id in self._sessions:
             raise Conflict(f"session {grant.session_id} is open already")
-        session = Session(grant)
+        session = Session(grant, is_paused=self.is_paused)
         self._flights[grant.session_id] = Flights(session, self._settings.replay_seconds)
         self._sessions[grant.session_id] = session
         self._by_key[_digest(grant.key)] = session
@@ -148,6 +151,41 @@ class Gateway:
         if session is None:
             raise NotFound(f"session {session_id} is not open")
         await session.budget_spent.wait()
+
+    def is_out_of_time(self, session_id: str) -> bool:
+        """Whether an open session has used up its wall time."""
+        session = self._sessions.get(session_id)
+        return session is not None and session.clock.is_spent
+
+    @property
+    def is_paused(self) -> bool:
+        return self._engine.is_paused
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Sample nothing more; calls wait, and no session's time runs, until `resume`."""
+        for session in self._sessions.values():
+            session.clock.pause()
+        try:
+            await self._engine.pause(mode)
+        except BaseException:
+            self._start_clocks()
+            raise
+
+    async def resume(self) -> None:
+        await self._engine.resume()
+        self._start_clocks()
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Replace the weights, during a pause; EngineError if the old ones stay."""
+        await self._engine.update_weights(update)
+
+    async def policy_version(self) -> int:
+        """Of the weights that the engine samples with."""
+        return (await self._engine.model_info()).policy_version
+
+    def _start_clocks(self) -> None:
+        for session in self._sessions.values():
+            session.clock.resume()
 
     async def close_session(self, session_id: str) -> None:
         """Abort what is in flight; later calls are told that the session has ended."""
@@ -284,8 +322,8 @@ class Gateway:
         async with _kept_alive(response, encoder, self._settings.keepalive_seconds):
             try:
                 with _engine_errors(session, self._model):
-                    async for delta in flight.deltas():
-                        await response.write(_encoded(encoder, delta))
+                    async for deltas in flight.deltas():
+                        await response.write(b"".join(_encoded(encoder, delta) for delta in deltas))
                     answer = await flight.answer()
             except RequestRefused as error:
                 await response.write(encoder.error(error))

@@ -40,7 +40,7 @@ def new_key() -> str:
 class Session:
     """The running account of a grant."""
 
-    def __init__(self, grant: SessionGrant) -> None:
+    def __init__(self, grant: SessionGrant, *, is_paused: bool = False) -> None:
         self.grant = grant
         self.conversations = Conversations()
         self.calls: set[asyncio.Task[object]] = set()
@@ -53,7 +53,8 @@ class Session:
         self._contexts: dict[str, int] = {}
         """Completion id → how many tokens its prompt and answer have."""
         self._capture = CaptureWriter(grant.capture)
-        self._clock = WallClock(grant.deadline_seconds, self._end_in_time)
+        self.clock = WallClock(grant.deadline_seconds, self._end_in_time, is_paused=is_paused)
+        """Stands still while the policy is paused."""
 
     @property
     def progress(self) -> Progress:
@@ -125,7 +126,7 @@ class Session:
     async def close(self) -> None:
         """Abort open calls, which record themselves as cancelled, and close the log."""
         self.ended = True
-        self._clock.stop()
+        self.clock.stop()
         self._end_calls()
         if self.calls:
             await asyncio.wait(self.calls)
@@ -135,8 +136,8 @@ class Session:
         """Why no call is answered any more, if that is so."""
         if self.ended:
             return session_ended()
-        if self._clock.is_spent:
-            return self._spent(f"its {self._clock.seconds:g} seconds are over")
+        if self.clock.is_spent:
+            return self._spent(f"its {self.clock.seconds:g} seconds are over")
         return None
 
     def _refuse_when_over(self) -> None:

@@ -18,6 +18,12 @@ Versions = NDArray[np.int32]
 COUNTED = "sampled_tokens"
 """In `Completion.extra`: how many tokens an engine counted that it did not show."""
 
+COUNTED_PROMPT = "prompt_tokens"
+"""In `Completion.extra`: the prompt's length, where the engine counted it and did not show its tokens."""
+
+CACHED = "cached_tokens"
+"""In `Completion.extra`: how much of the prompt the engine took from its prefix cache, where it says so."""
+
 
 class CompletionKind(StrEnum):
     GENERATION = "generation"
@@ -65,6 +71,16 @@ class Completion:
     def sampled_tokens(self) -> int:
         """How many tokens were sampled, also where the engine only counted them."""
         return len(self.sampled_ids) or int(self.extra.get(COUNTED, 0))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How long the prompt was, also where the engine only counted it."""
+        return len(self.prompt_ids) or int(self.extra.get(COUNTED_PROMPT, 0))
+
+    @property
+    def cached_tokens(self) -> int:
+        """How much of the prompt came from the engine's prefix cache; 0 where it does not say."""
+        return int(self.extra.get(CACHED, 0))
 
 
 def common_prefix(one: Ids, other: Ids) -> int:

@@ -67,6 +67,30 @@ class Progress(Frozen):
     sampled_tokens: int = 0
 
 
+class StageEntry(Frozen):
+    """A node says that a session entered a stage."""
+
+    status: SessionStatus
+    seconds_ago: float = Field(ge=0)
+    """When the heartbeat was sent; the clocks of node and server need not agree."""
+
+
+class SessionEvent(Frozen):
+    """A session entered a status."""
+
+    seq: int
+    """The place in the feed of all events."""
+    session_id: Id
+    task_id: Id
+    attempt: int
+    status: SessionStatus
+    at: float
+    """Unix seconds by the server's clock."""
+    node: str | None = None
+    detail: str | None = None
+    """Why, where it is not the usual way on."""
+
+
 class StageSeconds(Frozen):
     """Wall-clock seconds spent in each stage; 0.0 where the session never was."""
 
@@ -74,6 +98,14 @@ class StageSeconds(Frozen):
     ready: float = 0.0
     running: float = 0.0
     postrun: float = 0.0
+
+
+class Fault(Frozen):
+    """Something in a session's recording that is not sound; the rest of it is still used."""
+
+    completion: str | None = None
+    """The id of the completion concerned; None where the damage hides it."""
+    problem: str
 
 
 class TrajectoryStats(Frozen):
@@ -85,6 +117,22 @@ class TrajectoryStats(Frozen):
     trainable_tokens: int = 0
     excluded: dict[str, int] = Field(default_factory=dict)
     """Tokens left out of training, by the name of the reason."""
+    chains: int = 0
+    """Runs of completions that extend each other; more traces than chains where long ones were split."""
+    drift: dict[str, int] = Field(default_factory=dict)
+    """How completions stand to the one they continue: clean, drift or rewritten → how many."""
+    lineage: dict[str, int] = Field(default_factory=dict)
+    """main, subagent, compacted or auxiliary → how many traces."""
+    auxiliary: dict[str, int] = Field(default_factory=dict)
+    """The rule by which a completion was taken for a side call → how many."""
+    approximate_tokens: int = 0
+    """Of the trainable tokens: those that stand after others than the policy saw (drift: approximate)."""
+    trace_tokens: int = 0
+    """The length of all traces together, prompts included."""
+    merge_ratio: float = 1.0
+    """How many times longer the traces would be together with one trace a completion."""
+    faults: tuple[Fault, ...] = ()
+    """What of the recording is not sound."""
 
 
 class Verdict(Frozen):
@@ -94,6 +142,8 @@ class Verdict(Frozen):
     components: dict[str, float] = Field(default_factory=dict)
     report: str = ""
     """Readable by a person; at most 64 KiB are kept."""
+    trace_rewards: dict[str, float] = Field(default_factory=dict)
+    """Completion id → the reward of the trace that trains it, instead of its share of `reward`."""
 
 
 class SessionResult(Frozen):
@@ -120,6 +170,12 @@ class SessionResult(Frozen):
     None: the engine does not say, and only temperature 1 without cuts is sure to be right.
     """
     has_recording: bool = False
+    has_artifacts: bool = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a trainer can learn from it."""
+        return self.status is SessionStatus.COMPLETED and self.stats.trainable_tokens > 0
 
     @property
     def reward(self) -> float | None:

@@ -81,6 +81,24 @@ class SamplingPin(Frozen):
     """An upper bound of what the harness asks for."""
 
 
+class Upload(Frozen):
+    """Copy a file or a directory of the node's machine into the workspace."""
+
+    upload: WorkspacePath
+    """Where to."""
+    source: str = Field(min_length=1, max_length=4096)
+    """An absolute path below one of the roots that the node's `upload_roots` allows."""
+
+
+class Exec(Frozen):
+    """Run a shell command in the workspace; an exit code other than 0 fails the session."""
+
+    exec: str = Field(min_length=1, max_length=100_000)
+
+
+PrepareStep = Upload | Exec
+
+
 class TaskSpec(Frozen):
     """A task as a user writes it."""
 
@@ -89,10 +107,16 @@ class TaskSpec(Frozen):
     harness: Named
     evaluator: Named
     runtime: Named = Component(name="bubblewrap")
-    builder: Named = Component(name="per_request")
+    builder: Named = Component(name="prefix_merging")
     samples: int = Field(default=1, ge=1, le=1024)
+    early_stop: int | None = Field(default=None, ge=1)
+    """Once so many samples have completed with trainable tokens, the others are cancelled."""
     files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
     """Put into the workspace before the agent starts."""
+    prepare: tuple[PrepareStep, ...] = Field(default=(), max_length=100)
+    """What is done in the sandbox after that, in order, on the time of `budgets.init_seconds`."""
+    artifacts: tuple[WorkspacePath, ...] = Field(default=(), max_length=100)
+    """Globs of workspace files to keep, beside the agent's logs and its diff."""
     budgets: Budgets = Budgets()
     sampling: SamplingPin = SamplingPin()
     priority: int = Field(default=50, ge=0, le=100)

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polar.models.completion import Ids, Logprobs, Versions
-from polar.models.session import TrajectoryStats
+from polar.models.session import Fault, TrajectoryStats
+
+
+class Lineage(StrEnum):
+    """What part of the session's work a trace is."""
+
+    MAIN = "main"
+    """The conversation that follows the task's instruction."""
+    SUBAGENT = "subagent"
+    """A conversation that another one started."""
+    COMPACTED = "compacted"
+    """A context that took the place of an earlier one: its history was summarised or rewritten."""
+    AUXILIARY = "auxiliary"
+    """A side call of the harness; only trained when asked for."""
+
+
+class DriftPolicy(StrEnum):
+    """What becomes of a sampled answer that the next prompt holds in other tokens."""
+
+    FORK = "fork"
+    """Both sides are trained, each after exactly what the policy saw."""
+    REALIGN = "realign"
+    """One trace with the next prompt's tokens; the answer stands in it untrained and is counted."""
+    APPROXIMATE = "approximate"
+    """One trace with the sampled tokens; what comes later stands after others than the policy saw."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +53,11 @@ class Trace:
     reward: float | None
     completion_ids: tuple[str, ...]
     """The completions whose sampled tokens are trained here, in order."""
+    lineage: Lineage = Lineage.MAIN
+    parent: int | None = None
+    """Which trace of the trajectory it came out of; None at the session's beginning."""
+    approximate_from: int | None = None
+    """From this position of the response on, tokens stand after others than the policy saw."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +65,7 @@ class Segment:
     """A run of tokens that were either all sampled by one completion or all given to it."""
 
     parent: int
-    """Index of the segment these tokens follow, -1 at the start of a context."""
+    """Index of the segment these tokens follow, -1 at the start of a context; always less than their own."""
     ids: Ids
     logprobs: Logprobs | None = None
     """Only on sampled segments, same length as ids."""
@@ -42,6 +73,8 @@ class Segment:
     """Only on sampled segments, same length as ids."""
     completion_id: str | None = None
     """Only on sampled segments: who sampled them."""
+    exact: bool = True
+    """Whether the path that ends here is what the policy saw; False only with `approximate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +84,11 @@ class TraceRef:
     trained: tuple[int, ...]
     """Indices of the sampled segments on the path that carry loss, in order; never empty."""
     reward: float | None = None
+    share: float = 1.0
+    """What part of the session's reward is this trace's."""
+    lineage: Lineage = Lineage.MAIN
+    parent: int | None = None
+    """Index of the trace this one came out of; None at the session's beginning."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +98,23 @@ class Trajectory:
     segments: tuple[Segment, ...]
     traces: tuple[TraceRef, ...]
     stats: TrajectoryStats = field(default_factory=TrajectoryStats)
+    drift: DriftPolicy = DriftPolicy.FORK
+    """The policy the segments were grown with."""
 
-    def with_reward(self, reward: float) -> Trajectory:
-        """The same traces, each credited with the session's reward."""
-        return replace(self, traces=tuple(replace(ref, reward=reward) for ref in self.traces))
+    def with_reward(self, reward: float, trace_rewards: Mapping[str, float] | None = None) -> Trajectory:
+        """The same traces, each credited with its share of the session's reward or with one of its own.
+
+        `trace_rewards` names completions; of several that one trace trains, the last decides.
+        """
+        own = trace_rewards or {}
+        traces = []
+        for ref in self.traces:
+            names = (self.segments[index].completion_id or "" for index in reversed(ref.trained))
+            named = next((own[name] for name in names if name in own), None)
+            traces.append(replace(ref, reward=reward * ref.share if named is None else named))
+        return replace(self, traces=tuple(traces))
+
+    def with_faults(self, faults: Iterable[Fault]) -> Trajectory:
+        """The same traces, with more known to be wrong in what they were made of."""
+        known = (*faults, *self.stats.faults)
+        return replace(self, stats=self.stats.model_copy(update={"faults": known}))

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from polar.models.component import Frozen
-from polar.models.session import Lease, Progress, SessionResult, SessionStatus
+from polar.models.session import (
+    Lease,
+    Progress,
+    SessionEvent,
+    SessionResult,
+    SessionStatus,
+    StageEntry,
+)
 from polar.models.task import Id, TaskSpec, TaskStatus
 
 
@@ -58,6 +65,14 @@ class ResultPage(Frozen):
     """Pass as `cursor` to get what comes after; unchanged when nothing came."""
 
 
+class EventPage(Frozen):
+    """A piece of the feed of events, in the order they were stored."""
+
+    events: tuple[SessionEvent, ...]
+    cursor: int
+    """Pass as `cursor` to get what comes after; unchanged when nothing came."""
+
+
 class LeaseRequest(Frozen):
     """A node asks for work."""
 
@@ -79,6 +94,8 @@ class SessionBeat(Frozen):
     fencing_token: int
     status: SessionStatus
     progress: Progress = Progress()
+    entered: tuple[StageEntry, ...] = ()
+    """Stages it has entered since the last heartbeat that was answered, in order."""
 
 
 class Heartbeat(Frozen):
@@ -99,12 +116,17 @@ class ResultPost(Frozen):
 
     fencing_token: int
     result: SessionResult
+    entered: tuple[StageEntry, ...] = ()
+    """Stages that no heartbeat has told of."""
 
 
 class Release(Frozen):
-    """A node gives a session back unfinished (it shuts down); the attempt is not counted."""
+    """A node gives a session back unfinished, to be run again."""
 
     fencing_token: int
+    failure: str | None = None
+    """What went wrong, where another attempt may go better: the attempt is counted. None: the node shuts
+    down, and the attempt is not counted."""
 
 
 class Health(Frozen):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
+from polar.gateway.capture import parse_capture
 from polar.models.completion import Completion
 from polar.models.trace import Trajectory
 
@@ -17,6 +18,11 @@ class Builder(ABC):
 
     def __init__(self, options: BaseModel) -> None:
         self.options = options
+
+    def build_capture(self, data: bytes) -> Trajectory:
+        """The traces of a capture log; of what cannot be read the stats tell the faults."""
+        capture = parse_capture(data)
+        return self.build(capture.completions).with_faults(capture.faults)
 
     @abstractmethod
     def build(self, completions: Sequence[Completion]) -> Trajectory:

@@ -21,6 +21,14 @@ class Exclusion(StrEnum):
     """The recording says so (no token ids or logprobs came from the engine)."""
     INVALID_LOGPROBS = "invalid_logprobs"
     """Logprobs or versions are missing, of another length, not finite or above zero."""
+    RETRY_SUPERSEDED = "retry_superseded"
+    """The same prompt was answered again, and the conversation went on with the other answer."""
+    REALIGNED = "realigned"
+    """The conversation went on with the same answer in other tokens (drift: realign)."""
+    OVER_LENGTH = "over_length"
+    """The turn does not fit the length limit together with what the policy saw before it."""
+    UNCREDITED = "uncredited"
+    """Not of the main conversation, which alone is credited (credit: main)."""
 
 
 LOGPROB_TOLERANCE = 1e-3
@@ -28,7 +36,7 @@ LOGPROB_TOLERANCE = 1e-3
 
 
 def exclusion(completion: Completion) -> Exclusion | None:
-    """The reason to leave this completion out, or None if it is trainable."""
+    """The reason in the completion itself to leave it out, or None if it is trainable."""
     if completion.untrainable is not None:
         return Exclusion.UNTRAINABLE
     if completion.finish_reason is FinishReason.CANCELLED:
@@ -37,9 +45,19 @@ def exclusion(completion: Completion) -> Exclusion | None:
         return Exclusion.ENGINE_ERROR
     if completion.kind is CompletionKind.AUXILIARY:
         return Exclusion.AUXILIARY
-    count = len(completion.sampled_ids)
-    if len(completion.logprobs) != count or len(completion.policy_versions) != count:
-        return Exclusion.INVALID_LOGPROBS
-    if not np.isfinite(completion.logprobs).all() or (completion.logprobs > LOGPROB_TOLERANCE).any():
+    if logprob_problem(completion) is not None:
         return Exclusion.INVALID_LOGPROBS
     return None
+
+
+def logprob_problem(completion: Completion) -> str | None:
+    """What is wrong with the numbers that go with the sampled ids, in words; None if nothing is."""
+    count, logprobs = len(completion.sampled_ids), completion.logprobs
+    for name, length in (("logprobs", len(logprobs)), ("policy versions", len(completion.policy_versions))):
+        if length != count:
+            return f"{count} sampled tokens but {length} {name}"
+    # A NaN is in no order with anything: it is the maximum, and fails the comparison.
+    if not count or (logprobs.max() <= LOGPROB_TOLERANCE and logprobs.min() > -np.inf):
+        return None
+    first = int(np.argmin((logprobs <= LOGPROB_TOLERANCE) & (logprobs > -np.inf)))
+    return f"the logprob of token {first} is {logprobs[first]:g}"

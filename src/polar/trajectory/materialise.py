@@ -23,7 +23,19 @@ def materialise(trajectory: Trajectory, ref: TraceRef) -> Trace:
         policy_versions=np.concatenate([_versions(s, is_trained) for s, is_trained in response]),
         reward=ref.reward,
         completion_ids=tuple(s.completion_id for s, is_trained in response if is_trained and s.completion_id),
+        lineage=ref.lineage,
+        parent=ref.parent,
+        approximate_from=_approximate_from([segment for segment, _ in response]),
     )
+
+
+def _approximate_from(response: list[Segment]) -> int | None:
+    start = 0
+    for segment in response:
+        if not segment.exact:
+            return start
+        start += len(segment.ids)
+    return None
 
 
 def _logprobs(segment: Segment, is_trained: bool) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from polar.models.completion import Completion
-from polar.models.session import TrajectoryStats
 from polar.models.trace import TraceRef, Trajectory
+from polar.trajectory.accounting import account, path_ends
 from polar.trajectory.base import Builder
 from polar.trajectory.exclusion import exclusion
 from polar.trajectory.forest import grow
+from polar.trajectory.lineage import trace_ancestry
 
 
 class PerRequest(Builder):
@@ -18,24 +18,17 @@ class PerRequest(Builder):
 
     def build(self, completions: Sequence[Completion]) -> Trajectory:
         forest = grow(completions)
-        traces: list[TraceRef] = []
-        excluded: Counter[str] = Counter()
-        trainable = 0
-        for completion in completions:
-            count = len(completion.sampled_ids)
-            if not count:
-                continue
-            reason = exclusion(completion)
-            if reason is not None:
-                excluded[reason] += count
-                continue
-            traces.append(TraceRef(trained=(forest.sampled[completion.id],)))
-            trainable += count
-        stats = TrajectoryStats(
-            completions=len(completions),
-            traces=len(traces),
-            sampled_tokens=sum(len(completion.sampled_ids) for completion in completions),
-            trainable_tokens=trainable,
-            excluded=dict(excluded),
+        ancestry = trace_ancestry(completions, forest.relations)
+        reasons = {
+            place: reason
+            for place, completion in enumerate(completions)
+            if (reason := exclusion(completion)) is not None
+        }
+        traces = tuple(
+            TraceRef((forest.sampled[completion.id],), lineage=ancestry.lineage(place))
+            for place, completion in enumerate(completions)
+            if place not in reasons and len(completion.sampled_ids)
         )
-        return Trajectory(forest.segments, tuple(traces), stats)
+        ends = path_ends(forest.segments)
+        stats = account(completions, forest, ancestry, traces, reasons, ends, chains=len(traces))
+        return Trajectory(forest.segments, traces, stats)

@@ -14,13 +14,15 @@ import orjson
 import zstandard
 
 from polar.errors import PolarError
-from polar.gateway.capture import parse_capture
+from polar.gateway.capture import CaptureError, parse_capture
 from polar.models.completion import Completion
 from polar.models.session import SessionResult
-from polar.models.trace import TraceRef, Trajectory
-from polar.trajectory.forest import grow
+from polar.models.trace import DriftPolicy, Lineage, TraceRef, Trajectory
+from polar.trajectory.forest import Forest, grow
 
-MAGIC = b"polar-recording-1\n"
+VERSION = 2
+FAMILY = b"polar-recording-"
+MAGIC = FAMILY + b"%d\n" % VERSION
 _LENGTH = struct.Struct("<I")
 
 
@@ -34,6 +36,7 @@ class Recording:
 
     completions: tuple[Completion, ...]
     trajectory: Trajectory
+    """Of what was not sound in the capture its stats tell the faults; what was sound is all there."""
     result: SessionResult
 
 
@@ -42,13 +45,8 @@ def encode(capture: bytes, trajectory: Trajectory, result: SessionResult) -> byt
     closing = orjson.dumps(
         {
             "result": result.model_dump(mode="json"),
-            "traces": [
-                {
-                    "completions": [trajectory.segments[index].completion_id for index in ref.trained],
-                    "reward": ref.reward,
-                }
-                for ref in trajectory.traces
-            ],
+            "drift": trajectory.drift,
+            "traces": [_trace_record(trajectory, ref) for ref in trajectory.traces],
         }
     )
     body = _LENGTH.pack(len(closing)) + closing + capture
@@ -57,22 +55,46 @@ def encode(capture: bytes, trajectory: Trajectory, result: SessionResult) -> byt
 
 def decode(data: bytes) -> Recording:
     """The recording that `encode` made."""
-    closing, capture = _open(data)
-    completions = tuple(parse_capture(capture))
-    forest = grow(completions)
-    result = SessionResult.model_validate(closing["result"])
+    closing, data = _open(data)
     try:
-        traces = tuple(
-            TraceRef(tuple(forest.sampled[name] for name in trace["completions"]), trace["reward"])
-            for trace in closing["traces"]
-        )
+        capture = parse_capture(data)
+        result = SessionResult.model_validate(closing["result"])
+        drift = DriftPolicy(closing["drift"])
+        forest = grow(capture.completions, drift)
+        traces = tuple(_trace(record, forest) for record in closing["traces"])
     except KeyError as error:
-        raise DamagedRecording(f"a trace names completion {error}, which the capture lacks") from None
-    return Recording(completions, Trajectory(forest.segments, traces, result.stats), result)
+        raise DamagedRecording(f"the recording lacks {error}") from None
+    except (CaptureError, TypeError, ValueError) as error:
+        raise DamagedRecording(f"the recording is damaged: {error}") from None
+    return Recording(capture.completions, Trajectory(forest.segments, traces, result.stats, drift), result)
+
+
+def _trace_record(trajectory: Trajectory, ref: TraceRef) -> dict[str, Any]:
+    return {
+        "completions": [trajectory.segments[index].completion_id for index in ref.trained],
+        "reward": ref.reward,
+        "share": ref.share,
+        "lineage": ref.lineage,
+        "parent": ref.parent,
+    }
+
+
+def _trace(record: dict[str, Any], forest: Forest) -> TraceRef:
+    return TraceRef(
+        tuple(forest.sampled[name] for name in record["completions"]),
+        record["reward"],
+        record["share"],
+        Lineage(record["lineage"]),
+        record["parent"],
+    )
 
 
 def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
     if not data.startswith(MAGIC):
+        if data.startswith(FAMILY):
+            raise DamagedRecording(
+                f"a recording of another version than {VERSION}", hint="read it with the Polar that wrote it"
+            )
         raise DamagedRecording("not a Polar recording")
     try:
         body = zstandard.ZstdDecompressor().decompress(data[len(MAGIC) :])

@@ -3,81 +3,120 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from polar.gateway.capture import CaptureWriter
+from polar.models.chat import Message, Role
 from polar.models.completion import Completion
 from polar.models.session import SessionResult, SessionStatus
+from polar.models.trace import DriftPolicy, Trajectory
 from polar.trajectory import recording
+from polar.trajectory.base import Builder
 from polar.trajectory.materialise import materialise
 from polar.trajectory.per_request import PerRequest
+from polar.trajectory.prefix_merging import Credit, PrefixMerging
+from tests.fakes.agent_sessions import agent_sessions
 from tests.fakes.sessions import completion, sessions
 
+BUILDERS = st.just(PerRequest(PerRequest.Options())) | st.builds(
+    lambda **options: PrefixMerging(PrefixMerging.Options(**options)),
+    drift=st.sampled_from(DriftPolicy),
+    credit=st.sampled_from(Credit),
+    max_response_tokens=st.none() | st.integers(1, 30),
+)
 
-def encoded(completions: list[Completion]) -> bytes:
+
+def captured(completions: list[Completion]) -> bytes:
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "capture.log"
-        writer = CaptureWriter(path)
+        writer = CaptureWriter(Path(directory) / "capture.log")
         for item in completions:
             writer.append(item)
         writer.close()
-        trajectory = PerRequest(PerRequest.Options()).build(completions).with_reward(0.25)
-        result = SessionResult(
-            session_id="s",
-            task_id="t",
-            sample=0,
-            attempt=1,
-            status=SessionStatus.COMPLETED,
-            stats=trajectory.stats,
-        )
-        return recording.encode(path.read_bytes(), trajectory, result)
+        return writer.path.read_bytes()
 
 
-def truthful(completions: list[Completion]) -> list[Completion]:
-    """Only completions whose claimed parent they extend, as the gateway writes them."""
-    by_id = {c.id: c for c in completions}
-    kept = []
-    for c in completions:
-        parent = by_id.get(c.parent or "")
-        context = [*parent.prompt_ids.tolist(), *parent.sampled_ids.tolist()] if parent else []
-        if c.prompt_ids[: len(context)].tolist() == context:
-            kept.append(c)
-        else:
-            by_id.pop(c.id)
-    return [c for c in kept if c.parent is None or c.parent in by_id]
+def encoded(completions: list[Completion], trajectory: Trajectory | None = None) -> bytes:
+    trajectory = trajectory or PerRequest(PerRequest.Options()).build(completions)
+    result = SessionResult(
+        session_id="s",
+        task_id="t",
+        sample=0,
+        attempt=1,
+        status=SessionStatus.COMPLETED,
+        stats=trajectory.stats,
+    )
+    return recording.encode(captured(completions), trajectory, result)
 
 
-@given(sessions())
-def test_a_recording_gives_back_its_traces(completions: list[Completion]) -> None:
-    completions = truthful(completions)
-    before = PerRequest(PerRequest.Options()).build(completions).with_reward(0.25)
-    after = recording.decode(encoded(completions)).trajectory
+def plain(trajectory: Trajectory) -> list[dict[str, Any]]:
+    made = [materialise(trajectory, ref) for ref in trajectory.traces]
+    names = made[0].__slots__ if made else ()
+    return [
+        {
+            name: value.tolist() if isinstance(value := getattr(trace, name), np.ndarray) else value
+            for name in names
+        }
+        for trace in made
+    ]
+
+
+@given(sessions() | agent_sessions(), BUILDERS)
+def test_a_recording_gives_back_the_traces_of_any_builder(
+    completions: list[Completion], builder: Builder
+) -> None:
+    before = builder.build(completions).with_reward(0.25)
+    after = recording.decode(encoded(completions, before)).trajectory
     assert after.stats == before.stats
-    assert len(after.traces) == len(before.traces)
-    for left, right in zip(before.traces, after.traces, strict=True):
-        one, other = materialise(before, left), materialise(after, right)
-        for field in ("prompt_ids", "response_ids", "loss_mask", "logprobs", "policy_versions"):
-            assert np.array_equal(getattr(one, field), getattr(other, field)), field
-        assert (one.reward, one.completion_ids) == (other.reward, other.completion_ids)
+    assert after.traces == before.traces
+    assert plain(after) == plain(before)
 
 
-def test_a_long_session_takes_few_bytes_a_token() -> None:
+@given(sessions() | agent_sessions())
+def test_building_from_a_capture_is_building_from_its_completions(completions: list[Completion]) -> None:
+    builder = PrefixMerging(PrefixMerging.Options())
+    assert plain(builder.build_capture(captured(completions))) == plain(builder.build(completions))
+
+
+def long_session(turns: int, *, drifts: bool = False) -> tuple[list[Completion], int]:
+    """Turns of 200 given and 50 sampled tokens with messages, and how many different tokens they have."""
     draw = np.random.default_rng(0)
     completions: list[Completion] = []
     context: list[int] = []
-    for turn in range(60):
+    messages: tuple[Message, ...] = ()
+    for turn in range(turns):
         prompt = [*context, *draw.integers(0, 49_152, 200).tolist()]
         sampled = draw.integers(0, 49_152, 50).tolist()
-        completions.append(completion(turn, prompt, sampled, parent=f"c{turn - 1}" if turn else None))
-        context = [*prompt, *sampled]
-    assert len(encoded(completions)) <= 10 * len(context)
+        before = f"c{turn - 1}" if turn else None
+        words = " ".join(map(str, prompt[-200:]))
+        messages += (Message(Role.TOOL, words[:600]),)
+        made = completion(turn, prompt, sampled, parent=None if drifts else before, follows=before)
+        completions.append(replace(made, messages=messages))
+        messages += (made.response,)
+        # The next prompt holds the last token of the answer as another.
+        context = [*prompt, *(sampled if not drifts else [*sampled[:-1], 7])]
+    return completions, len(context)
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+def test_a_session_of_400_turns_takes_few_bytes_a_token(drifts: bool) -> None:
+    completions, unique = long_session(400, drifts=drifts)
+    assert len(captured(completions)) <= 10 * unique
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:40], lambda data: b"else" + data, lambda data: b""])
 def test_damaged_bytes_are_refused(damage) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(recording.DamagedRecording):
         recording.decode(damage(encoded([completion(0, [1], [2])])))
+
+
+def test_a_recording_of_another_version_is_named_as_such() -> None:
+    data = encoded([completion(0, [1], [2])]).replace(recording.MAGIC, b"polar-recording-9\n")
+    with pytest.raises(recording.DamagedRecording, match="another version"):
+        recording.decode(data)

@@ -84,12 +84,13 @@ def test_ten_extending_turns_store_each_token_once() -> None:
     assert sum(len(segment.ids) for segment in grow(completions).segments) == len(context)
 
 
-def test_a_false_claim_of_a_parent_starts_a_context_of_its_own() -> None:
+def test_a_false_claim_of_a_parent_joins_no_more_than_is_the_same() -> None:
     first = completion(0, [1, 2], [3])
     second = completion(1, [1, 2, 4, 5], [6], parent="c0")
     forest = grow([first, second])
-    assert forest.segments[2].parent == -1
-    assert forest.segments[2].ids.tolist() == [1, 2, 4, 5]
+    assert forest.segments[2].parent == 0
+    assert forest.segments[2].ids.tolist() == [4, 5]
+    assert [fault.completion for fault in forest.faults] == ["c1"]
 
 
 def test_the_reward_of_the_session_goes_to_every_trace() -> None:

@@ -1,0 +1,152 @@
+"""What part of a session's work each completion is: main conversation, sub-agent, compacted, side call.
+
+Harnesses seldom say. Everything here is told from what was recorded: whom a completion continues, what
+it was asked for and offered, when it came, and the agent ids that some harnesses send along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from polar.models.chat import Role
+from polar.models.completion import Completion, CompletionKind
+from polar.models.trace import Lineage
+from polar.trajectory.relation import Relation
+
+AGENT, PARENT_AGENT = "agent_id", "parent_agent_id"
+"""Keys of `Completion.extra` under which the gateway keeps a harness's own names of its agents."""
+
+
+class AuxiliaryRule(StrEnum):
+    """Why a completion is taken for a side call."""
+
+    RECORDED = "recorded"
+    """The gateway recorded it as one."""
+    PROBE = "probe"
+    """It asked for a single token: a check of quota or connection."""
+    TOOLLESS = "toolless"
+    """A single question without tools, beside a main conversation that has tools: a title, a summary."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The completions that continue each other, whether or not their tokens do."""
+
+    first: int
+    """Which completion began it."""
+    members: list[int] = field(default_factory=list)
+    prompts: int = 0
+    """How many different prompts its completions had."""
+    offers_tools: bool = False
+    lineage: Lineage = Lineage.MAIN
+    parent: int | None = None
+    """The conversation it came out of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestry:
+    """The conversations of a session."""
+
+    conversations: tuple[Conversation, ...]
+    of: tuple[int, ...]
+    """Completion → its conversation."""
+    rules: tuple[AuxiliaryRule | None, ...]
+    """Completion → why it is a side call; None: it is none."""
+
+    def lineage(self, place: int) -> Lineage:
+        return Lineage.AUXILIARY if self.rules[place] else self.conversations[self.of[place]].lineage
+
+
+def trace_ancestry(completions: Sequence[Completion], relations: Sequence[Relation]) -> Ancestry:
+    """Who came out of whom."""
+    found, of = _conversations(completions, relations)
+    main = _main(completions, found, of)
+    rules = [_rule(completions[place], found[of[place]], found, main) for place in range(len(completions))]
+    _name(completions, found, rules, main)
+    return Ancestry(tuple(found), tuple(of), tuple(rules))
+
+
+def _conversations(
+    completions: Sequence[Completion], relations: Sequence[Relation]
+) -> tuple[list[Conversation], list[int]]:
+    found: list[Conversation] = []
+    of: list[int] = []
+    for place, (completion, relation) in enumerate(zip(completions, relations, strict=True)):
+        before = relation.base if relation.base is not None else relation.twin
+        if before is None or completion.extra.get(AGENT) != completions[before].extra.get(AGENT):
+            of.append(len(found))
+            found.append(Conversation(first=place))
+        else:
+            of.append(of[before])
+        conversation = found[of[place]]
+        conversation.members.append(place)
+        conversation.prompts += relation.twin is None
+        conversation.offers_tools |= bool(completion.tools)
+    return found, of
+
+
+def _main(completions: Sequence[Completion], found: Sequence[Conversation], of: Sequence[int]) -> int | None:
+    """The first conversation that is no side call and offers tools; else the first that is none."""
+    plain = [place for place, completion in enumerate(completions) if _own_rule(completion) is None]
+    places = [place for place in plain if found[of[place]].offers_tools] or plain
+    return of[places[0]] if places else None
+
+
+def _own_rule(completion: Completion) -> AuxiliaryRule | None:
+    if completion.kind is CompletionKind.AUXILIARY:
+        return AuxiliaryRule.RECORDED
+    return AuxiliaryRule.PROBE if completion.asked.max_tokens == 1 else None
+
+
+def _rule(
+    completion: Completion, own: Conversation, found: Sequence[Conversation], main: int | None
+) -> AuxiliaryRule | None:
+    rule = _own_rule(completion)
+    if rule is not None or main is None:
+        return rule
+    is_single = own.prompts == 1 and not own.offers_tools
+    return AuxiliaryRule.TOOLLESS if is_single and found[main].offers_tools else None
+
+
+def _name(
+    completions: Sequence[Completion],
+    found: Sequence[Conversation],
+    rules: Sequence[AuxiliaryRule | None],
+    main: int | None,
+) -> None:
+    """Give each conversation its lineage and parent, in the order they began."""
+    if main is None:
+        return
+    heads = {completions[found[main].first].extra.get(AGENT): main}
+    """Agent → the conversation that carries on its work."""
+    main_agent = next(iter(heads))
+    for place, conversation in enumerate(found):
+        if place == main:
+            continue
+        first = completions[conversation.first]
+        agent = first.extra.get(AGENT)
+        head = heads.get(agent)
+        if rules[conversation.first] is not None:
+            conversation.lineage, conversation.parent = Lineage.AUXILIARY, heads[main_agent]
+        elif head is not None and _takes_over(completions, found[head], conversation):
+            conversation.lineage, conversation.parent = Lineage.COMPACTED, head
+            heads[agent] = place
+        else:
+            named = heads.get(first.extra.get(PARENT_AGENT))
+            conversation.lineage = Lineage.SUBAGENT
+            conversation.parent = named if named is not None else heads[main_agent]
+            heads.setdefault(agent, place)
+
+
+def _takes_over(completions: Sequence[Completion], before: Conversation, after: Conversation) -> bool:
+    """Whether a conversation goes on with another's work: same system prompt, and that one then ended."""
+    if before.members[-1] > after.first or before.offers_tools != after.offers_tools:
+        return False
+    return _system(completions[before.first]) == _system(completions[after.first])
+
+
+def _system(completion: Completion) -> str | None:
+    messages = completion.messages
+    return messages[0].content if messages and messages[0].role is Role.SYSTEM else None

@@ -1,0 +1,162 @@
+"""The default builder: completions that extend each other's tokens become one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import cast
+
+from pydantic import BaseModel, Field
+
+from polar.models.completion import Completion, CompletionKind
+from polar.models.trace import DriftPolicy, Lineage, TraceRef, Trajectory
+from polar.trajectory.accounting import account, path_ends
+from polar.trajectory.base import Builder
+from polar.trajectory.chains import chains, realigned
+from polar.trajectory.exclusion import Exclusion, exclusion
+from polar.trajectory.forest import Forest, grow
+from polar.trajectory.limits import LengthLimits, Overlong
+from polar.trajectory.lineage import Ancestry, trace_ancestry
+from polar.trajectory.relation import Relation
+
+
+class Credit(StrEnum):
+    """Which traces the session's reward goes to."""
+
+    OUTCOME = "outcome"
+    """All of it to every trace."""
+    DIVIDED = "divided"
+    """An equal part to every trace, so that a session counts once however many traces it has."""
+    MAIN = "main"
+    """All of it to the main conversation (and what took its place); the others are not trained."""
+
+
+_MAIN_LINE = (Lineage.MAIN, Lineage.COMPACTED)
+
+
+class PrefixMerging(Builder):
+    """Each chain of completions is one trace: what was sampled is trained, what came between is context.
+
+    The forest says what stands after what; side calls, retries and unsound completions are put aside by
+    name; what is left is partitioned into chains; chains are cut to length and become traces.
+    """
+
+    class Options(BaseModel):
+        model_config = {"extra": "forbid", "frozen": True}
+
+        drift: DriftPolicy = DriftPolicy.FORK
+        credit: Credit = Credit.OUTCOME
+        include_auxiliary: bool = False
+        """Train side calls too."""
+        max_tokens: int | None = Field(default=None, ge=1)
+        """Of a whole trace."""
+        max_response_tokens: int | None = Field(default=None, ge=1)
+        """Of a trace from its first trained token on."""
+        on_overlong: Overlong = Overlong.SPLIT
+
+    def build(self, completions: Sequence[Completion]) -> Trajectory:
+        options = cast(PrefixMerging.Options, self.options)
+        forest = grow(completions, options.drift)
+        ancestry = trace_ancestry(completions, forest.relations)
+        reasons = dict(_reasons(completions, forest.relations, ancestry, options))
+        place_of = {forest.sampled[c.id]: place for place, c in enumerate(completions) if len(c.sampled_ids)}
+        trainable = [
+            index in place_of and place_of[index] not in reasons for index in range(len(forest.segments))
+        ]
+        for index in realigned(forest.segments, trainable, forest.replaced):
+            reasons[place_of[index]] = Exclusion.REALIGNED
+            trainable[index] = False
+        ends = path_ends(forest.segments)
+        limits = LengthLimits(options.max_tokens, options.max_response_tokens, options.on_overlong)
+        found = chains(forest.segments, trainable)
+        kept: list[list[int]] = []
+        for chain in found:
+            pieces, left_out = limits.fit(forest.segments, ends, chain)
+            kept += pieces
+            reasons.update((place_of[index], Exclusion.OVER_LENGTH) for index in left_out)
+        share = 1 / len(kept) if kept and options.credit is Credit.DIVIDED else 1.0
+        traces = _traces(kept, place_of, forest, ancestry, share)
+        stats = account(completions, forest, ancestry, traces, reasons, ends, len(found))
+        return Trajectory(forest.segments, traces, stats, options.drift)
+
+
+def _reasons(
+    completions: Sequence[Completion],
+    relations: Sequence[Relation],
+    ancestry: Ancestry,
+    options: PrefixMerging.Options,
+) -> Iterator[tuple[int, Exclusion]]:
+    """The completions that are left out for what they are, whatever stands around them."""
+    superseded = _superseded(relations)
+    for place, completion in enumerate(completions):
+        reason = exclusion(completion)
+        if reason is Exclusion.AUXILIARY and options.include_auxiliary:
+            reason = exclusion(replace(completion, kind=CompletionKind.GENERATION))
+        if reason is None and ancestry.rules[place] is not None and not options.include_auxiliary:
+            reason = Exclusion.AUXILIARY
+        if reason is None and place in superseded:
+            reason = Exclusion.RETRY_SUPERSEDED
+        if reason is None and options.credit is Credit.MAIN and ancestry.lineage(place) not in _MAIN_LINE:
+            reason = Exclusion.UNCREDITED
+        if reason is not None:
+            yield place, reason
+
+
+def _superseded(relations: Sequence[Relation]) -> set[int]:
+    """Answers that were not continued while another answer to the same prompt was.
+
+    Where none was continued nothing tells which one the harness took: they are alternatives, and all stay.
+    """
+    continued = {relation.base for relation in relations}
+    answers: dict[int, list[int]] = {}
+    for place, relation in enumerate(relations):
+        if relation.twin is not None:
+            answers.setdefault(relation.twin, [relation.twin]).append(place)
+    return {
+        place
+        for places in answers.values()
+        if not continued.isdisjoint(places)
+        for place in places
+        if place not in continued
+    }
+
+
+def _traces(
+    kept: Sequence[Sequence[int]],
+    place_of: Mapping[int, int],
+    forest: Forest,
+    ancestry: Ancestry,
+    share: float,
+) -> tuple[TraceRef, ...]:
+    """The traces that train these segments, each with its lineage and the trace it came out of."""
+    trace_of = {place_of[index]: trace for trace, piece in enumerate(kept) for index in piece}
+    traces = []
+    for piece in kept:
+        first = place_of[piece[0]]
+        traces.append(
+            TraceRef(
+                tuple(piece),
+                share=share,
+                lineage=ancestry.lineage(first),
+                parent=_parent(first, trace_of, forest.relations, ancestry),
+            )
+        )
+    return tuple(traces)
+
+
+def _parent(
+    first: int, trace_of: Mapping[int, int], relations: Sequence[Relation], ancestry: Ancestry
+) -> int | None:
+    """The trace of the nearest completion before this one that it continues, or else came out of."""
+    base = relations[first].base
+    while base is not None:
+        if base in trace_of:
+            return trace_of[base]
+        base = relations[base].base
+    origin = ancestry.conversations[ancestry.of[first]].parent
+    if origin is None:
+        return None
+    members = ancestry.conversations[origin].members
+    earlier = (place for place in reversed(members) if place < first and place in trace_of)
+    return next((trace_of[place] for place in earlier), None)

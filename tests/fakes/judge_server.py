@@ -1,0 +1,46 @@
+"""A model that judges, over OpenAI's chat completions: answers from a script and keeps what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+
+@dataclass
+class JudgeServer:
+    """The n-th request gets the n-th answer, the last one repeats: a text, or a status with a body."""
+
+    answers: list[str | tuple[int, str]]
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    url: str = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        answer = self.answers[min(len(self.asked), len(self.answers) - 1)]
+        self.asked.append(await request.json())
+        self.keys.append(request.headers.get("Authorization", ""))
+        if isinstance(answer, tuple):
+            return web.Response(status=answer[0], text=answer[1])
+        message = {"role": "assistant", "content": answer}
+        return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+
+@asynccontextmanager
+async def judging(*answers: str | tuple[int, str]) -> AsyncIterator[JudgeServer]:
+    server = JudgeServer(list(answers))
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", server.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        server.url = f"http://127.0.0.1:{port}/v1"
+        yield server
+    finally:
+        await runner.cleanup()
