@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from pydantic import BaseModel
 
 from polar.errors import PolarError
-from polar.models.session import TrajectoryStats, Verdict
+from polar.models.completion import Completion
+from polar.models.session import AgentEnd, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
+from polar.models.trace import Trajectory
 from polar.runtimes.base import Sandbox
 
 
@@ -18,13 +24,57 @@ class EvaluationFailed(PolarError):
 
 
 @dataclass(frozen=True, slots=True)
+class JudgeEndpoint:
+    """A model that judges: tasks name it, only the node knows where it is and with which key."""
+
+    url: str
+    """Up to and without `/chat/completions`."""
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationContext:
     """What an evaluator may look at. No process of the agent is alive any more."""
 
     task: TaskSpec
     sandbox: Sandbox
+    """The agent's own, as it left it."""
     stats: TrajectoryStats
     timeout: float
+    """Seconds from `started`."""
+    agent_end: AgentEnd = AgentEnd.EXITED
+    exit_code: int | None = None
+    trajectory: Trajectory | None = None
+    completions: Callable[[], list[Completion]] = list
+    """Reads the session's capture; read on demand, since few evaluators look at it."""
+    sandbox_maker: Callable[[], AbstractAsyncContextManager[Sandbox]] | None = None
+    """Makes a sandbox as the agent found its own; None where there is no such thing."""
+    artifacts: Path | None = None
+    """Host directory where an evaluator keeps files for people to look at; made on demand."""
+    cache: Path | None = None
+    """Host directory that evaluators of this node share; made on demand."""
+    judges: Mapping[str, JudgeEndpoint] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.started + self.timeout - time.monotonic())
+
+    def fresh_sandbox(self) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox made from the task as the agent's was, without a gateway; it ends with the context."""
+        if self.sandbox_maker is None:
+            raise EvaluationFailed("no fresh sandbox can be made here")
+        return self.sandbox_maker()
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Keep a file for people to look at, where there is a place for it."""
+        if self.artifacts is not None:
+            self.artifacts.mkdir(parents=True, exist_ok=True)
+            (self.artifacts / name).write_bytes(data)
+
+    def with_sandbox(self, sandbox: Sandbox) -> EvaluationContext:
+        return replace(self, sandbox=sandbox)
 
 
 class Evaluator(ABC):
@@ -33,6 +83,11 @@ class Evaluator(ABC):
 
     def __init__(self, options: BaseModel) -> None:
         self.options = options
+
+    @property
+    def wants_fresh_sandbox(self) -> bool:
+        """Whether `evaluate` will ask for a fresh sandbox, so that the node can make it in advance."""
+        return False
 
     @abstractmethod
     async def evaluate(self, context: EvaluationContext) -> Verdict:

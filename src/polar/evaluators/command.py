@@ -13,13 +13,12 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
+from polar.evaluators.output import report_of, tail
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import Command, ExecResult, PathRefused, SandboxError
 
 LOG_NAME = "evaluator"
-REPORT_BYTES = 16 * 1024
-"""How much of the end of stdout, and of stderr, goes into the report."""
 LAST_LINE_BYTES = 1024 * 1024
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
@@ -62,7 +61,7 @@ class CommandEvaluator(Evaluator):
             raise EvaluationFailed(f"the evaluator's files could not be put in place: {error}") from error
         result = await self._run(context)
         reward, components = self._judge(result)
-        return Verdict(reward=reward, components=components, report=_report(result))
+        return Verdict(reward=reward, components=components, report=report_of(result))
 
     async def _run(self, context: EvaluationContext) -> ExecResult:
         command = self.options.command
@@ -127,20 +126,5 @@ def _finite(value: Any, what: str) -> float:
 
 
 def _last_line(path: Path) -> str:
-    lines = _tail(path, LAST_LINE_BYTES).decode(errors="replace").splitlines()
+    lines = tail(path, LAST_LINE_BYTES).decode(errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _report(result: ExecResult) -> str:
-    streams = (("stdout", result.stdout), ("stderr", result.stderr))
-    texts = ((name, _tail(path, REPORT_BYTES).decode(errors="replace").rstrip()) for name, path in streams)
-    return "\n".join(
-        [f"exit code {result.exit_code}", *(f"--- {name}\n{text}" for name, text in texts if text)]
-    )
-
-
-def _tail(path: Path, size: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - size))
-        return file.read()

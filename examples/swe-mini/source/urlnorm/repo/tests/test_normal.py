@@ -1,0 +1,21 @@
+import unittest
+
+from urlnorm import normalise
+
+
+class NormalTest(unittest.TestCase):
+    def test_case(self):
+        self.assertEqual(normalise("HTTP://Example.COM/Path"), "http://example.com/Path")
+
+    def test_default_port(self):
+        self.assertEqual(normalise("https://example.com:443/x"), "https://example.com/x")
+        self.assertEqual(normalise("https://example.com:80/x"), "https://example.com:80/x")
+
+    def test_unreserved(self):
+        self.assertEqual(normalise("http://example.com/%7Euser"), "http://example.com/~user")
+
+    def test_empty_path(self):
+        self.assertEqual(normalise("http://example.com?q=1"), "http://example.com/?q=1")
+
+    def test_dots(self):
+        self.assertEqual(normalise("http://example.com/a/./b/../c"), "http://example.com/a/c")

@@ -1,0 +1,246 @@
+"""Scores the agent's patch on a SWE-bench row, with the official package's specifications and log parsers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from polar.errors import NotInstalled
+from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
+from polar.evaluators.diff import with_patch
+from polar.evaluators.grading import Grade, TestReward, grade
+from polar.evaluators.inside import Spoiled, place_file, private_directory
+from polar.evaluators.output import text_of
+from polar.evaluators.patch import PATCH_BYTES, apply_patch, extract_patch, touched_files
+from polar.evaluators.swe_row import SweRow
+from polar.evaluators.tampering import Inventory, TamperPolicy, compare, literal, take_inventory, undo
+from polar.evaluators.test_plan import SHARE_OF_TIME, run_tests, spoiled, verdict_of
+from polar.evaluators.test_reports import PARSERS, ReportFormat
+from polar.evaluators.test_reports.report import Outcome, TestReport, make_report
+from polar.models.session import Verdict
+from polar.runtimes.base import Sandbox
+
+logger = logging.getLogger(__name__)
+
+OfficialParser = Callable[[str, Any], dict[str, str]]
+ENVIRONMENT = "testbed"
+"""What official images call the repository's directory and the environment it is installed in."""
+START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+_SUITE_RAN = re.compile(
+    r"\b[1-9]\d* (passing|passed|SUCCESS|specs?)\b|Executed [1-9]\d* of|^# tests [1-9]|^Tests:\s+[1-9]",
+    re.MULTILINE,
+)
+"""How runners say that they ran something; where they name failures only, silence may be success or death."""
+_OUTCOMES = {
+    "PASSED": Outcome.PASSED,
+    "XFAIL": Outcome.PASSED,
+    "SKIPPED": Outcome.SKIPPED,
+    "FAILED": Outcome.FAILED,
+    "ERROR": Outcome.ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Procedure:
+    """How the tests of a row are run and read."""
+
+    script: str
+    """Run by bash in the workspace, after the agent's patch."""
+    parse: Callable[[str], TestReport]
+    applies_test_patch: bool
+    """Whether the script puts the hidden tests in place itself."""
+    trusts_exit_code: bool
+    """Whether the script ends with the exit code of the tests."""
+
+
+class SwebenchEvaluator(Evaluator):
+    class Options(BaseModel):
+        model_config = {"extra": "forbid", "frozen": True}
+
+        row: SweRow
+        reward: TestReward = TestReward.ALL_PASS
+        """`all_pass` is what SWE-bench calls resolved."""
+        exclude: tuple[str, ...] = ()
+        """Paths (git's glob patterns) whose changes are left out of the patch."""
+        max_patch_bytes: int = Field(default=PATCH_BYTES, ge=1, le=64 * 1024 * 1024)
+        tampering: TamperPolicy = TamperPolicy.NEUTRALISE
+        timeout_seconds: float | None = Field(default=None, gt=0)
+
+    options: Options
+
+    @property
+    def wants_fresh_sandbox(self) -> bool:
+        return True
+
+    async def evaluate(self, context: EvaluationContext) -> Verdict:
+        options, row = self.options, self.options.row
+        procedure = procedure_of(row)
+        # The places of the hidden tests are theirs: what the agent did there does not count.
+        tests = touched_files(row.test_patch.encode())
+        try:
+            async with context.fresh_sandbox() as fresh:
+                patch = await extract_patch(
+                    context, fresh, (*options.exclude, *map(literal, tests)), options.max_patch_bytes
+                )
+                before = await take_inventory(fresh, (), timeout=context.seconds_left)
+                problem = await apply_patch(fresh, patch, timeout=context.seconds_left)
+                if problem:
+                    raise Spoiled(f"the patch does not apply: {problem}")
+                verdict = await self._test(context, fresh, procedure, before)
+        except Spoiled as error:
+            return spoiled(error)
+        return with_patch(verdict, patch)
+
+    async def _test(
+        self, context: EvaluationContext, fresh: Sandbox, procedure: Procedure, before: Inventory
+    ) -> Verdict:
+        options = self.options
+        findings = compare(before, await take_inventory(fresh, (), timeout=context.seconds_left))
+        if findings and options.tampering is TamperPolicy.ZERO:
+            return verdict_of(Grade(0.0, {}, ("the agent tampered with the test runner",)), findings)
+        if options.tampering is TamperPolicy.NEUTRALISE:
+            await undo(fresh, findings, before, timeout=context.seconds_left)
+        if not procedure.applies_test_patch:
+            await _apply_tests(context, fresh, options.row)
+        script = private_directory(fresh) / "eval.sh"
+        await place_file(fresh, script, procedure.script.encode(), executable=True)
+        limit = min(options.timeout_seconds or context.timeout, SHARE_OF_TIME * context.seconds_left)
+        # One stream: the official markers are printed to the one, the tests' results to the other.
+        result = await run_tests(f"exec /bin/bash {script} 2>&1", fresh, env={}, timeout=limit)
+        if result.timed_out:
+            return verdict_of(
+                Grade(0.0, {}, (f"the tests did not end within {limit:g} s",)), findings, result
+            )
+        exit_code = result.exit_code if procedure.trusts_exit_code else 0
+        report = procedure.parse(text_of(result))
+        return verdict_of(grade(report, exit_code, options.row.expected, options.reward), findings, result)
+
+
+async def _apply_tests(context: EvaluationContext, fresh: Sandbox, row: SweRow) -> None:
+    problem = await apply_patch(
+        fresh, row.test_patch.encode(), timeout=context.seconds_left, name="test-patch"
+    )
+    if problem:
+        raise EvaluationFailed(f"row.test_patch of {row.instance_id} does not apply: {problem}")
+
+
+def procedure_of(row: SweRow) -> Procedure:
+    """How to grade a row: as it says itself, else as the official package knows its repository."""
+    if row.test_cmd:
+        assert row.log_parser
+        return Procedure(row.test_cmd, _parser(row.log_parser, row), False, True)
+    if row.eval_script:
+        assert row.log_parser
+        return Procedure(row.eval_script, _between_markers(_parser(row.log_parser, row)), True, False)
+    return _official_procedure(row)
+
+
+def _official_procedure(row: SweRow) -> Procedure:
+    official = _package()
+    versions = official.specs.get(row.repo)
+    if versions is None or row.version not in versions:
+        known = f"versions {', '.join(sorted(versions))}" if versions else "no version"
+        raise EvaluationFailed(
+            f"the swebench package has no specification of {row.repo} {row.version!r} (it has {known})",
+            hint="give the row test_cmd and log_parser",
+        )
+    script = official.make_eval_script(
+        {
+            "repo": row.repo,
+            "version": row.version,
+            "test_patch": row.test_patch,
+            "instance_id": row.instance_id,
+        },
+        versions[row.version],
+        *(ENVIRONMENT, f"/{ENVIRONMENT}", row.base_commit, row.test_patch),
+    )
+    parser = official.parsers_by_repo[row.repo]
+    silent_passes = row.repo in official.fail_only
+    expected = (*row.fail_to_pass, *row.pass_to_pass)
+
+    def parse(log: str) -> TestReport:
+        report = _report(parser, log, row)
+        if not silent_passes or (report.is_empty and not _SUITE_RAN.search(log)):
+            return report
+        # Runners of these repositories name failures only.
+        return make_report([*report.outcomes.items(), *((name, Outcome.PASSED) for name in expected)])
+
+    lines = ("#!/bin/bash", "set -uxo pipefail", *script)
+    return Procedure("\n".join(lines) + "\n", _between_markers(parse), True, False)
+
+
+def _between_markers(parse: Callable[[str], TestReport]) -> Callable[[str], TestReport]:
+    """A parser of the part of a log that the tests wrote; without the markers they never ran."""
+
+    def parse_part(log: str) -> TestReport:
+        _, start, rest = log.partition(START)
+        part, end, _ = rest.rpartition(END)
+        return parse(part) if start and end else TestReport()
+
+    return parse_part
+
+
+def _parser(name: str, row: SweRow) -> Callable[[str], TestReport]:
+    if name in {format.value for format in ReportFormat}:
+        return PARSERS[ReportFormat(name)]
+    official = _package().parsers_by_name.get(name)
+    if official is None:
+        raise EvaluationFailed(f"row.log_parser: the swebench package has no {name!r}")
+    return lambda log: _report(official, log, row)
+
+
+def _report(parser: OfficialParser, log: str, row: SweRow) -> TestReport:
+    """What an official parser makes of a log; a log that it stumbles over is one it makes nothing of."""
+    try:
+        # The row stands for the specification, of which parsers only read the instance's id.
+        statuses = parser(log, row)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        logger.warning("%s: the official parser stumbled over the tests' output: %r", row.instance_id, error)
+        return TestReport()
+    return make_report((name, _OUTCOMES.get(status, Outcome.ERROR)) for name, status in statuses.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Official:
+    """What is used of the official package."""
+
+    specs: Mapping[str, Mapping[str, Any]]
+    make_eval_script: Callable[..., list[str]]
+    """Not `make_test_spec`, which also plans the image, and fetches files over the network for that."""
+    parsers_by_repo: Mapping[str, OfficialParser]
+    parsers_by_name: Mapping[str, OfficialParser]
+    fail_only: frozenset[str]
+
+
+def _package() -> Official:
+    try:
+        from swebench.harness import log_parsers
+        from swebench.harness.constants import FAIL_ONLY_REPOS, MAP_REPO_VERSION_TO_SPECS
+        from swebench.harness.test_spec.create_scripts import make_eval_script_list
+    except ImportError as error:
+        raise NotInstalled(
+            f"the evaluator swebench needs the package swebench: {error}",
+            hint="pip install 'polar[swebench]'",
+        ) from None
+    modules = [getattr(log_parsers, language) for language in _LANGUAGES if hasattr(log_parsers, language)]
+    named = {
+        name: function
+        for module in modules
+        for name, function in vars(module).items()
+        if name.startswith("parse_log_") and callable(function)
+    }
+    return Official(
+        MAP_REPO_VERSION_TO_SPECS,
+        make_eval_script_list,
+        log_parsers.MAP_REPO_TO_PARSER,
+        named,
+        frozenset(FAIL_ONLY_REPOS),
+    )
+
+
+_LANGUAGES = ("c", "go", "java", "javascript", "php", "python", "ruby", "rust")
