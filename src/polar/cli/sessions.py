@@ -28,7 +28,7 @@ def sessions(
 ) -> None:
     """List sessions, show the state of one, or cancel one.
 
-    What a session's agent said and did is told by `polar show`.
+    What a session's agent said and did is told by `polar show`, what it left by `polar artifacts`.
 
     Examples:
 
@@ -36,7 +36,7 @@ def sessions(
       polar sessions SESSION --cancel
     """
     from polar.cli.output import print_json, print_json_line, print_parts
-    from polar.cli.summary import session_table
+    from polar.cli.summary import event_table, session_table
     from polar.models.session import SessionStatus
 
     wanted = one_of(SessionStatus, status, "--status")
@@ -50,7 +50,7 @@ def sessions(
             if as_json:
                 print_json(view)
             else:
-                print_parts(session_table([view]))
+                print_parts(session_table([view]), "", event_table(client.session_events(session_id)))
             return
         views = client.sessions(task_id=task, status=wanted)
         if as_json:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from polar.cli.output import console, table
+from polar.cli.output import clock, console, table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from polar.client import Client
-    from polar.models.session import SessionStatus
+    from polar.models.session import SessionEvent, SessionStatus
     from polar.models.task import TaskSpec
     from polar.models.views import SessionView, TaskView
 
@@ -82,6 +83,19 @@ def session_table(sessions: Iterable[SessionView]) -> Table:
             for session in sessions
         ),
         numbers=["SAMPLE", "ATTEMPT", "COMPLETIONS", "TOKENS", "REWARD"],
+    )
+
+
+def event_table(events: Sequence[SessionEvent]) -> Table:
+    """What happened to one session, and how long it stayed where it was."""
+    ends = [event.at for event in events[1:]]
+    return table(
+        ["ATTEMPT", "STATUS", "AT", "SECONDS", "NODE", "DETAIL"],
+        (
+            (event.attempt, event.status, clock(event.at), end and end - event.at, event.node, event.detail)
+            for event, end in zip_longest(events, ends)
+        ),
+        numbers=["ATTEMPT", "SECONDS"],
     )
 
 

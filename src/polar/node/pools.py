@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from types import TracebackType
 
 from polar.config.settings import NodeSettings
+
+_AGENTS_A_CORE = 4
+"""An agent waits for the model most of its time."""
+_BYTES_AN_AGENT = 1 << 30
+_FEWEST_RUN_SLOTS = 2
 
 
 class Pool:
@@ -39,15 +45,27 @@ class Pool:
 class Pools:
     """INIT makes sandboxes, READY keeps them warm, RUN holds agents, POSTRUN scores.
 
-    A session holds a READY place from its lease on, so that nothing is prepared for which there
-    is no room; it keeps its RUN slot until POSTRUN has room: pressure travels backwards.
+    A session holds a READY place from its lease on, so that nothing is prepared for which there is no
+    room and no INIT worker holds on to what it made; it keeps its RUN slot until POSTRUN has room:
+    pressure travels backwards. Without a READY buffer it holds its RUN slot from the start.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
-        self.init = Pool("init", settings.init_workers)
-        self.ready = Pool("ready", settings.ready_buffer)
-        self.run = Pool("run", settings.run_slots)
-        self.postrun = Pool("postrun", settings.postrun_workers)
+        slots = settings.run_slots or _run_slots()
+        buffer = slots if settings.ready_buffer is None else settings.ready_buffer
+        self.init = Pool("init", settings.init_workers or slots)
+        self.ready = Pool("ready", buffer)
+        self.run = Pool("run", slots)
+        self.postrun = Pool("postrun", settings.postrun_workers or max(2, slots // 2))
+
+    @property
+    def entrance(self) -> Pool:
+        """Where a leased session takes its first seat."""
+        return self.ready if self.ready.size else self.run
+
+    @property
+    def all(self) -> tuple[Pool, ...]:
+        return self.init, self.ready, self.run, self.postrun
 
 
 class Seat:
@@ -57,6 +75,8 @@ class Seat:
         self._pool: Pool | None = taken
 
     async def move(self, pool: Pool) -> None:
+        if pool is self._pool:
+            return
         await pool.enter()
         self._release()
         self._pool = pool
@@ -71,3 +91,11 @@ class Seat:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._release()
+
+
+def _run_slots() -> int:
+    """As many agents as this machine's cores and memory carry."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(
+        _FEWEST_RUN_SLOTS, min(_AGENTS_A_CORE * len(os.sched_getaffinity(0)), memory // _BYTES_AN_AGENT)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,65 +12,49 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polar import plugins
-from polar.engines.base import ModelInfo
-from polar.errors import NotInstalled, PolarError
+from polar.errors import PolarError
 from polar.evaluators.base import EvaluationContext, Evaluator
-from polar.gateway.capture import read_capture
-from polar.gateway.server import Gateway, SessionGrant, new_key
-from polar.harnesses.base import Harness, HarnessContext, Installation
+from polar.gateway.capture import parse_capture
+from polar.harnesses.base import Harness, Installation
+from polar.models.completion import Completion
 from polar.models.session import (
-    AgentEnd,
     Lease,
     SessionResult,
     SessionStatus,
+    StageEntry,
     StageSeconds,
-    TrajectoryStats,
     Verdict,
 )
 from polar.models.trace import Trajectory
-from polar.node.installations import Installations
-from polar.node.pools import Pools, Seat
-from polar.runtimes.base import Runtime, Sandbox, SandboxError, SandboxSpec
+from polar.node.agent import AgentRun
+from polar.node.artifacts import Artifacts, collect_diff, collect_files
+from polar.node.pools import Seat
+from polar.node.prewarming import Prewarmed
+from polar.node.sandboxes import Sandboxes
+from polar.node.workshop import Workshop
+from polar.runtimes.base import Sandbox, SandboxError
 from polar.trajectory import recording
 from polar.trajectory.base import Builder
 
 log = logging.getLogger(__name__)
 
 STAGES = (SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN)
-DEFAULT_MAX_TOKENS = 4096
-"""How long one answer may be where the task does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workshop:
-    """What the sessions of a node share."""
-
-    pools: Pools
-    gateway: Gateway
-    model: ModelInfo
-    installations: Installations
-    runtimes: tuple[str, ...]
-    sessions_dir: Path
-    """One directory a session: its sandbox while it lives, its logs after."""
-    captures_dir: Path
-    """One log a session, until its recording is stored; outside the sandboxes, which are reaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished session: its result, and its recording if anything was captured."""
+    """A finished session: its result, and what else is stored of it where there is something."""
 
     result: SessionResult
     recording: bytes | None
+    artifacts: bytes | None
 
 
-@dataclass(slots=True)
-class AgentRun:
-    """What is known of the harness's run; filled in as it happens, so that a late failure keeps it."""
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """An attempt that failed for a passing reason, before the agent had begun: it is tried again."""
 
-    end: AgentEnd = AgentEnd.NOT_STARTED
-    exit_code: int | None = None
-    harness_version: str | None = None
+    failure: str
 
 
 @dataclass(slots=True)
@@ -84,8 +69,13 @@ class SessionRun:
     agent: AgentRun = field(default_factory=AgentRun)
     trajectory: Trajectory | None = None
     verdict: Verdict | None = None
+    _artifacts: Artifacts = field(init=False)
     _entered: float = field(default_factory=time.monotonic)
     _seconds: dict[SessionStatus, float] = field(default_factory=dict)
+    _untold: list[tuple[SessionStatus, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._artifacts = Artifacts(self.shop.settings.artifact_bytes)
 
     @property
     def name(self) -> str:
@@ -96,11 +86,17 @@ class SessionRun:
     def capture(self) -> Path:
         return self.shop.captures_dir / f"{self.name}.log"
 
-    async def run(self, seat: Seat) -> Outcome:
+    @property
+    def kept(self) -> Path:
+        return self.shop.kept_dir / self.name
+
+    async def run(self, seat: Seat) -> Outcome | Setback:
         """Take the session through its stages; a failure on the way is part of the outcome."""
         try:
             await self._stages(seat)
         except PolarError as error:
+            if isinstance(error, SandboxError) and error.transient and self.status is SessionStatus.INIT:
+                return Setback(str(error))
             return self._outcome(SessionStatus.FAILED, str(error))
         except Exception as error:
             log.exception("session %s failed in %s", self.lease.session_id, self.status)
@@ -108,127 +104,64 @@ class SessionRun:
         return self._outcome(SessionStatus.COMPLETED)
 
     async def _stages(self, seat: Seat) -> None:
-        async with self._sandbox() as (sandbox, harness, installation):
+        sandboxes = Sandboxes(self.lease, self.shop, self.name)
+        evaluator: Evaluator = plugins.create("evaluators", "evaluator", self.lease.task.evaluator)
+        async with (
+            self._prepared(sandboxes) as (sandbox, harness, installation),
+            Prewarmed(sandboxes.sandbox) as fresh,
+        ):
             self._enter(SessionStatus.READY)
             await seat.move(self.shop.pools.run)
             self._enter(SessionStatus.RUNNING)
-            await self._run_agent(sandbox, harness, installation)
+            if evaluator.wants_fresh_sandbox:
+                fresh.begin()
+            await self.agent.run(self.lease, self.shop, sandbox, harness, installation, self.capture)
             await seat.move(self.shop.pools.postrun)
             self._enter(SessionStatus.POSTRUN)
             self.trajectory = self._build()
-            self.verdict = await self._evaluate(sandbox, self.trajectory.stats)
+            await collect_diff(self._artifacts, sandbox, self.lease.task)
+            await collect_files(self._artifacts, sandbox, self.lease.task)
+            self.verdict = await self._evaluate(evaluator, sandbox, fresh)
 
     @asynccontextmanager
-    async def _sandbox(self) -> AsyncIterator[tuple[Sandbox, Harness, Installation]]:
-        """INIT: the sandbox with the task's files in it; stopped whatever happens after."""
+    async def _prepared(self, sandboxes: Sandboxes) -> AsyncIterator[tuple[Sandbox, Harness, Installation]]:
+        """INIT: the sandbox as the task asks for it, with the harness in it."""
         task = self.lease.task
         async with AsyncExitStack() as stack:
             async with self.shop.pools.init, _budget(task.budgets.init_seconds, "init_seconds"):
-                runtime = await self._runtime()
                 harness: Harness = plugins.create("harnesses", "harness", task.harness)
                 installation = await self.shop.installations.get(task.harness.name, harness)
                 self.agent.harness_version = installation.version
-                sandbox = await runtime.start(
-                    SandboxSpec(
-                        session_id=self.lease.session_id,
-                        root=self.shop.sessions_dir / self.name,
-                        gateway_host=self.shop.gateway.host,
-                        gateway_port=self.shop.gateway.port,
-                        mounts=installation.mounts,
-                    )
-                )
-                stack.push_async_callback(self._stop, sandbox)
-                for path, content in task.files.items():
-                    await sandbox.upload(
-                        sandbox.workspace / path, content.data, executable=content.executable
-                    )
+                sandbox = await stack.enter_async_context(sandboxes.sandbox(installation.mounts))
             yield sandbox, harness, installation
-
-    async def _stop(self, sandbox: Sandbox) -> None:
-        try:
-            await sandbox.stop()
-        except SandboxError:
-            log.exception("session %s: its sandbox could not be cleared away", self.lease.session_id)
-
-    async def _runtime(self) -> Runtime:
-        component = self.lease.task.runtime
-        if component.name not in self.shop.runtimes:
-            raise NotInstalled(
-                f"runtime {component.name!r} is not allowed on this node",
-                hint=f"allowed: {', '.join(self.shop.runtimes)} (setting node.runtimes)",
-            )
-        runtime: Runtime = plugins.create("runtimes", "runtime", component)
-        reason = await runtime.unavailable()
-        if reason:
-            raise NotInstalled(f"runtime {component.name!r} does not work on this machine: {reason}")
-        return runtime
-
-    async def _run_agent(self, sandbox: Sandbox, harness: Harness, installation: Installation) -> None:
-        """RUNNING: the harness against the gateway, until it ends or a budget ends it."""
-        task, gateway = self.lease.task, self.shop.gateway
-        key = new_key()
-        context = HarnessContext(
-            instruction=task.instruction,
-            model=self.shop.model.name,
-            gateway_url=sandbox.gateway_url,
-            key=key,
-            workspace=sandbox.workspace,
-            home=sandbox.home,
-            tmp=sandbox.tmp,
-            max_context=task.budgets.max_context_tokens or self.shop.model.max_context,
-            max_tokens=task.sampling.max_tokens or min(DEFAULT_MAX_TOKENS, self.shop.model.max_context // 2),
-            paths={mount.target: sandbox.path_inside(mount) for mount in installation.mounts},
-        )
-        for path, data in harness.files(context).items():
-            await sandbox.upload(path, data)
-        gateway.open_session(
-            SessionGrant(
-                session_id=self.lease.session_id,
-                key=key,
-                capture=self.capture,
-                sampling=task.sampling,
-                budgets=task.budgets,
-                sample=self.lease.sample,
-            )
-        )
-        try:
-            await self._exec_agent(sandbox, harness, context)
-        finally:
-            await gateway.close_session(self.lease.session_id)
-            await sandbox.kill()
-
-    async def _exec_agent(self, sandbox: Sandbox, harness: Harness, context: HarnessContext) -> None:
-        budget = asyncio.create_task(self.shop.gateway.budget_spent(self.lease.session_id))
-        agent = asyncio.create_task(
-            sandbox.exec(
-                harness.command(context), timeout=self.lease.task.budgets.run_seconds, log_name="agent"
-            )
-        )
-        self.agent.end = AgentEnd.CANCELLED
-        try:
-            await asyncio.wait({agent, budget}, return_when=asyncio.FIRST_COMPLETED)
-            if not agent.done():
-                self.agent.end = AgentEnd.BUDGET
-                return
-            result = agent.result()
-            self.agent.end = AgentEnd.TIMEOUT if result.timed_out else AgentEnd.EXITED
-            self.agent.exit_code = result.exit_code
-        finally:
-            for task in (agent, budget):
-                task.cancel()
-            await asyncio.gather(agent, budget, return_exceptions=True)
 
     def _build(self) -> Trajectory:
         builder: Builder = plugins.create("builders", "builder", self.lease.task.builder)
-        return builder.build(read_capture(self.capture) if self.capture.exists() else [])
+        return builder.build_capture(self.capture.read_bytes() if self.capture.exists() else b"")
 
-    async def _evaluate(self, sandbox: Sandbox, stats: TrajectoryStats) -> Verdict:
-        task = self.lease.task
-        evaluator: Evaluator = plugins.create("evaluators", "evaluator", task.evaluator)
-        seconds = task.budgets.evaluate_seconds
+    def _completions(self) -> list[Completion]:
+        data = self.capture.read_bytes() if self.capture.exists() else b""
+        return list(parse_capture(data).completions)
+
+    async def _evaluate(self, evaluator: Evaluator, sandbox: Sandbox, fresh: Prewarmed) -> Verdict:
+        assert self.trajectory is not None
+        seconds = self.lease.task.budgets.evaluate_seconds
         async with _budget(seconds, "evaluate_seconds"):
             return await evaluator.evaluate(
-                EvaluationContext(task=task, sandbox=sandbox, stats=stats, timeout=seconds)
+                EvaluationContext(
+                    task=self.lease.task,
+                    sandbox=sandbox,
+                    stats=self.trajectory.stats,
+                    timeout=seconds,
+                    agent_end=self.agent.end,
+                    exit_code=self.agent.exit_code,
+                    trajectory=self.trajectory,
+                    completions=self._completions,
+                    sandbox_maker=fresh.sandbox,
+                    artifacts=self.kept,
+                    cache=self.shop.cache_dir,
+                    judges=self.shop.judges,
+                )
             )
 
     def cancelled(self) -> Outcome:
@@ -237,6 +170,7 @@ class SessionRun:
 
     def _outcome(self, status: SessionStatus, error: str | None = None) -> Outcome:
         self._close_stage()
+        self.shop.metrics.ended(status)
         try:
             trajectory = self.trajectory or self._build()
         except (PolarError, ValueError) as problem:
@@ -244,7 +178,8 @@ class SessionRun:
             trajectory = Trajectory((), ())
             error = "; ".join(filter(None, [error, f"its capture cannot be read: {problem}"]))
         if self.verdict is not None:
-            trajectory = trajectory.with_reward(self.verdict.reward)
+            trajectory = trajectory.with_reward(self.verdict.reward, self.verdict.trace_rewards)
+        archive = self._archive()
         versions = [
             int(bound)
             for segment in trajectory.segments
@@ -268,20 +203,45 @@ class SessionRun:
             harness_version=self.agent.harness_version,
             model=self.shop.model.name,
             logprobs_mode=self.shop.model.logprobs_mode,
-            has_recording=bool(trajectory.segments),
+            has_recording=trajectory.stats.completions > 0,
+            has_artifacts=archive is not None,
         )
-        if not result.has_recording:
-            return Outcome(result, None)
-        return Outcome(result, recording.encode(self.capture.read_bytes(), trajectory, result))
+        packed = None
+        if result.has_recording:
+            packed = recording.encode(self.capture.read_bytes(), trajectory, result)
+        return Outcome(result, packed, archive)
+
+    def _archive(self) -> bytes | None:
+        self._artifacts.add_directory(self.shop.sessions_dir / self.name / "logs", "logs")
+        self._artifacts.add_directory(self.kept, "evaluation")
+        return self._artifacts.archive()
+
+    def clear_away(self) -> None:
+        """Remove what is left of the session on this machine, once all of it is stored."""
+        self.capture.unlink(missing_ok=True)
+        for directory in (self.kept, *self.shop.sessions_dir.glob(f"{self.name}*")):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def untold(self) -> tuple[StageEntry, ...]:
+        """Stages entered that the server has not heard of."""
+        now = time.monotonic()
+        return tuple(StageEntry(status=status, seconds_ago=now - at) for status, at in self._untold)
+
+    def told(self, count: int) -> None:
+        """The server has heard of the first so many."""
+        del self._untold[:count]
 
     def _enter(self, status: SessionStatus) -> None:
         self._close_stage()
         self.status = status
+        self._untold.append((status, self._entered))
         self.changed()
 
     def _close_stage(self) -> None:
         now = time.monotonic()
-        self._seconds[self.status] = self._seconds.get(self.status, 0.0) + now - self._entered
+        spent = now - self._entered
+        self._seconds[self.status] = self._seconds.get(self.status, 0.0) + spent
+        self.shop.metrics.stage(self.status, spent)
         self._entered = now
 
 

@@ -18,9 +18,9 @@ from polar.errors import Conflict, PolarError, Unavailable
 from polar.gateway.server import Gateway
 from polar.models.session import Lease
 from polar.models.views import Heartbeat, LeaseRequest, Release, ResultPost, SessionBeat
-from polar.node.installations import Installations
-from polar.node.pools import Pools, Seat
-from polar.node.session_run import Outcome, SessionRun, Workshop
+from polar.node.pools import Seat
+from polar.node.session_run import Outcome, SessionRun, Setback
+from polar.node.workshop import Workshop
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +54,7 @@ class Node:
         self._client = client
         self._gateway = gateway
         self._lease_seconds = lease_seconds
-        directory = (data_dir / "nodes" / settings.name).absolute()
-        self._sessions_dir = directory / "sessions"
-        self._shop = Workshop(
-            pools=Pools(settings),
-            gateway=gateway,
-            model=model,
-            installations=Installations(),
-            runtimes=settings.runtimes,
-            sessions_dir=self._sessions_dir,
-            captures_dir=directory / "captures",
-        )
+        self._shop = Workshop.below(data_dir, settings, gateway, model)
         self._runs: dict[str, SessionRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._called_off: set[str] = set()
@@ -80,15 +70,17 @@ class Node:
 
     async def _reap(self) -> None:
         """End what a previous life of this node left behind; its sessions are leased anew."""
-        if not self._sessions_dir.is_dir():
+        sessions_dir = self._shop.sessions_dir
+        if not sessions_dir.is_dir():
             return
         for name in self._settings.runtimes:
-            count = await plugins.load("runtimes", name).reap(self._sessions_dir)
+            count = await plugins.load("runtimes", name).reap(sessions_dir)
             if count:
                 log.warning("ended %d sandboxes that an earlier run left behind (%s)", count, name)
+        await self._shop.snapshots.reap()
 
     async def _lease_forever(self, group: asyncio.TaskGroup) -> None:
-        ready = self._shop.pools.ready
+        entrance = self._shop.pools.entrance
         while True:
             async with self._places() as places:
                 request = LeaseRequest(
@@ -101,23 +93,23 @@ class Node:
                 )
                 for lease in answer.leases:
                     places.pop()
-                    self._start(group, lease, Seat(ready))
+                    self._start(group, lease, Seat(entrance))
 
     @asynccontextmanager
     async def _places(self) -> AsyncIterator[list[None]]:
-        """All READY places that are free now, at least one; those left in the list are given back."""
-        ready = self._shop.pools.ready
+        """All places that are free for new sessions, at least one; those left in the list are given back."""
+        entrance = self._shop.pools.entrance
         places: list[None] = []
         try:
-            await ready.enter()
+            await entrance.enter()
             places.append(None)
-            while ready.free:
-                await ready.enter()
+            while entrance.free:
+                await entrance.enter()
                 places.append(None)
             yield places
         finally:
             for _ in places:
-                ready.leave()
+                entrance.leave()
 
     def _start(self, group: asyncio.TaskGroup, lease: Lease, seat: Seat) -> None:
         run = SessionRun(lease=lease, shop=self._shop, changed=self._beat_now.set)
@@ -132,8 +124,12 @@ class Node:
             with seat:
                 outcome = await self._outcome(run, seat)
                 self._tasks.pop(session_id)
-                if outcome is not None:
-                    await self._deliver_even_if_cancelled(run, outcome)
+                match outcome:
+                    case Outcome():
+                        await self._deliver_even_if_cancelled(run, outcome)
+                    case Setback():
+                        log.warning("session %s: to be tried again: %s", session_id, outcome.failure)
+                        await self._give_back(run.lease, outcome.failure)
         except Exception:
             log.exception("session %s: lost to an internal error; its lease will expire", session_id)
         finally:
@@ -142,7 +138,7 @@ class Node:
             self._called_off.discard(session_id)
             self._lost.discard(session_id)
 
-    async def _outcome(self, run: SessionRun, seat: Seat) -> Outcome | None:
+    async def _outcome(self, run: SessionRun, seat: Seat) -> Outcome | Setback | None:
         """What came of the session; None if it is no longer this node's."""
         session_id = run.lease.session_id
         try:
@@ -166,14 +162,18 @@ class Node:
             raise
 
     async def _deliver(self, run: SessionRun, outcome: Outcome) -> None:
-        """Store the recording, then the result; only then is the capture let go."""
+        """Store the recording and the artifacts, then the result; only then is the capture let go."""
         session_id, token = run.lease.session_id, run.lease.fencing_token
         try:
             if outcome.recording is not None:
                 await self._until_reached(
                     "store a recording", self._client.put_recording, session_id, token, outcome.recording
                 )
-            post = ResultPost(fencing_token=token, result=outcome.result)
+            if outcome.artifacts is not None:
+                await self._until_reached(
+                    "store artifacts", self._client.put_artifacts, session_id, token, outcome.artifacts
+                )
+            post = ResultPost(fencing_token=token, result=outcome.result, entered=run.untold())
             await self._until_reached("store a result", self._client.post_result, session_id, post)
         except Conflict as error:
             log.warning("session %s: result refused, its capture is kept: %s", session_id, error)
@@ -181,7 +181,7 @@ class Node:
         except PolarError as error:
             log.error("session %s: result could not be stored, its capture is kept: %s", session_id, error)
             return
-        run.capture.unlink(missing_ok=True)
+        await asyncio.to_thread(run.clear_away)
         result = outcome.result
         log.info(
             "session %s %s: reward %s, %d completions, %d tokens%s",
@@ -193,9 +193,10 @@ class Node:
             f": {result.error}" if result.error else "",
         )
 
-    async def _give_back(self, lease: Lease) -> None:
+    async def _give_back(self, lease: Lease, failure: str | None = None) -> None:
+        given_back = Release(fencing_token=lease.fencing_token, failure=failure)
         try:
-            await self._client.release(lease.session_id, Release(fencing_token=lease.fencing_token))
+            await self._client.release(lease.session_id, given_back)
         except PolarError as error:
             log.info("session %s: not given back (%s); its lease will expire", lease.session_id, error)
 
@@ -216,16 +217,20 @@ class Node:
                 log.warning("heartbeat did not reach the server: %s", error)
 
     async def _beat(self) -> None:
+        runs = dict(self._runs)
         beats = tuple(
             SessionBeat(
                 session_id=session_id,
                 fencing_token=run.lease.fencing_token,
                 status=run.status,
                 progress=self._gateway.progress(session_id),
+                entered=run.untold(),
             )
-            for session_id, run in self._runs.items()
+            for session_id, run in runs.items()
         )
         answer = await self._client.heartbeat(self._settings.name, Heartbeat(sessions=beats))
+        for beat in beats:
+            runs[beat.session_id].told(len(beat.entered))
         for session_id in answer.cancel:
             if session_id in self._tasks and session_id not in self._called_off:
                 self._called_off.add(session_id)

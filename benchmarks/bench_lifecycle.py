@@ -1,0 +1,135 @@
+"""A node's lifecycle: how busy its run slots are, what a waiting session costs, what scheduling costs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from lifecycle_start import measure as measure_start
+from report import Row, at_most, report
+
+from polar.models.session import SessionStatus
+from polar.models.task import TaskSpec
+from polar.node.worker import Node
+from polar.store.store import Store
+from tests.systems import System, shell_task, system
+
+SLOTS = 8
+STAGE_SECONDS = 2.0
+ROUNDS = 6
+IDLE_SESSIONS = 1_000
+QUEUES = (100, 5_000)
+
+
+def main() -> None:
+    rows = [*start_rows(), *asyncio.run(busy_rows()), asyncio.run(idle_row()), asyncio.run(scheduling_row())]
+    report("lifecycle", rows)
+
+
+def start_rows() -> list[Row]:
+    measured = measure_start()
+    added = measured["bubblewrap_ms"] - measured["process_ms"]
+    return [
+        Row("sandbox and `true`: a bare process", measured["process_ms"], "ms"),
+        at_most("sandbox and `true`: bubblewrap, added to that", added, "ms", 50.0),
+    ]
+
+
+async def busy_rows() -> list[Row]:
+    """The share of run slots in which an agent is at work, while there is work."""
+    with_buffer = await busy_share(ready_buffer=SLOTS, init_workers=SLOTS)
+    without = await busy_share(ready_buffer=0, init_workers=SLOTS)
+    goal = "≥ 95"
+    return [
+        Row(
+            f"run slots busy, init {STAGE_SECONDS:g} s, run {STAGE_SECONDS:g} s (peer: no READY buffer)",
+            100 * with_buffer,
+            "%",
+            100 * without,
+            goal,
+            with_buffer >= 0.95,
+        )
+    ]
+
+
+async def busy_share(**sizes: int) -> float:
+    stage = f"sleep {STAGE_SECONDS:g}"
+    with tempfile.TemporaryDirectory() as directory:
+        async with system(Path(directory), ["unused"]) as running:
+            task = shell_task("busy", stage, samples=SLOTS * ROUNDS, prepare=[{"exec": stage}])
+            await running.client.submit(task)
+            async with running.node(run_slots=SLOTS, postrun_workers=SLOTS, **sizes) as node:
+                return await share_while_queued(running, node)
+
+
+async def share_while_queued(running: System, node: Node) -> float:
+    """Sampled from the first full house until the queue is empty."""
+    at_work: list[int] = []
+    is_full = False
+    while (await running.client.health()).sessions.get(SessionStatus.QUEUED, 0):
+        agents = sum(run.status is SessionStatus.RUNNING for run in node._runs.values())
+        is_full |= agents == SLOTS
+        if is_full:
+            at_work.append(agents)
+        await asyncio.sleep(0.05)
+    return sum(at_work) / len(at_work) / SLOTS
+
+
+async def idle_row() -> Row:
+    """The node's own memory for a session whose agent waits; the agents' processes are not the node's."""
+    with tempfile.TemporaryDirectory() as directory:
+        async with system(Path(directory), ["unused"]) as running:
+            await running.client.submit(shell_task("idle", "sleep 600", samples=IDLE_SESSIONS))
+            gc.collect()
+            before = psutil.Process().memory_info().rss
+            async with running.node(
+                run_slots=IDLE_SESSIONS, ready_buffer=16, init_workers=16, postrun_workers=16
+            ) as node:
+                await all_running(node, IDLE_SESSIONS)
+                used = (psutil.Process().memory_info().rss - before) / IDLE_SESSIONS
+                await running.client.cancel("idle")
+                await running.client.wait(["idle"], timeout=300)
+    return at_most(f"node memory a session, {IDLE_SESSIONS:,} agents waiting", used / 2**20, "MB", 1.0)
+
+
+async def all_running(node: Node, count: int) -> None:
+    while sum(run.status is SessionStatus.RUNNING for run in node._runs.values()) < count:  # noqa: ASYNC110
+        await asyncio.sleep(0.5)
+
+
+async def scheduling_row() -> Row:
+    small, large = [await claim_milliseconds(queued) for queued in QUEUES]
+    return Row(
+        f"claiming a session with {QUEUES[1]:,} queued (peer: with {QUEUES[0]})",
+        large,
+        "ms",
+        small,
+        "≤ 1.3 × peer",
+        large <= 1.3 * small,
+    )
+
+
+async def claim_milliseconds(queued: int) -> float:
+    with tempfile.TemporaryDirectory() as directory:
+        async with Store.open(Path(directory)) as store:
+            for number in range(queued // 10):
+                await store.tasks.submit(_idle(number))
+            times = []
+            for _ in range(25):
+                began = time.perf_counter()
+                (lease,) = await store.leases.claim("node", limit=1, runtimes=["process"], seconds=60)
+                times.append(time.perf_counter() - began)
+                await store.leases.release(lease.session_id, lease.fencing_token)
+    return 1000 * sorted(times)[len(times) // 2]
+
+
+def _idle(number: int) -> TaskSpec:
+    return shell_task(f"queued-{number}", "true", samples=10)
+
+
+if __name__ == "__main__":
+    main()

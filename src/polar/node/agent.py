@@ -1,0 +1,98 @@
+"""RUNNING: one harness against the gateway, until it ends or a budget ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar.gateway.server import Gateway, SessionGrant, new_key
+from polar.harnesses.base import Harness, HarnessContext, Installation
+from polar.models.session import AgentEnd, Lease
+from polar.node.workshop import Workshop
+from polar.runtimes.base import Sandbox
+
+FAR_SECONDS = 10 * 604_800.0
+"""The sandbox's own limit, beyond any budget: the session's clock, which a pause stops, ends the agent."""
+DEFAULT_MAX_TOKENS = 4096
+"""How long one answer may be where the task does not say."""
+
+
+@dataclass(slots=True)
+class AgentRun:
+    """What is known of the harness's run; filled in as it happens, so that a late failure keeps it."""
+
+    end: AgentEnd = AgentEnd.NOT_STARTED
+    exit_code: int | None = None
+    harness_version: str | None = None
+
+    async def run(
+        self,
+        lease: Lease,
+        shop: Workshop,
+        sandbox: Sandbox,
+        harness: Harness,
+        installation: Installation,
+        capture: Path,
+    ) -> None:
+        """Open the session's key, run the harness, and leave no process of it behind."""
+        task, gateway = lease.task, shop.gateway
+        key = new_key()
+        context = _context(lease, shop, sandbox, installation, key)
+        for path, data in harness.files(context).items():
+            await sandbox.upload(path, data)
+        gateway.open_session(
+            SessionGrant(
+                session_id=lease.session_id,
+                key=key,
+                capture=capture,
+                sampling=task.sampling,
+                budgets=task.budgets,
+                sample=lease.sample,
+                deadline_seconds=task.budgets.run_seconds,
+            )
+        )
+        try:
+            await self._exec(lease, gateway, sandbox, harness, context)
+        finally:
+            await gateway.close_session(lease.session_id)
+            await sandbox.kill()
+
+    async def _exec(
+        self, lease: Lease, gateway: Gateway, sandbox: Sandbox, harness: Harness, context: HarnessContext
+    ) -> None:
+        budget = asyncio.create_task(gateway.budget_spent(lease.session_id))
+        agent = asyncio.create_task(
+            sandbox.exec(harness.command(context), timeout=FAR_SECONDS, log_name="agent")
+        )
+        self.end = AgentEnd.CANCELLED
+        try:
+            await asyncio.wait({agent, budget}, return_when=asyncio.FIRST_COMPLETED)
+            if not agent.done():
+                is_late = gateway.is_out_of_time(lease.session_id)
+                self.end = AgentEnd.TIMEOUT if is_late else AgentEnd.BUDGET
+                return
+            self.exit_code = agent.result().exit_code
+            self.end = AgentEnd.EXITED
+        finally:
+            for task in (agent, budget):
+                task.cancel()
+            await asyncio.gather(agent, budget, return_exceptions=True)
+
+
+def _context(
+    lease: Lease, shop: Workshop, sandbox: Sandbox, installation: Installation, key: str
+) -> HarnessContext:
+    task, model = lease.task, shop.model
+    return HarnessContext(
+        instruction=task.instruction,
+        model=model.name,
+        gateway_url=sandbox.gateway_url,
+        key=key,
+        workspace=sandbox.workspace,
+        home=sandbox.home,
+        tmp=sandbox.tmp,
+        max_context=task.budgets.max_context_tokens or model.max_context,
+        max_tokens=task.sampling.max_tokens or min(DEFAULT_MAX_TOKENS, model.max_context // 2),
+        paths={mount.target: sandbox.path_inside(mount) for mount in installation.mounts},
+    )

@@ -1,0 +1,109 @@
+"""What is kept of a session for people to look at: logs, the diff, declared files, as one zip archive."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import io
+import os
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from polar.models.task import TaskSpec
+from polar.runtimes.base import Command, Sandbox, SandboxError
+
+_LIST_SECONDS = 30.0
+_LIST_BYTES = 4 * 1024 * 1024
+_BASELINE_BYTES = 8 * 1024 * 1024
+_DIFF = """
+mkdir -p "$1"
+if test -d .git && command -v git > /dev/null; then
+    cp .git/index "$1.index"
+    export GIT_INDEX_FILE="$1.index" GIT_OPTIONAL_LOCKS=0
+    git add --all --intent-to-add . && git diff --no-ext-diff --no-textconv HEAD
+else
+    diff -ruN "$1" .
+fi | head -c 4194304
+rm -rf "$1" "$1.index"
+"""
+
+
+class Artifacts:
+    """An archive that grows up to a limit; what no longer fits is named instead of kept."""
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+        self._buffer = io.BytesIO()
+        self._zip = zipfile.ZipFile(self._buffer, "w", zipfile.ZIP_DEFLATED)
+        self._omitted: list[str] = []
+
+    def add(self, name: str, data: bytes) -> None:
+        if len(data) > self._left:
+            self.omit(name, f"{len(data)} bytes, over the limit of node.artifact_bytes")
+            return
+        self._left -= len(data)
+        self._zip.writestr(name, data)
+
+    def omit(self, name: str, why: str) -> None:
+        self._omitted.append(f"{name}: {why}\n")
+
+    def add_directory(self, directory: Path, prefix: str) -> None:
+        """Every regular file of a host directory; of one that is too long, its end."""
+        for path in sorted(directory.rglob("*")) if directory.is_dir() else ():
+            if path.is_file() and not path.is_symlink():
+                self.add(f"{prefix}/{path.relative_to(directory).as_posix()}", _end_of(path, self._left))
+
+    def archive(self) -> bytes | None:
+        """The whole as bytes; None if there is nothing in it. No more can be added."""
+        if self._omitted:
+            self._zip.writestr("omitted.txt", "".join(self._omitted))
+        is_empty = not self._zip.namelist()
+        self._zip.close()
+        return None if is_empty else self._buffer.getvalue()
+
+
+async def collect_diff(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> None:
+    """Add what the agent changed, for people to read: against its repository, or the files it was given.
+
+    Made with the agent's own sandbox and repository, so it is no evidence; evaluators make their own.
+    """
+    before = sandbox.tmp / "polar-before"
+    if sum(len(content.data) for content in task.files.values()) > _BASELINE_BYTES:
+        artifacts.omit("final.diff", "the task's files are too large to be compared")
+        return
+    for path, content in task.files.items():
+        await sandbox.upload(before / path, content.data, executable=content.executable)
+    command = Command(("/bin/sh", "-c", _DIFF, "diff", str(before)))
+    result = await sandbox.exec(command, timeout=_LIST_SECONDS, log_name="diff")
+    changed = await asyncio.to_thread(result.stdout.read_bytes)
+    if changed:
+        artifacts.add("final.diff", changed)
+    for log in (result.stdout, result.stderr):
+        await asyncio.to_thread(log.unlink, missing_ok=True)
+
+
+async def collect_files(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> None:
+    """Add the workspace files that the task's globs name; a file that cannot be had is named as such."""
+    for path in await _matching(sandbox, task.artifacts) if task.artifacts else ():
+        try:
+            data = await sandbox.download(sandbox.workspace / path, max_bytes=max(artifacts._left, 1))
+        except SandboxError as error:
+            artifacts.omit(f"files/{path}", str(error))
+        else:
+            artifacts.add(f"files/{path}", data)
+
+
+async def _matching(sandbox: Sandbox, globs: tuple[str, ...]) -> list[PurePosixPath]:
+    listing = await sandbox.exec(
+        Command(("/bin/sh", "-c", "find . -type f | sort")), timeout=_LIST_SECONDS, log_name="artifacts"
+    )
+    text = await asyncio.to_thread(_end_of, listing.stdout, _LIST_BYTES)
+    paths = (PurePosixPath(line) for line in text.decode("utf-8", "surrogateescape").splitlines())
+    return [path for path in paths if any(fnmatch.fnmatchcase(str(path), glob) for glob in globs)]
+
+
+def _end_of(path: Path, limit: int) -> bytes:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - limit))
+        return file.read(limit)

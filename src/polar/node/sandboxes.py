@@ -1,0 +1,179 @@
+"""Sandboxes as a task asks for them: its files in place, its prepare steps done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from polar import plugins
+from polar.errors import InvalidInput, NotInstalled, PolarError
+from polar.models.session import Lease
+from polar.models.task import Exec, TaskSpec, Upload
+from polar.node.workshop import Workshop
+from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxError, SandboxSpec
+
+log = logging.getLogger(__name__)
+
+_MAX_UPLOAD_FILES = 20_000
+_OUTPUT_SHOWN = 2_000
+"""How much of a failing step's output its error repeats; the whole is in the session's logs."""
+
+
+class PreparationFailed(PolarError):
+    """A prepare step of the task did not succeed; trying again would not help."""
+
+
+class Sandboxes:
+    """Makes the sandboxes of one session: the agent's own, and others like it before the agent came."""
+
+    def __init__(self, lease: Lease, shop: Workshop, name: str) -> None:
+        self._session_id = lease.session_id
+        self._task = lease.task
+        self._shop = shop
+        self._name = name
+        self._made = 0
+
+    @asynccontextmanager
+    async def sandbox(self, mounts: tuple[Mount, ...] = ()) -> AsyncIterator[Sandbox]:
+        """A sandbox ready for use; stopped at the end whatever happens."""
+        runtime = await self._runtime()
+        async with AsyncExitStack() as stack:
+            yield await self._ready(runtime, self._spec(mounts), stack)
+
+    def _spec(self, mounts: tuple[Mount, ...]) -> SandboxSpec:
+        self._made += 1
+        name = self._name if self._made == 1 else f"{self._name}.{self._made}"
+        return SandboxSpec(
+            session_id=self._session_id,
+            root=self._shop.sessions_dir / name,
+            gateway_host=self._shop.gateway.host,
+            # Only the agent has anything to ask of the gateway.
+            gateway_port=self._shop.gateway.port if self._made == 1 else 0,
+            mounts=mounts,
+            image_roots=self._shop.settings.upload_roots,
+        )
+
+    async def _ready(self, runtime: Runtime, spec: SandboxSpec, stack: AsyncExitStack) -> Sandbox:
+        """From the task's snapshot where there is one; else made anew, and kept as one where it pays."""
+        task = self._task
+        if not (task.prepare and task.samples > 1 and runtime.supports_snapshots):
+            sandbox = await self._start(runtime, spec, stack)
+            await self._prepare(sandbox)
+            return sandbox
+        entry = await stack.enter_async_context(self._shop.snapshots.use(task, runtime))
+        async with entry.lock:
+            if entry.snapshot is None:
+                sandbox = await self._start(runtime, spec, stack)
+                await self._prepare(sandbox)
+                entry.snapshot = await sandbox.snapshot(entry.directory)
+                return sandbox
+        return await self._start(runtime, replace(spec, base=entry.snapshot), stack)
+
+    async def _start(self, runtime: Runtime, spec: SandboxSpec, stack: AsyncExitStack) -> Sandbox:
+        sandbox = await runtime.start(spec)
+        stack.push_async_callback(self._stop, sandbox)
+        return sandbox
+
+    async def _stop(self, sandbox: Sandbox) -> None:
+        try:
+            await sandbox.stop()
+        except SandboxError:
+            log.exception("session %s: a sandbox could not be cleared away", self._session_id)
+
+    async def _runtime(self) -> Runtime:
+        component, allowed = self._task.runtime, self._shop.settings.runtimes
+        if component.name not in allowed:
+            raise NotInstalled(
+                f"runtime {component.name!r} is not allowed on this node",
+                hint=f"allowed: {', '.join(allowed)} (setting node.runtimes)",
+            )
+        runtime: Runtime = plugins.create("runtimes", "runtime", component)
+        reason = await runtime.unavailable()
+        if reason:
+            raise NotInstalled(f"runtime {component.name!r} does not work on this machine: {reason}")
+        return runtime
+
+    async def _prepare(self, sandbox: Sandbox) -> None:
+        for path, content in self._task.files.items():
+            await sandbox.upload(sandbox.workspace / path, content.data, executable=content.executable)
+        for number, step in enumerate(self._task.prepare):
+            match step:
+                case Upload():
+                    await _upload(sandbox, step, self._shop.settings.upload_roots, f"prepare.{number}")
+                case Exec():
+                    await _exec(sandbox, step, f"prepare.{number}", self._task)
+
+
+async def _exec(sandbox: Sandbox, step: Exec, name: str, task: TaskSpec) -> None:
+    # The stage's own deadline is `init_seconds`, waiting for others not counted; this one is never first.
+    result = await sandbox.exec(
+        Command(("/bin/sh", "-c", step.exec)), timeout=task.budgets.init_seconds, log_name=name
+    )
+    if result.exit_code:
+        output = await asyncio.to_thread(_tail, result.stderr)
+        raise PreparationFailed(
+            f"{name}: exit code {result.exit_code} from {step.exec!r}: {output}".strip(": ")
+        )
+
+
+async def _upload(sandbox: Sandbox, step: Upload, roots: tuple[Path, ...], name: str) -> None:
+    source = _allowed(step, roots, name)
+    files = await asyncio.to_thread(lambda: list(_files(source, name)))
+    for path, relative in files:
+        data, executable = await asyncio.to_thread(_read, path, name)
+        await sandbox.upload(sandbox.workspace / step.upload / relative, data, executable=executable)
+
+
+def _allowed(step: Upload, roots: tuple[Path, ...], name: str) -> Path:
+    """The source with every link resolved, if it is below an allowed root."""
+    source = Path(step.source)
+    try:
+        resolved = source.resolve(strict=True)
+    except OSError:
+        resolved = None
+    if resolved is None or not source.is_absolute():
+        raise InvalidInput(f"{name}.source: {step.source!r} is not an absolute path that exists on this node")
+    if not any(resolved.is_relative_to(root.resolve()) for root in roots):
+        raise InvalidInput(
+            f"{name}.source: {step.source!r} is not below a directory that this node allows",
+            hint="setting node.upload_roots",
+        )
+    return resolved
+
+
+def _files(source: Path, name: str) -> Iterator[tuple[Path, PurePosixPath]]:
+    """Every regular file with its place below the target; links are refused, they could lead anywhere."""
+    if source.is_file():
+        yield source, PurePosixPath(".")
+        return
+    count = 0
+    for directory, folders, names in os.walk(source):
+        for entry in sorted([*folders, *names]):
+            path = Path(directory) / entry
+            if path.is_symlink():
+                raise InvalidInput(f"{name}.source: {path} is a link")
+            if not path.is_file():
+                continue
+            count += 1
+            if count > _MAX_UPLOAD_FILES:
+                raise InvalidInput(f"{name}.source: more than {_MAX_UPLOAD_FILES} files")
+            yield path, PurePosixPath(path.relative_to(source).as_posix())
+
+
+def _read(path: Path, name: str) -> tuple[bytes, bool]:
+    try:
+        return path.read_bytes(), os.access(path, os.X_OK)
+    except OSError as error:
+        raise InvalidInput(f"{name}.source: {path} cannot be read: {error.strerror}") from None
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _OUTPUT_SHOWN))
+        return file.read().decode("utf-8", "replace").strip()

@@ -1,0 +1,70 @@
+"""Prepared workspaces that the samples of a task share, so that its prepare steps run once a node."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from polar.models.task import TaskSpec
+from polar.runtimes.base import Runtime, Snapshot
+
+KEPT = 16
+"""How many snapshots are kept that no session uses at the moment."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """The snapshot of one preparation; whoever finds none holds the lock while it makes one."""
+
+    directory: Path
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    snapshot: Snapshot | None = None
+    users: int = 0
+
+
+class Snapshots:
+    """The snapshots of a node; those that no session has used for longest go first."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._made = 0
+
+    async def reap(self) -> None:
+        """Remove what a previous life of this node left behind."""
+        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+
+    @asynccontextmanager
+    async def use(self, task: TaskSpec, runtime: Runtime) -> AsyncIterator[Entry]:
+        """The entry of this task's preparation; its snapshot stays while the block runs."""
+        key = _key(task)
+        entry = self._entries.get(key)
+        if entry is None:
+            self._made += 1
+            entry = self._entries[key] = Entry(self._directory / str(self._made))
+        entry.users += 1
+        self._entries.move_to_end(key)
+        try:
+            yield entry
+        finally:
+            entry.users -= 1
+            await self._forget_unused(runtime)
+
+    async def _forget_unused(self, runtime: Runtime) -> None:
+        unused = [key for key, entry in self._entries.items() if not entry.users]
+        for key in unused[: max(0, len(unused) - KEPT)]:
+            entry = self._entries.pop(key)
+            if entry.snapshot is not None:
+                await runtime.discard(entry.snapshot)
+
+
+def _key(task: TaskSpec) -> str:
+    """Equal for tasks whose sandboxes begin alike."""
+    document = task.model_dump_json(include={"runtime", "files", "prepare"})
+    return hashlib.sha256(document.encode()).hexdigest()
