@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from polar.runtimes.disk import unmount_below
 from tests.sandboxes import require_runtime
 
+pytest.register_assert_rewrite("tests.conformance")
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_stays_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A node that a test killed has not unmounted its sandboxes' disks, and is not started again to do so."""
+    yield
+    unmount_below(tmp_path_factory.getbasetemp())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.fakes import character_chat
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import VllmWire
 

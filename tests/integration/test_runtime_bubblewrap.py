@@ -152,7 +152,7 @@ async def test_secrets_are_not_on_any_command_line(tmp_path: Path) -> None:
         command = Command(("/bin/sh", "-c", "echo > up; sleep 600"), env={"KEY": secret})
         task = asyncio.create_task(sandbox.exec(command, timeout=60, log_name="test"))
         async with asyncio.timeout(20):
-            while not (tmp_path / "s1" / "workspace" / "up").exists():  # noqa: ASYNC110
+            while not (tmp_path / "s1" / "files" / "workspace" / "up").exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
         assert any("bwrap" in line for line in lines)

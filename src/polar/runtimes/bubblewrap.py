@@ -9,27 +9,27 @@ its connections to the gateway. No helper of ours runs where the agent is.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxError, SandboxSpec
+from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxError, SandboxSpec, Snapshot
+from polar.runtimes.disk import FILES, keep
+from polar.runtimes.files import remove_tree
 from polar.runtimes.forwarding import forwarded
-from polar.runtimes.local import (
-    DEFAULT_OUTPUT_LIMIT,
-    LIMITS,
-    LocalSandbox,
-    make_directories,
-    reap_sessions,
-)
-from polar.runtimes.supervision import Launch, Supervised
+from polar.runtimes.limits import Limit
+from polar.runtimes.local import LocalOptions, LocalSandbox, enforcement, make_sandbox, reap_sessions
+from polar.runtimes.seccomp import program
+from polar.runtimes.supervision import Launch, Supervised, staged_path
 
 INSIDE_PORT = 47100
 """Where the gateway is found on the loopback of every sandbox; high, to be in no agent's way."""
@@ -67,45 +67,119 @@ OWN_ETC = {
 }
 
 COVERED_PROC = ("acpi", "bus", "fs", "irq", "mtrr", "pressure", "scsi", "sys", "sysrq-trigger")
-"""Where the kernel takes orders from root; when the node runs as root, so does the agent to the kernel."""
+"""Where the kernel takes orders from root, should the agent be root to the kernel after all."""
 
 SHM_BYTES = 256 * 1024 * 1024
+
+UNSEEN_PROCESSES = 32
+
+FIRST_USER, USERS = 1_900_000_000, 1 << 20
+"""Host users whom agents are when the node is root: far from any account, no two sandboxes alike."""
+
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/dev", "/run")
+"""Where the host's own files are seen inside, and nothing else may be."""
+
+
+def _own_directory(path: str) -> str:
+    """A place inside that is free for a directory of the sandbox's own."""
+    pure = PurePosixPath(path)
+    if not pure.is_absolute() or ".." in pure.parts or "\0" in path or len(pure.parts) < 2:
+        raise ValueError("must be an absolute path other than '/', without '..'")
+    taken = (*SYSTEM, "/tmp", "/var/tmp", "/home/agent")
+    if any(pure.is_relative_to(name) or PurePosixPath(name).is_relative_to(pure) for name in taken):
+        raise ValueError(f"{path} is taken: choose another than {', '.join(taken)}")
+    return str(pure)
+
+
+OwnDirectory = Annotated[str, AfterValidator(_own_directory)]
+
+
+class BubblewrapOptions(LocalOptions):
+    """What tasks of other systems expect to find where, such as `/app`, `/tests` and `/logs`."""
+
+    workspace: OwnDirectory = "/workspace"
+    """Where the workspace is seen inside."""
+    directories: tuple[OwnDirectory, ...] = Field(default=(), max_length=16)
+    """Other directories that are writable inside; empty at first, and no part of snapshots."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> BubblewrapOptions:
+        places = [PurePosixPath(path) for path in (self.workspace, *self.directories)]
+        for index, place in enumerate(places):
+            for other in places[:index]:
+                if place.is_relative_to(other) or other.is_relative_to(place):
+                    raise ValueError(f"directories: {place} and {other} must lie apart")
+        return self
 
 
 class BubblewrapSandbox(LocalSandbox):
     """The workspace, home and tmp directories of a session, seen from a closed world."""
 
-    workspace = PurePosixPath("/workspace")
     home = PurePosixPath("/home/agent")
     tmp = PurePosixPath("/tmp")
     gateway_url = f"http://127.0.0.1:{INSIDE_PORT}"
+    options: BubblewrapOptions
 
-    def __init__(self, spec: SandboxSpec, output_limit: int) -> None:
-        super().__init__(spec)
-        self._output_limit = output_limit
+    @property
+    def workspace(self) -> PurePosixPath:  # type: ignore[override]
+        return PurePosixPath(self.options.workspace)
+
+    @property
+    def writable(self) -> Mapping[PurePosixPath, Path]:
+        own = {PurePosixPath(inside): host for inside, host in _own_directories(self.spec, self.options)}
+        return {**super().writable, **own}
 
     def path_inside(self, mount: Mount) -> PurePosixPath:
         return mount.target
 
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
-        options = [*_NAMESPACES, *_system(), *self._directories(), *self._environment(command)]
+        bwrap = _bwrap()
+        # With the directory of packages it is in, where it finds its libraries.
+        packages = bwrap.parents[2]
+        sources = (packages, self.spec.root / "etc", *self.writable.values())
+        sources += tuple(mount.source.absolute() for mount in self.spec.mounts)
+        staged = sources if self.owner is not None else ()
+        near, *seen = (staged_path(number) for number in range(len(staged))) if staged else sources
+        filters = (program(),) if program() else ()
+        options = [*_NAMESPACES, *_system(), *self._directories(*seen), *self._environment(command)]
         options += ["--chdir", str(command.cwd or self.workspace)]
+        if filters:
+            options += ["--seccomp", "4"]
         if any("\0" in text for text in options):
             raise SandboxError("the command cannot be run as it is: embedded null byte")
         return Launch(
             # From a file, because the command line of a process is there for every user to read.
-            argv=(str(_bwrap()), "--args", "3", "--", *command.argv),
-            inherited=b"".join(os.fsencode(option) + b"\0" for option in options),
+            argv=(str(near / bwrap.relative_to(packages)), "--args", "3", "--", *command.argv),
+            inherited=(b"".join(os.fsencode(option) + b"\0" for option in options), *filter(None, filters)),
             env={},
             cwd=Path("/"),
             stdin=command.stdin,
             stdout=stdout,
             stderr=stderr,
-            output_limit=self._output_limit,
-            limits=LIMITS,
+            output_limit=self.options.output_limit,
+            limits=self.resource_limits,
             closed_network_port=INSIDE_PORT,
             is_wrapped=True,
+            staged=staged,
+            user=self.owner,
+            groups=self.group.entrances if self.group else (),
+            watched=self.watched,
+            directories=tuple(self.writable.values()),
         )
+
+    @property
+    def resource_limits(self) -> dict[str, int]:
+        """In their user namespace the kernel counts the sandbox's processes alone: an end for what the
+        supervisor, who looks only now and then, does not see."""
+        limits = super().resource_limits
+        if self.options.limits.pids is not None and Limit.PIDS in self.watched:
+            limits["nproc"] = self.options.limits.pids + UNSEEN_PROCESSES
+        return limits
+
+    async def snapshot(self, into: Path) -> Snapshot:
+        await asyncio.to_thread(keep, self.spec.root, into.absolute())
+        return Snapshot("bubblewrap", into.absolute(), self.owner)
 
     @asynccontextmanager
     async def attend(self, running: Supervised) -> AsyncIterator[None]:
@@ -117,13 +191,15 @@ class BubblewrapSandbox(LocalSandbox):
         """bwrap passes a signal on as 128 + its number, as shells do."""
         return 128 - reported if 128 < reported <= 128 + 64 else reported
 
-    def _directories(self) -> Iterator[str]:
-        for mount in self.spec.mounts:
-            yield from ("--ro-bind", str(mount.source.absolute()), str(mount.target))
-        for inside, host in self.writable.items():
-            yield from ("--bind", str(host), str(inside))
+    def _directories(self, etc: Path, *sources: Path) -> Iterator[str]:
+        """The sandbox's own: first the writable directories, then the mounts."""
+        writable, mounts = sources[: len(self.writable)], sources[len(self.writable) :]
+        for mount, source in zip(self.spec.mounts, mounts, strict=True):
+            yield from ("--ro-bind", str(source), str(mount.target))
+        for inside, source in zip(self.writable, writable, strict=True):
+            yield from ("--bind", str(source), str(inside))
         for name in OWN_ETC:
-            yield from ("--ro-bind", str(self.spec.root / "etc" / name), f"/etc/{name}")
+            yield from ("--ro-bind", str(etc / name), f"/etc/{name}")
         yield from ("--remount-ro", "/")
 
     def _environment(self, command: Command) -> Iterator[str]:
@@ -168,13 +244,11 @@ def _bwrap() -> Path:
 
 
 class BubblewrapRuntime(Runtime):
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
-        output_limit: int = Field(default=DEFAULT_OUTPUT_LIMIT, ge=1024)
-        """Bytes kept of each command's stdout and of its stderr."""
+    class Options(BubblewrapOptions):
+        pass
 
     options: Options
+    supports_snapshots = True
     _probed: ClassVar[list[str | None]] = []
 
     @classmethod
@@ -185,8 +259,17 @@ class BubblewrapRuntime(Runtime):
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         spec = replace(spec, root=spec.root.absolute())
-        await asyncio.to_thread(_make, spec)
-        return BubblewrapSandbox(spec, self.options.output_limit)
+        return await asyncio.to_thread(_make, BubblewrapSandbox, spec, self.options)
+
+    async def discard(self, snapshot: Snapshot) -> None:
+        await asyncio.to_thread(remove_tree, snapshot.directory)
+
+    @classmethod
+    async def enforcement(cls) -> Mapping[str, str]:
+        kept = await asyncio.to_thread(enforcement)
+        own_user, node_user = "one of its own for every sandbox", "the node's, in a user namespace"
+        user = own_user if _can_give_up_root() else node_user
+        return kept | {"user": user, "system calls": "filtered" if program() else "not filtered"}
 
     @classmethod
     async def reap(cls, sessions_root: Path) -> int:
@@ -218,7 +301,8 @@ class _NetworkProbe(BubblewrapSandbox):
     """Runs a program of the host in the closed network, to see that the gateway is reached from there."""
 
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
-        return replace(super().launch(command, stdout, stderr), argv=command.argv, inherited=None)
+        launch = super().launch(command, stdout, stderr)
+        return replace(launch, argv=command.argv, inherited=(), staged=(), user=None)
 
 
 _CONNECT = """
@@ -235,23 +319,71 @@ async def _answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 async def _probe(spec: SandboxSpec) -> str | None:
     """What went wrong in a sandbox that runs nothing, or in its network."""
-    await asyncio.to_thread(_make, spec)
     connect = (sys.executable, "-I", "-c", _CONNECT, str(INSIDE_PORT))
     probes: tuple[tuple[type[BubblewrapSandbox], tuple[str, ...]], ...] = (
         (BubblewrapSandbox, ("/bin/sh", "-c", "exit 0")),
         (_NetworkProbe, connect),
     )
-    for kind, argv in probes:
-        result = await kind(spec, DEFAULT_OUTPUT_LIMIT).exec(Command(argv), timeout=30, log_name="probe")
-        if result.exit_code != 0:
-            lines = result.stderr.read_text(errors="replace").split("\n")
-            return " ".join(line.strip() for line in lines[-3:]) or f"exit code {result.exit_code}"
+    made = await asyncio.to_thread(_make, BubblewrapSandbox, spec, BubblewrapOptions())
+    try:
+        for kind, argv in probes:
+            sandbox = kind(spec, made.options, made.group, made.owner)
+            result = await sandbox.exec(Command(argv), timeout=30, log_name="probe")
+            if result.exit_code != 0:
+                lines = result.stderr.read_text(errors="replace").split("\n")
+                return " ".join(line.strip() for line in lines[-3:]) or f"exit code {result.exit_code}"
+    finally:
+        await made.stop()
     return None
 
 
-def _make(spec: SandboxSpec) -> None:
-    make_directories(spec)
+def _own_directories(spec: SandboxSpec, options: BubblewrapOptions) -> Iterator[tuple[str, Path]]:
+    """Each of `options.directories` and where it is on the host."""
+    for number, inside in enumerate(options.directories):
+        yield inside, spec.root / FILES / f"directory-{number}"
+
+
+def _make(kind: type[BubblewrapSandbox], spec: SandboxSpec, options: BubblewrapOptions) -> BubblewrapSandbox:
+    owner = _user_of(spec)
+    group = make_sandbox(spec, options.limits, owner)
+    for _, directory in _own_directories(spec, options):
+        directory.mkdir(mode=0o755)
+        if owner is not None:
+            os.chown(directory, owner, owner)
     etc = spec.root / "etc"
-    etc.mkdir(exist_ok=True)
+    etc.mkdir()
     for name, content in OWN_ETC.items():
         (etc / name).write_text(content)
+    return kind(spec, options, group, owner)
+
+
+def _user_of(spec: SandboxSpec) -> int | None:
+    """The host user that a sandbox's processes are; None: the node's own."""
+    if not _can_give_up_root():
+        return None
+    if spec.base is not None:
+        return spec.base.owner
+    digest = hashlib.sha256(os.fsencode(spec.root)).digest()
+    return FIRST_USER + int.from_bytes(digest[:4]) % USERS
+
+
+@cache
+def _can_give_up_root() -> bool:
+    """Whether this process may become one of those users, and show it directories beforehand."""
+    if os.geteuid() != 0:
+        return False
+    status = dict(
+        line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line
+    )
+    needed = sum(1 << capability for capability in _NEEDED_CAPABILITIES)
+    maps = (Path(f"/proc/self/{kind}_map").read_text().splitlines() for kind in ("uid", "gid"))
+    return int(status["CapEff"], 16) & needed == needed and all(map(_covers_users, maps))
+
+
+_NEEDED_CAPABILITIES = (0, 1, 6, 7, 21)
+"""CHOWN, DAC_OVERRIDE, SETGID, SETUID and SYS_ADMIN."""
+
+
+def _covers_users(lines: list[str]) -> bool:
+    ranges = (tuple(map(int, line.split())) for line in lines)
+    return any(first <= FIRST_USER and first + count >= FIRST_USER + USERS for first, _, count in ranges)

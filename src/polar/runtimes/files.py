@@ -10,15 +10,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from polar.runtimes.base import PathRefused, SandboxError
+from polar.runtimes.base import PathRefused, SandboxError, SandboxFull
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
-def write_file(base: Path, parts: Sequence[str], data: bytes, mode: int) -> None:
-    """Put a file in place whole, making its parents; what had its name, link or file, is replaced."""
+def write_file(
+    base: Path | str, parts: Sequence[str], data: bytes, mode: int, owner: int | None = None
+) -> None:
+    """Put a file in place whole, making its parents; what had its name, link or file, is replaced.
+
+    What is made belongs to the user and group `owner`, if given.
+    """
     *parents, name = parts
-    with _refusing(parts), _opened(base, parents, create=True) as directory:
+    with _refusing(parts), _opened(base, parents, create=True, owner=owner) as directory:
         temporary = f".polar-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         file = os.open(temporary, flags, 0o600, dir_fd=directory)
@@ -26,13 +31,15 @@ def write_file(base: Path, parts: Sequence[str], data: bytes, mode: int) -> None
             with os.fdopen(file, "wb") as stream:
                 stream.write(data)
                 os.fchmod(stream.fileno(), mode)
+                if owner is not None:
+                    os.fchown(stream.fileno(), owner, owner)
             os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException:
             os.unlink(temporary, dir_fd=directory)
             raise
 
 
-def read_file(base: Path, parts: Sequence[str], max_bytes: int) -> bytes:
+def read_file(base: Path | str, parts: Sequence[str], max_bytes: int) -> bytes:
     """The content of a regular file that is reached without any link."""
     *parents, name = parts
     shown = "/".join(parts)
@@ -49,12 +56,12 @@ def read_file(base: Path, parts: Sequence[str], max_bytes: int) -> bytes:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory whatever its depth and the modes in it; nobody may be writing to it.
+    """Remove a file, or a directory whatever its depth and the modes in it; nobody may be writing to it.
 
     Every subdirectory is moved up to the top before it is emptied, so depth costs neither stack
     nor long paths.
     """
-    if path.is_symlink() or not path.exists():
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
     path.chmod(0o700)
@@ -90,7 +97,9 @@ def _empty(directory: int, top: int) -> list[str]:
 
 
 @contextmanager
-def _opened(base: Path, parents: Sequence[str], *, create: bool) -> Iterator[int]:
+def _opened(
+    base: Path | str, parents: Sequence[str], *, create: bool, owner: int | None = None
+) -> Iterator[int]:
     """The directory below `base`, walked one real directory at a time."""
     directory = os.open(base, _DIRECTORY)
     try:
@@ -99,6 +108,8 @@ def _opened(base: Path, parents: Sequence[str], *, create: bool) -> Iterator[int
                 # Whether what is already there is a directory shows when it is opened.
                 with suppress(FileExistsError):
                     os.mkdir(name, 0o755, dir_fd=directory)
+                    if owner is not None:
+                        os.chown(name, owner, owner, dir_fd=directory, follow_symlinks=False)
             below = os.open(name, _DIRECTORY, dir_fd=directory)
             os.close(directory)
             directory = below
@@ -118,6 +129,8 @@ def _refusing(parts: Sequence[str]) -> Iterator[None]:
     except (NotADirectoryError, IsADirectoryError, FileExistsError):
         raise PathRefused(f"{shown}: a link, file or directory is in the way") from None
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise SandboxFull(f"{shown}: no room left in the sandbox", hint="raise limits.disk") from None
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise PathRefused(f"{shown}: not a regular file, or reached through a link") from None
         raise SandboxError(f"{shown}: {error.strerror}") from None

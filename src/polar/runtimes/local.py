@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path, PurePosixPath
 
-from polar.runtimes.base import Command, ExecResult, PathRefused, Sandbox, SandboxError, SandboxSpec
+from pydantic import BaseModel, Field
+
+from polar.runtimes.base import (
+    Command,
+    ExecResult,
+    PathRefused,
+    Sandbox,
+    SandboxError,
+    SandboxSpec,
+    SandboxUnavailable,
+)
+from polar.runtimes.cgroups import (
+    CONTROLLERS,
+    Group,
+    reap_groups,
+    recorded_groups,
+    remove_group,
+    usable_hierarchies,
+)
+from polar.runtimes.disk import (
+    FILES,
+    IMAGE,
+    can_mount_images,
+    can_mount_overlays,
+    is_full,
+    make_disk,
+    remove_disk,
+)
 from polar.runtimes.files import read_file, remove_tree, write_file
+from polar.runtimes.limits import Limit, Limits
 from polar.runtimes.processes import ProcessIdentity, end_strays
 from polar.runtimes.supervision import GRACE_SECONDS, Launch, Supervised
 
 DEFAULT_OUTPUT_LIMIT = 16 * 1024 * 1024
-WRITABLE = ("workspace", "home", "tmp")
-"""The directories below a sandbox's root that its processes may write to."""
-
-LIMITS = {"core": 0, "nofile": 65_536, "nproc": 16_384, "fsize": 64 * 1024**3}
-"""Generous for honest work, an end for runaways; memory is the business of cgroups."""
+ENGINE = "engine"
+"""The file below a sandbox's root that names its container engine, whose business it is to reap it."""
 
 CONSTANT_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -30,11 +56,27 @@ CONSTANT_ENV = {
 }
 
 
+class LocalOptions(BaseModel):
+    """What all runtimes of this machine can be told."""
+
+    model_config = {"extra": "forbid", "frozen": True}
+
+    output_limit: int = Field(default=DEFAULT_OUTPUT_LIMIT, ge=1024)
+    """Bytes kept of each command's stdout and of its stderr."""
+    limits: Limits = Limits()
+
+
 class LocalSandbox(Sandbox):
     """A sandbox made of directories below the spec's root and supervised processes."""
 
-    def __init__(self, spec: SandboxSpec) -> None:
+    def __init__(
+        self, spec: SandboxSpec, options: LocalOptions, group: Group | None = None, owner: int | None = None
+    ) -> None:
+        """`group` keeps the limits it can; the files belong to `owner`, or else to the node's user."""
         self.spec = spec
+        self.options = options
+        self.group = group
+        self.owner = owner
         self._running: set[Supervised] = set()
 
     @abstractmethod
@@ -53,35 +95,76 @@ class LocalSandbox(Sandbox):
     @property
     def writable(self) -> Mapping[PurePosixPath, Path]:
         """Directories inside → where they are on the host."""
-        root = self.spec.root
-        return {self.workspace: root / "workspace", self.home: root / "home", self.tmp: root / "tmp"}
+        files = self.spec.root / FILES
+        return {self.workspace: files / "workspace", self.home: files / "home", self.tmp: files / "tmp"}
+
+    @property
+    def resource_limits(self) -> dict[str, int]:
+        """What the kernel keeps each process to; the number of processes only where it counts them alone."""
+        limits = {"core": 0, "nofile": 65_536}
+        if self.options.limits.disk is not None:
+            limits["fsize"] = int(self.options.limits.disk)
+        return limits
+
+    @property
+    def watched(self) -> dict[Limit, int]:
+        """The limits that nothing but looking keeps."""
+        limits = self.options.limits
+        enforced = self.group.enforces if self.group else frozenset()
+        wanted = {Limit.MEMORY: limits.memory, Limit.PIDS: limits.pids, Limit.DISK: limits.disk}
+        if (self.spec.root / IMAGE).exists():
+            del wanted[Limit.DISK]
+        return {limit: int(value) for limit, value in wanted.items() if value and limit not in enforced}
 
     async def exec(self, command: Command, *, timeout: float, log_name: str) -> ExecResult:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", log_name):
-            raise SandboxError(f"{log_name!r} cannot be the name of a log")
-        logs = self.spec.root / "logs"
-        stdout, stderr = logs / f"{log_name}.stdout", logs / f"{log_name}.stderr"
-        running = _start(self.launch(command, stdout, stderr), self.spec.root)
+        stdout, stderr = self._logs(log_name)
+        before = self.refusals()
+        running = start_supervised(self.launch(command, stdout, stderr), self.spec.root)
         self._running.add(running)
         try:
             async with self.attend(running):
-                exit_code, timed_out = await running.run(timeout)
+                exit_code, timed_out = await self.conclude(running, timeout)
         except SandboxError:
-            await asyncio.to_thread(end_strays, self.spec.root)
+            await asyncio.to_thread(self._end_strays)
             raise
         finally:
             if not running.ended.done():
                 await running.end()
             self._running.discard(running)
-        return ExecResult(self.exit_code(exit_code), timed_out, stdout, stderr)
+        hit = self._limits_hit(before) | ({running.exceeded} if running.exceeded else set())
+        return ExecResult(self.exit_code(exit_code), timed_out, stdout, stderr, frozenset(hit))
+
+    def refusals(self) -> Mapping[Limit, int]:
+        """How often the kernel refused the sandbox memory or a process so far."""
+        return self.group.refusals() if self.group else {}
+
+    def _limits_hit(self, before: Mapping[Limit, int]) -> set[Limit]:
+        hit = {limit for limit, count in self.refusals().items() if count > before.get(limit, 0)}
+        return hit | {Limit.DISK} if is_full(self.spec.root) else hit
+
+    def _end_strays(self) -> None:
+        end_strays(self.spec.root)
+        if self.group:
+            self.group.kill()
+
+    async def conclude(self, running: Supervised, timeout: float) -> tuple[int, bool]:
+        """See a command to its end: its exit code, and whether the timeout ended it."""
+        return await running.run(timeout)
 
     def exit_code(self, reported: int) -> int:
         """The command's own exit code."""
         return reported
 
+    def _logs(self, name: str) -> tuple[Path, Path]:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            raise SandboxError(f"{name!r} cannot be the name of a log")
+        logs = self.spec.root / "logs"
+        return logs / f"{name}.stdout", logs / f"{name}.stderr"
+
     async def upload(self, path: PurePosixPath, data: bytes, *, executable: bool = False) -> None:
         base, parts = self._locate(path)
-        await asyncio.to_thread(write_file, base, parts, data, 0o755 if executable else 0o644)
+        mode = 0o755 if executable else 0o644
+        await asyncio.to_thread(write_file, base, parts, data, mode, self.owner)
 
     async def download(self, path: PurePosixPath, *, max_bytes: int = 64 * 1024 * 1024) -> bytes:
         base, parts = self._locate(path)
@@ -89,6 +172,8 @@ class LocalSandbox(Sandbox):
 
     async def kill(self) -> None:
         await asyncio.gather(*(running.end() for running in set(self._running)))
+        if self.group:
+            await asyncio.to_thread(self.group.kill)
 
     async def stop(self) -> None:
         await self.kill()
@@ -97,13 +182,17 @@ class LocalSandbox(Sandbox):
     def _remove_all_but_logs(self) -> None:
         root = self.spec.root
         try:
+            if self.group:
+                self.group.remove()
+            if root.is_dir():
+                remove_disk(root)
             for path in list(root.iterdir()) if root.is_dir() else ():
                 if path.name != "logs":
                     remove_tree(path)
         except OSError as error:
             raise SandboxError(f"{root}: could not be removed: {error}") from None
 
-    def _locate(self, path: PurePosixPath) -> tuple[Path, tuple[str, ...]]:
+    def _locate(self, path: PurePosixPath) -> tuple[Path | str, tuple[str, ...]]:
         """The host directory that holds a path inside, and the way from there."""
         absolute = self.workspace / path
         if ".." in absolute.parts or "\0" in str(path):
@@ -115,7 +204,7 @@ class LocalSandbox(Sandbox):
         raise PathRefused(f"{path}: not below a writable directory of the sandbox", hint=f"these are {names}")
 
 
-def _start(launch: Launch, root: Path) -> Supervised:
+def start_supervised(launch: Launch, root: Path) -> Supervised:
     try:
         return Supervised(launch, root / "pids")
     except OSError as error:
@@ -124,29 +213,81 @@ def _start(launch: Launch, root: Path) -> Supervised:
         raise SandboxError(f"the command cannot be run as it is: {error}") from None
 
 
-def make_directories(spec: SandboxSpec) -> None:
-    """Lay out an empty sandbox below the spec's root."""
+def make_root(spec: SandboxSpec) -> None:
+    """Lay out the directory of a new sandbox; its disk and group are made next."""
     try:
         spec.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # First what a sandbox is reaped by, so that one half made is not left behind either.
-        for name in ("pids", "logs", *WRITABLE):
+        for name in ("pids", "logs"):
             (spec.root / name).mkdir(exist_ok=name == "logs")
     except FileExistsError:
         raise SandboxError(f"{spec.root}: already holds a sandbox", hint="stop or reap it first") from None
     except OSError as error:
-        raise SandboxError(f"no sandbox can be made in {spec.root}: {error.strerror}") from None
+        raise _no_sandbox(spec, error) from None
 
 
-def reap_sessions(sessions_root: Path) -> int:
-    """End the processes and remove the directories of every sandbox `sessions_root/*`; how many it were."""
+def make_sandbox(spec: SandboxSpec, limits: Limits, owner: int | None) -> Group | None:
+    """Root, disk and group of a sandbox whose processes this node starts; all or nothing."""
+    make_root(spec)
+    try:
+        make_disk(spec.root, limits.disk, owner, spec.base)
+        return Group.make(spec.root, limits) if usable_hierarchies() else None
+    except BaseException as error:
+        reap_sandbox(spec.root)
+        if isinstance(error, OSError):
+            raise _no_sandbox(spec, error) from None
+        raise
+
+
+def _no_sandbox(spec: SandboxSpec, error: OSError) -> SandboxError:
+    passing = error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+    kind = SandboxUnavailable if passing else SandboxError
+    return kind(f"no sandbox can be made in {spec.root}: {error.strerror}")
+
+
+def enforcement() -> dict[str, str]:
+    """How the limits of sandboxes are kept on this machine."""
+    kept = dict.fromkeys((Limit.MEMORY, Limit.PIDS), "watched")
+    kept[Limit.CPU] = "not limited: control groups are not writable"
+    for hierarchy in usable_hierarchies():
+        kept |= {
+            limit: hierarchy.name
+            for limit, controller in CONTROLLERS.items()
+            if controller in hierarchy.controllers
+        }
+    kept[Limit.DISK] = "ext4 image" if can_mount_images() else "watched"
+    return {str(limit): kept[limit] for limit in Limit} | {
+        "snapshots": "overlay" if can_mount_overlays() else "copied"
+    }
+
+
+def reap_sandbox(root: Path) -> None:
+    """End the processes of one sandbox of a previous life and remove all that is left of it."""
+    for pid_file in (root / "pids").glob("*.json"):
+        if leftover := ProcessIdentity.load(pid_file):
+            leftover.end(grace=GRACE_SECONDS + 5.0)
+    for group in recorded_groups(root):
+        remove_group(group)
+    end_strays(root)
+    remove_disk(root)
+    remove_tree(root)
+
+
+def reap_sessions(sessions_root: Path, engine: str | None = None) -> int:
+    """Reap every sandbox `sessions_root/*` of an engine (None: of this machine itself); how many it were."""
     reaped = 0
     for root in sessions_root.iterdir() if sessions_root.is_dir() else ():
-        if root.is_symlink() or not (root / "pids").is_dir():
+        if root.is_symlink() or not (root / "pids").is_dir() or engine_of(root) != engine:
             continue
-        for pid_file in (root / "pids").glob("*.json"):
-            if leftover := ProcessIdentity.load(pid_file):
-                leftover.end(grace=GRACE_SECONDS + 5.0)
-        end_strays(root)
-        remove_tree(root)
+        reap_sandbox(root)
         reaped += 1
+    if engine is None:
+        reap_groups(sessions_root)
     return reaped
+
+
+def engine_of(root: Path) -> str | None:
+    try:
+        return (root / ENGINE).read_text()
+    except FileNotFoundError:
+        return None

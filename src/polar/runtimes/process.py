@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from pydantic import BaseModel, Field
-
 from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxSpec
+from polar.runtimes.cgroups import Group
+from polar.runtimes.disk import FILES
 from polar.runtimes.forwarding import reachable_host
-from polar.runtimes.local import (
-    DEFAULT_OUTPUT_LIMIT,
-    LIMITS,
-    LocalSandbox,
-    make_directories,
-    reap_sessions,
-)
+from polar.runtimes.local import LocalOptions, LocalSandbox, enforcement, make_sandbox, reap_sessions
 from polar.runtimes.processes import SANDBOX_VARIABLE
 from polar.runtimes.supervision import Launch
 
@@ -25,13 +20,12 @@ from polar.runtimes.supervision import Launch
 class ProcessSandbox(LocalSandbox):
     """Paths inside are paths of the host."""
 
-    def __init__(self, spec: SandboxSpec, output_limit: int) -> None:
-        super().__init__(spec)
-        root = PurePosixPath(spec.root)
-        self.workspace, self.home, self.tmp = root / "workspace", root / "home", root / "tmp"
+    def __init__(self, spec: SandboxSpec, options: LocalOptions, group: Group | None) -> None:
+        super().__init__(spec, options, group)
+        files = PurePosixPath(spec.root / FILES)
+        self.workspace, self.home, self.tmp = files / "workspace", files / "home", files / "tmp"
         host = reachable_host(spec.gateway_host)
         self.gateway_url = f"http://{f'[{host}]' if ':' in host else host}:{spec.gateway_port}"
-        self._output_limit = output_limit
 
     def path_inside(self, mount: Mount) -> PurePosixPath:
         return PurePosixPath(mount.source)
@@ -44,18 +38,17 @@ class ProcessSandbox(LocalSandbox):
             stdin=command.stdin,
             stdout=stdout,
             stderr=stderr,
-            output_limit=self._output_limit,
-            # The number of processes is counted per user, so a limit here would be one for the whole host.
-            limits={name: value for name, value in LIMITS.items() if name != "nproc"},
+            output_limit=self.options.output_limit,
+            limits=self.resource_limits,
+            groups=self.group.entrances if self.group else (),
+            watched=self.watched,
+            directories=tuple(self.writable.values()),
         )
 
 
 class ProcessRuntime(Runtime):
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
-        output_limit: int = Field(default=DEFAULT_OUTPUT_LIMIT, ge=1024)
-        """Bytes kept of each command's stdout and of its stderr."""
+    class Options(LocalOptions):
+        pass
 
     options: Options
 
@@ -63,10 +56,14 @@ class ProcessRuntime(Runtime):
     async def unavailable(cls) -> str | None:
         return None if sys.platform == "linux" else "the process runtime needs Linux; run Polar there"
 
+    @classmethod
+    async def enforcement(cls) -> Mapping[str, str]:
+        return await asyncio.to_thread(enforcement)
+
     async def start(self, spec: SandboxSpec) -> Sandbox:
         spec = replace(spec, root=spec.root.absolute())
-        await asyncio.to_thread(make_directories, spec)
-        return ProcessSandbox(spec, self.options.output_limit)
+        group = await asyncio.to_thread(make_sandbox, spec, self.options.limits, None)
+        return ProcessSandbox(spec, self.options, group)
 
     @classmethod
     async def reap(cls, sessions_root: Path) -> int:

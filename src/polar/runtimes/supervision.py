@@ -9,13 +9,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from polar.runtimes import supervisor
-from polar.runtimes.base import SandboxError
+from polar.runtimes.base import SandboxError, SandboxUnavailable
+from polar.runtimes.limits import Limit
 from polar.runtimes.processes import ProcessIdentity
 
 GRACE_SECONDS = 2.0
@@ -29,6 +31,11 @@ _SUPERVISOR = str(_COMPILED if _COMPILED.is_file() else _SOURCE)
 """Compiled, where importing it has left it so: Python does not keep what it compiles of a script."""
 
 
+def staged_path(number: int) -> Path:
+    """Where the command finds the staged source of this number."""
+    return Path(supervisor.STAGE, str(number))
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One command as the host starts it."""
@@ -36,17 +43,30 @@ class Launch:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
-    stdin: bytes
+    stdin: bytes | None
+    """None: nothing comes, but it stays open for as long as the node lives."""
     stdout: Path
     stderr: Path
     output_limit: int
     """Bytes of each output stream that are kept."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """Resource limits by name (core, nofile, …)."""
+    label: str = ""
+    """What the sandbox knows the command by."""
     closed_network_port: int | None = None
     """Run in a network of its own, of which only a listener on this loopback port is handed out."""
-    inherited: bytes | None = None
-    """Content of a file that the command finds open as descriptor 3."""
+    inherited: tuple[bytes, ...] = ()
+    """Contents of files that the command finds open as descriptors 3, 4, …."""
+    staged: tuple[Path, ...] = ()
+    """What the command finds as `staged_path(0)`, `staged_path(1)`, … whoever it runs as; for root alone."""
+    user: int | None = None
+    """The user and group that the command runs as, if not the node's."""
+    groups: tuple[str, ...] = ()
+    """Control groups to join before anything else is done, by the file to write to."""
+    watched: Mapping[Limit, int] = field(default_factory=dict)
+    """Limits for the supervisor to keep by looking: memory, pids and disk."""
+    directories: tuple[Path, ...] = ()
+    """Whose size is watched."""
     is_wrapped: bool = False
     """The command is a sandbox's own process, which shall not be asked to end, only its content."""
 
@@ -58,13 +78,17 @@ class Supervised:
         """Start the command; `pids` gets a file that names its supervisor as long as it lives."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        with theirs:
-            self._process = _start_supervisor(launch, theirs)
+        self._stdin_end, stdin = _open_stdin(launch)
+        with theirs, stdin:
+            self._process = _start_supervisor(launch, theirs, stdin)
         identity = ProcessIdentity.of(self._process.pid)
         self._pid_file = identity.save(pids) if identity else None
         self._listener: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.create_task(self._watch())
         """The exit code, negative for a signal."""
+        self.label = launch.label
+        self.exceeded: Limit | None = None
+        """The watched limit that ended the command."""
 
     def terminate(self) -> None:
         """Ask everything to end, and end it after the grace period."""
@@ -117,14 +141,20 @@ class Supervised:
                 match message.split(b" ", 1):
                     case [b"listening"]:
                         self._listener.set_result(socket.socket(fileno=descriptors[0]))
-                    case [b"exit", code]:
+                    case [b"exit", rest]:
+                        code, _, exceeded = rest.decode().partition(" ")
+                        self.exceeded = Limit(exceeded) if exceeded else None
                         return int(code)
                     case [b"failed", reason]:
                         raise SandboxError(f"the command could not be started: {reason.decode()}")
                     case _:
-                        raise SandboxError("the command's supervisor was killed", hint="is memory short?")
+                        raise SandboxUnavailable(
+                            "the command's supervisor was killed", hint="is memory short?"
+                        )
         finally:
             self._control.close()
+            if self._stdin_end:
+                self._stdin_end.close()
             await asyncio.to_thread(self._process.wait)
             if self._pid_file:
                 self._pid_file.unlink(missing_ok=True)
@@ -132,7 +162,15 @@ class Supervised:
                 self._listener.result().close()
 
 
-def _start_supervisor(launch: Launch, control: socket.socket) -> subprocess.Popen[bytes]:
+def _open_stdin(launch: Launch) -> tuple[BinaryIO | None, BinaryIO]:
+    """The node's end of a command's stdin, if it has one, and the command's."""
+    if launch.stdin is not None:
+        return None, _memory_file(launch.stdin)
+    command_end, node_end = os.pipe()
+    return os.fdopen(node_end, "wb"), os.fdopen(command_end, "rb")
+
+
+def _start_supervisor(launch: Launch, control: socket.socket, stdin: BinaryIO) -> subprocess.Popen[bytes]:
     request = marshal.dumps(
         {
             "argv": [os.fsencode(argument) for argument in launch.argv],
@@ -143,17 +181,17 @@ def _start_supervisor(launch: Launch, control: socket.socket) -> subprocess.Pope
             "grace": GRACE_SECONDS,
             "closed_network_port": launch.closed_network_port,
             "is_wrapped": launch.is_wrapped,
-            "has_inherited": launch.inherited is not None,
+            "staged": [str(path) for path in launch.staged],
+            "user": launch.user,
+            "groups": list(launch.groups),
+            "watched": {str(limit): value for limit, value in launch.watched.items()},
+            "directories": [str(path) for path in launch.directories],
         }
     )
-    with (
-        _memory_file(request) as request_file,
-        _memory_file(launch.stdin) as stdin,
-        _memory_file(launch.inherited or b"") as inherited,
-        launch.stdout.open("wb") as stdout,
-        launch.stderr.open("wb") as stderr,
-    ):
-        descriptors = (control.fileno(), request_file.fileno(), inherited.fileno())
+    with ExitStack() as stack:
+        stdout, stderr = (stack.enter_context(path.open("wb")) for path in (launch.stdout, launch.stderr))
+        passed = [stack.enter_context(_memory_file(data)) for data in (request, *launch.inherited)]
+        descriptors = [control.fileno(), *(file.fileno() for file in passed)]
         return subprocess.Popen(
             [sys.executable, "-I", "-S", _SUPERVISOR, *map(str, descriptors)],
             stdin=stdin,

@@ -1,13 +1,13 @@
 """A program of its own: runs one command and, however that ends, leaves no process of it behind.
 
-Started as `python -I -S supervisor.py CONTROL REQUEST INHERITED`. It imports nothing of Polar and little of
-the standard library, since every command waits for it. CONTROL is a socket to whoever started it;
-its closing means that they died. REQUEST is a marshalled dictionary, INHERITED a file that the
-command gets as descriptor 3 if the request says so. Its own stdin goes to the command; its stdout
-and stderr are the log files, to which it copies what the command writes.
+Started as `python -I -S supervisor.py CONTROL REQUEST INHERITED...`. It imports nothing of Polar and
+little of the standard library, since every command waits for it. CONTROL is a socket to whoever
+started it; its closing means that they died. REQUEST is a marshalled dictionary, each INHERITED a
+file that the command gets as descriptor 3, 4, …. Its own stdin goes to the command; its stdout and
+stderr are the log files, to which it copies what the command writes.
 
 It is the reaper of every orphan below it (PR_SET_CHILD_SUBREAPER), so a process that daemonises
-becomes its child instead of escaping.
+becomes its child instead of escaping. Limits that no control group keeps it watches over itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 # The modules below `signal` and `socket`: importing those would double the start-up time.
 import _signal as signal  # type: ignore[import-not-found]
 import ctypes
+import fcntl
 import marshal
 import os
 import resource
@@ -33,7 +34,11 @@ from _socket import (
 )
 
 PR_SET_CHILD_SUBREAPER = 36
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+STAGE = "/tmp"
+WATCH_SECONDS, COUNT_SECONDS = 0.25, 0.5
+PAGE = os.sysconf("SC_PAGE_SIZE")
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -57,7 +62,6 @@ def enter_closed_network() -> None:
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(content)
         check(libc.unshare(CLONE_NEWNET), "cannot make a network namespace")
-    import fcntl
     import struct
 
     interface = socket(AF_INET, SOCK_STREAM)
@@ -111,17 +115,52 @@ class Output:
             self.is_full = True  # The disk is full: the command goes on, its log ends here.
 
 
+def stage(sources: list[str]) -> None:
+    """Show each source as STAGE/0, STAGE/1, … to this process and its children alone.
+
+    Whoever gives up root afterwards could not reach them where they are, below private directories.
+    """
+    check(libc.unshare(CLONE_NEWNS), "cannot make a mount namespace")
+    check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "cannot make mounts private")
+    opened = [os.open(source, os.O_PATH) for source in sources]
+    check(libc.mount(b"polar", STAGE.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=0755,size=1m"), STAGE)
+    for number, descriptor in enumerate(opened):
+        place = f"{STAGE}/{number}"
+        origin = f"/proc/self/fd/{descriptor}"
+        if os.path.isdir(origin):
+            os.mkdir(place)
+        else:
+            os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
+        check(libc.mount(origin.encode(), place.encode(), None, MS_BIND | MS_REC, None), sources[number])
+        os.close(descriptor)
+
+
+def become(user: int) -> None:
+    """Give up root for good, keeping the standard streams also for who opens them again by name."""
+    for descriptor in (0, 1, 2):
+        os.fchown(descriptor, user, user)
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
 def spawn(request: dict[str, object], outputs: list[Output]) -> int:
     """Start the command in a session of its own, under its limits."""
     pid = os.fork()
     if pid:
         return pid
     argv, env, limits = request["argv"], request["env"], request["limits"]
+    groups, staged, user = request["groups"], request["staged"], request["user"]
     assert isinstance(argv, list)
     assert isinstance(env, dict)
     assert isinstance(limits, dict)
+    assert isinstance(groups, list)
+    assert isinstance(staged, list)
     try:
         os.setsid()
+        for entrance in groups:
+            with open(entrance, "w") as file:
+                file.write("0")
         for name, wanted in limits.items():
             kind = getattr(resource, f"RLIMIT_{name.upper()}")
             hard = resource.getrlimit(kind)[1]
@@ -129,16 +168,81 @@ def spawn(request: dict[str, object], outputs: list[Output]) -> int:
             resource.setrlimit(kind, (value, value))
         for target, output in enumerate(outputs, start=1):
             os.dup2(output.command_end, target)
-        if request["has_inherited"]:
-            os.dup2(int(sys.argv[3]), 3)
+        # First out of the way of the numbers they are to have.
+        inherited = [fcntl.fcntl(int(given), fcntl.F_DUPFD, 100) for given in sys.argv[3:]]
+        for target, descriptor in enumerate(inherited, start=3):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
+        if staged:
+            stage(staged)
+        if isinstance(user, int):
+            become(user)
         os.chdir(str(request["cwd"]))
         os.execvpe(argv[0], argv, env)
     except (OSError, ValueError) as error:
         os.write(2, f"cannot run {os.fsdecode(argv[0])}: {error}\n".encode(errors="replace"))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+class Watch:
+    """Looks now and then whether the command's processes or files have become too much."""
+
+    def __init__(self, request: dict[str, object]) -> None:
+        wanted = request["watched"]
+        assert isinstance(wanted, dict)
+        self.limits = {name: int(value) for name, value in wanted.items()}
+        directories = request["directories"]
+        assert isinstance(directories, list)
+        self.directories = [str(directory) for directory in directories]
+        self.next_look = time.monotonic() + WATCH_SECONDS
+        self.next_count = time.monotonic() + WATCH_SECONDS
+
+    def exceeded(self) -> str | None:
+        """The name of a limit that is passed."""
+        self.next_look = time.monotonic() + WATCH_SECONDS
+        if "memory" in self.limits or "pids" in self.limits:
+            pids = descendants()
+            if len(pids) > self.limits.get("pids", len(pids)):
+                return "pids"
+            if "memory" in self.limits and sum(map(private_bytes, pids)) > self.limits["memory"]:
+                return "memory"
+        if "disk" in self.limits and time.monotonic() >= self.next_count:
+            started = time.monotonic()
+            used = sum(map(disk_bytes, self.directories))
+            # A large tree is counted less often: never more than a twentieth of the time.
+            self.next_count = time.monotonic() + max(COUNT_SECONDS, 20 * (time.monotonic() - started))
+            if used > self.limits["disk"]:
+                return "disk"
+        return None
+
+
+def private_bytes(pid: int) -> int:
+    """Memory of a process that it does not share with files."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            resident, shared = file.read().split()[1:3]
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * PAGE
+
+
+def disk_bytes(directory: str) -> int:
+    """What a directory takes on the disk; whatever changes meanwhile is counted next time."""
+    used = 0
+    waiting = [directory]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    used += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except OSError:
+            continue
+    return used
 
 
 def descendants() -> list[int]:
@@ -172,6 +276,8 @@ class Supervision:
         self.grace = float(str(request["grace"]))
         self.outputs = [Output(log, int(str(request["output_limit"]))) for log in (1, 2)]
         self.exit_code: int | None = None
+        self.watch = Watch(request) if request["watched"] else None
+        self.exceeded: str | None = None
         self.must_end_by = float("inf")
         self.wake, wake_end = os.pipe()
         for end in (self.wake, wake_end):
@@ -191,10 +297,15 @@ class Supervision:
         for descriptor in (self.control.fileno(), self.wake, *(output.pipe for output in self.outputs)):
             poll.register(descriptor, select.POLLIN)
         while self.exit_code is None and time.monotonic() < self.must_end_by:
-            left = self.must_end_by - time.monotonic()
+            wake_at = min(self.must_end_by, self.watch.next_look if self.watch else float("inf"))
+            left = wake_at - time.monotonic()
             for descriptor, _ in poll.poll(None if left == float("inf") else max(left, 0.0) * 1000):
                 self.attend(descriptor, poll)
             self.reap()
+            if self.watch and self.exit_code is None and time.monotonic() >= self.watch.next_look:
+                self.exceeded = self.watch.exceeded()
+                if self.exceeded:
+                    self.end_now()
         self.end_tree()
         for output in self.outputs:
             while output.copy():
@@ -248,7 +359,7 @@ class Supervision:
 
 def main() -> None:
     control = socket(AF_UNIX, SOCK_SEQPACKET, 0, int(sys.argv[1]))
-    for descriptor in sys.argv[1:4]:
+    for descriptor in sys.argv[1:]:
         os.set_inheritable(int(descriptor), False)
     with open(int(sys.argv[2]), "rb") as file:
         request = marshal.load(file)
@@ -257,7 +368,8 @@ def main() -> None:
         if request["closed_network_port"] is not None:
             enter_closed_network()
             hand_out_listener(control, request["closed_network_port"])
-        message = f"exit {Supervision(control, request).run()}"
+        supervision = Supervision(control, request)
+        message = f"exit {supervision.run()} {supervision.exceeded or ''}"
     except OSError as error:
         message = f"failed {error}"
     try:

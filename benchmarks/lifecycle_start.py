@@ -1,0 +1,71 @@
+"""How long a sandbox takes before its first command has run, against a bare process that does the same."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from polar.runtimes.base import Command, Runtime, SandboxSpec
+from polar.runtimes.bubblewrap import BubblewrapRuntime
+from polar.runtimes.process import ProcessRuntime
+
+RUNS = 15
+COMMAND = Command(("/bin/true",))
+
+
+async def _bare() -> float:
+    started = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(*COMMAND.argv)
+    await process.wait()
+    return (time.perf_counter() - started) * 1000
+
+
+async def _sandboxed(runtime: Runtime, root: Path) -> tuple[float, float, float]:
+    """Milliseconds to start a sandbox, to run a command in it, and to stop it."""
+    marks = [time.perf_counter()]
+    sandbox = await runtime.start(SandboxSpec("bench", root, "127.0.0.1", 9))
+    marks.append(time.perf_counter())
+    result = await sandbox.exec(COMMAND, timeout=60, log_name="bench")
+    marks.append(time.perf_counter())
+    await sandbox.stop()
+    marks.append(time.perf_counter())
+    if result.exit_code != 0:
+        raise SystemExit(f"the sandbox does not work: {result.stderr.read_text()}")
+    start, run, stop = ((after - before) * 1000 for before, after in pairwise(marks))
+    return start, run, stop
+
+
+async def _measure() -> dict[str, float]:
+    """Medians, the kinds taken in turn so that a busy moment strikes all of them."""
+    kinds: dict[str, Runtime] = {
+        "process": ProcessRuntime(ProcessRuntime.Options()),
+        "bubblewrap": BubblewrapRuntime(BubblewrapRuntime.Options()),
+    }
+    times: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="polar-bench-") as directory:
+        for turn in range(RUNS + 1):
+            took = {"bare process": await _bare()}
+            for name, runtime in kinds.items():
+                start, run, stop = await _sandboxed(runtime, Path(directory, f"{name}-{turn}"))
+                took |= {f"{name} start": start, f"{name} exec": run, f"{name} stop": stop}
+                took[f"{name} ready"] = start + run
+            for name, milliseconds in took.items():
+                # The first turn warms caches and probes what the machine can do.
+                if turn > 0:
+                    times.setdefault(name, []).append(milliseconds)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def measure() -> dict[str, float]:
+    """Milliseconds by what was measured; `… ready` is what a session waits for: start and first command."""
+    return asyncio.run(_measure())
+
+
+if __name__ == "__main__":
+    for name, milliseconds in measure().items():
+        print(f"{name:20} {milliseconds:8.1f} ms", file=sys.stdout)

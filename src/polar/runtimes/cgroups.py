@@ -1,0 +1,308 @@
+"""Control groups, one a sandbox: v1, v2 or both side by side, made below the one this process is in.
+
+The kernel then counts memory, processes and time of a sandbox as a whole, whatever its processes do,
+and names every one of them when they are to be killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from polar.runtimes.base import SandboxError
+from polar.runtimes.limits import Limit, Limits
+
+CONTROLLERS = {Limit.MEMORY: "memory", Limit.PIDS: "pids", Limit.CPU: "cpu"}
+WITH_SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
+"""Settings of kernels that account for swap; without them there is none to use."""
+PERIOD_MICROSECONDS = 100_000
+END_SECONDS = 10.0
+RECORD = "cgroups"
+"""The file below a sandbox's root that names its groups, so that a later life of the node finds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """Where groups with some of the controllers can be made."""
+
+    directory: Path
+    is_v2: bool
+    controllers: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        return "cgroup v2" if self.is_v2 else "cgroup v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The groups of one sandbox, one in each hierarchy."""
+
+    members: Mapping[Path, Hierarchy]
+
+    @classmethod
+    def make(cls, root: Path, limits: Limits, hierarchies: Iterable[Hierarchy] | None = None) -> Group:
+        """The group of the sandbox at `root`, with its limits set."""
+        members: dict[Path, Hierarchy] = {}
+        found = usable_hierarchies() if hierarchies is None else hierarchies
+        for hierarchy in found:
+            node = hierarchy.directory / node_name(root.parent)
+            members[node / f"sandbox-{root.name}"] = hierarchy
+        (root / RECORD).write_text("".join(f"{path}\n" for path in members))
+        try:
+            for path, hierarchy in members.items():
+                _make_group(path, hierarchy)
+                for name, value in _settings(limits, hierarchy):
+                    if name not in WITH_SWAP or (path / name).exists():
+                        (path / name).write_text(value)
+        except OSError as error:
+            for path in members:
+                remove_group(path)
+            raise SandboxError(f"the sandbox's limits could not be set: {error}") from None
+        return cls(members)
+
+    @property
+    def entrances(self) -> tuple[str, ...]:
+        """The files a process writes 0 to in order to join."""
+        return tuple(str(path / "cgroup.procs") for path in self.members)
+
+    @property
+    def enforces(self) -> frozenset[Limit]:
+        present = frozenset[str]().union(*(hierarchy.controllers for hierarchy in self.members.values()))
+        return frozenset(limit for limit, controller in CONTROLLERS.items() if controller in present)
+
+    def refusals(self) -> dict[Limit, int]:
+        """How often memory or a process was refused so far."""
+        counts = {}
+        for path, hierarchy in self.members.items():
+            if "memory" in hierarchy.controllers:
+                file = "memory.events" if hierarchy.is_v2 else "memory.oom_control"
+                counts[Limit.MEMORY] = _count(path / file, "oom_kill")
+            if "pids" in hierarchy.controllers:
+                counts[Limit.PIDS] = _count(path / "pids.events", "max")
+        return counts
+
+    def kill(self) -> None:
+        for path in self.members:
+            kill_group(path)
+
+    def remove(self) -> None:
+        for path in self.members:
+            remove_group(path)
+            # The node's own goes with the last of its sandboxes.
+            with suppress(OSError):
+                path.parent.rmdir()
+
+
+def node_name(sessions_root: Path) -> str:
+    """The group in which a node keeps those of its sandboxes."""
+    return f"polar-{hashlib.sha256(os.fsencode(sessions_root.absolute())).hexdigest()[:12]}"
+
+
+def recorded_groups(root: Path) -> list[Path]:
+    """The groups that a sandbox's directory says it has; only what can be a group of that sandbox."""
+    try:
+        lines = (root / RECORD).read_text().splitlines()
+    except OSError:
+        return []
+    name = f"sandbox-{root.name}"
+    return [path for path in map(Path, lines) if path.name == name and (path / "cgroup.procs").is_file()]
+
+
+def reap_groups(sessions_root: Path) -> None:
+    """Kill and remove every group that a node with these sessions made from where we are now."""
+    for hierarchy in usable_hierarchies():
+        node = hierarchy.directory / node_name(sessions_root)
+        for path in node.glob("sandbox-*"):
+            remove_group(path)
+        with suppress(OSError):
+            node.rmdir()
+
+
+def kill_group(path: Path) -> None:
+    """Kill every process of a group and wait until none is left."""
+    deadline = time.monotonic() + END_SECONDS
+    while pids := _pids(path):
+        if time.monotonic() > deadline:
+            raise SandboxError(f"processes {pids} of {path} could not be ended")
+        with suppress(OSError):
+            (path / "cgroup.kill").write_text("1")
+        for pid in pids:
+            _kill_member(pid, path)
+        time.sleep(0.002)
+
+
+def remove_group(path: Path) -> None:
+    """Kill what is in a group and remove it; a group that is not there is as good as removed."""
+    if not path.is_dir():
+        return
+    kill_group(path)
+    deadline = time.monotonic() + END_SECONDS
+    while path.is_dir():
+        try:
+            path.rmdir()
+        except OSError as error:
+            # A killed process leaves its group a moment after it is gone from the list.
+            if time.monotonic() > deadline:
+                raise SandboxError(f"{path}: could not be removed: {error.strerror}") from None
+            time.sleep(0.002)
+
+
+@cache
+def usable_hierarchies() -> tuple[Hierarchy, ...]:
+    """Those in which this process may make groups; tried once."""
+    try:
+        own, mounts = Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return ()
+    return tuple(filter(None, map(_prepared, find_hierarchies(own, mounts))))
+
+
+def find_hierarchies(own: str, mounts: str) -> Iterator[Hierarchy]:
+    """From /proc/self/cgroup and /proc/self/mountinfo: our place in each hierarchy we want."""
+    mounted = [_mount(line) for line in mounts.splitlines()]
+    for line in own.splitlines():
+        _, names, path = line.split(":", 2)
+        is_v2 = names == ""
+        wanted = set(CONTROLLERS.values())
+        if not is_v2 and not wanted & set(names.split(",")):
+            continue
+        for kind, options, root, point in mounted:
+            if kind != ("cgroup2" if is_v2 else "cgroup"):
+                continue
+            if not is_v2 and not set(names.split(",")) <= set(options):
+                continue
+            inside = path.removeprefix(root) if path.startswith(root) else ""
+            directory = Path(point, inside.strip("/"))
+            offered = names.split(",") if not is_v2 else _words(directory / "cgroup.controllers")
+            if controllers := frozenset(wanted & set(offered)):
+                yield Hierarchy(directory, is_v2, controllers)
+            break
+
+
+def _mount(line: str) -> tuple[str, list[str], str, str]:
+    """File system, its options, the part of it that is mounted, and where."""
+    before, _, after = line.partition(" - ")
+    fields, (kind, _, options) = before.split(), after.split()[:3]
+    root, point = (re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text) for text in fields[3:5])
+    return kind, options.split(","), root, point
+
+
+def _prepared(hierarchy: Hierarchy) -> Hierarchy | None:
+    """The hierarchy if a group can be made in it, with the controllers that group has."""
+    probe = hierarchy.directory / f"polar-probe-{os.getpid()}"
+    try:
+        if hierarchy.is_v2:
+            _delegate(hierarchy)
+        probe.mkdir()
+        try:
+            has = frozenset(
+                name for name in hierarchy.controllers if (probe / _PROOF[name, hierarchy.is_v2]).exists()
+            )
+        finally:
+            probe.rmdir()
+    except OSError:
+        return None
+    return Hierarchy(hierarchy.directory, hierarchy.is_v2, has) if has else None
+
+
+_PROOF = {
+    ("memory", True): "memory.max",
+    ("pids", True): "pids.max",
+    ("cpu", True): "cpu.max",
+    ("memory", False): "memory.limit_in_bytes",
+    ("pids", False): "pids.max",
+    ("cpu", False): "cpu.cfs_quota_us",
+}
+
+
+def _delegate(hierarchy: Hierarchy) -> None:
+    """Hand the controllers down. A v2 group that does so may hold no process, so this one moves to a leaf."""
+    control = hierarchy.directory / "cgroup.subtree_control"
+    missing = hierarchy.controllers - set(_words(control))
+    if not missing:
+        return
+    wish = " ".join(f"+{name}" for name in sorted(missing))
+    try:
+        control.write_text(wish)
+    except OSError:
+        leaf = hierarchy.directory / "polar-node"
+        leaf.mkdir(exist_ok=True)
+        (leaf / "cgroup.procs").write_text("0")
+        control.write_text(wish)
+
+
+def _make_group(path: Path, hierarchy: Hierarchy) -> None:
+    while True:
+        _make_node_group(path.parent, hierarchy)
+        try:
+            return path.mkdir()
+        except FileNotFoundError:
+            continue  # The node's group went with its last sandbox just now.
+
+
+def _make_node_group(node: Path, hierarchy: Hierarchy) -> None:
+    node.mkdir(exist_ok=True)
+    if hierarchy.is_v2:
+        (node / "cgroup.subtree_control").write_text(
+            " ".join(f"+{name}" for name in sorted(hierarchy.controllers))
+        )
+
+
+def _settings(limits: Limits, hierarchy: Hierarchy) -> Iterator[tuple[str, str]]:
+    """File of the group → what is written to it."""
+    if limits.memory is not None and "memory" in hierarchy.controllers:
+        size = str(int(limits.memory))
+        if hierarchy.is_v2:
+            yield from (("memory.max", size), ("memory.swap.max", "0"))
+        else:
+            yield from (("memory.limit_in_bytes", size), ("memory.memsw.limit_in_bytes", size))
+    if limits.pids is not None and "pids" in hierarchy.controllers:
+        yield "pids.max", str(limits.pids)
+    if limits.cpus is not None and "cpu" in hierarchy.controllers:
+        quota = max(1000, round(limits.cpus * PERIOD_MICROSECONDS))
+        if hierarchy.is_v2:
+            yield "cpu.max", f"{quota} {PERIOD_MICROSECONDS}"
+        else:
+            yield "cpu.cfs_period_us", str(PERIOD_MICROSECONDS)
+            yield "cpu.cfs_quota_us", str(quota)
+
+
+def _pids(path: Path) -> list[int]:
+    return [int(word) for word in _words(path / "cgroup.procs")]
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _count(path: Path, key: str) -> int:
+    words = _words(path)
+    return int(words[words.index(key) + 1]) if key in words else 0
+
+
+def _kill_member(pid: int, path: Path) -> None:
+    """Kill a process if it still is in the group once we hold on to it: its pid may be another's by then."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if pid in _pids(path):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [], 0.1)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,327 @@
+"""What sandboxes have in common whose processes a container engine starts on this machine.
+
+The engine makes the container; the node keeps it in hand from outside. Its writable directories are
+the node's own, on a disk of limited size. Its network is a loopback, on which the node listens and
+carries connections to the gateway. Its processes are found by their pid namespace and killed by the
+node, because an engine's command line that is killed leaves what it started running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path, PurePosixPath
+
+from pydantic import Field, field_validator
+
+from polar.config.settings import engine_environment
+from polar.runtimes import listener as listener_program
+from polar.runtimes.base import (
+    Command,
+    Mount,
+    SandboxError,
+    SandboxSpec,
+    SandboxUnavailable,
+)
+from polar.runtimes.cgroups import Group, find_hierarchies
+from polar.runtimes.disk import FILES, IMAGE
+from polar.runtimes.engine import Engine
+from polar.runtimes.forwarding import forwarded
+from polar.runtimes.limits import Limit
+from polar.runtimes.local import LocalOptions, LocalSandbox
+from polar.runtimes.processes import (
+    SANDBOX_VARIABLE,
+    ProcessIdentity,
+    has_variable,
+    inside,
+    signal_inside,
+)
+from polar.runtimes.supervision import GRACE_SECONDS, Launch, Supervised
+
+WORKSPACE = PurePosixPath("/workspace")
+"""A directory of the session's own, empty at first."""
+INSIDE_PORT = 47100
+"""Where the gateway is found on the loopback of every container."""
+COMMAND_VARIABLE = "POLAR_COMMAND"
+"""Tells the processes of commands that run side by side apart."""
+ATTACH_SECONDS = 5.0
+"""How long a container that runs may take to be ours."""
+LAST_WORDS_SECONDS = 10.0
+"""How long the engine may take to tell of a command whose processes are gone."""
+
+
+class ContainerOptions(LocalOptions):
+    """What all container runtimes can be told."""
+
+    image: str = Field(min_length=1, max_length=4096)
+    workspace: PurePosixPath = WORKSPACE
+    """Another directory than this is taken as it is in the image, which then must be writable."""
+
+    @property
+    def binds_workspace(self) -> bool:
+        return self.workspace == WORKSPACE
+
+    @field_validator("image")
+    @classmethod
+    def _not_an_option(cls, image: str) -> str:
+        if image.startswith("-") or any(character.isspace() or character == "\0" for character in image):
+            raise ValueError("must be the name of an image")
+        return image
+
+    @field_validator("workspace")
+    @classmethod
+    def _absolute(cls, path: PurePosixPath) -> PurePosixPath:
+        if not path.is_absolute() or ".." in path.parts or path == PurePosixPath("/"):
+            raise ValueError("must be an absolute path other than /, without '..'")
+        return path
+
+
+class ContainerSandbox(LocalSandbox):
+    """A container that waits for commands."""
+
+    options: ContainerOptions
+    home = PurePosixPath("/home/agent")
+    tmp = PurePosixPath("/tmp")
+    gateway_url = f"http://127.0.0.1:{INSIDE_PORT}"
+
+    def __init__(self, spec: SandboxSpec, options: ContainerOptions, engine: Engine, name: str) -> None:
+        super().__init__(spec, options)
+        self.workspace = options.workspace
+        self.engine = engine
+        self.name = name
+        self.holder: Supervised | None = None
+        """The engine's command that the container lives as long as, where there is one."""
+        self._init: ProcessIdentity | None = None
+        self._spared: set[int] = set()
+        self._meters = Group({})
+        self._attached = AsyncExitStack()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The search path is the image's business."""
+        return {name: value for name, value in super().env.items() if name != "PATH"}
+
+    async def attach(self, pid: int, *, own_processes: int, is_marked: bool = True) -> None:
+        """Take a started container in hand.
+
+        `pid` is its first process, which has begun as many others; `is_marked` if it has our variable.
+        """
+        try:
+            async with asyncio.timeout(ATTACH_SECONDS):
+                # Until then it is still a process of the engine's, about to become the container's.
+                while is_marked and not has_variable(pid, SANDBOX_VARIABLE, str(self.spec.root)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+                init = ProcessIdentity.of(pid)
+                while init and len(inside(init)) < own_processes:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            init = None
+        if init is None:
+            raise SandboxError(
+                f"container {self.name}: its processes cannot be reached from here",
+                hint="the engine must run on the node's machine, and for the node's user or the node as root",
+            )
+        self._init = init
+        self._spared = inside(init)
+        self._meters = _meters(pid)
+        self.owner = _adopt(self.spec.root / FILES, pid)
+        listener = await container_listener(pid, INSIDE_PORT)
+        await self._attached.enter_async_context(
+            forwarded(listener, self.spec.gateway_host, self.spec.gateway_port)
+        )
+
+    def path_inside(self, mount: Mount) -> PurePosixPath:
+        return mount.target
+
+    @property
+    def writable(self) -> Mapping[PurePosixPath, Path]:
+        """What the container is given; a workspace of the image is not among it."""
+        given = super().writable
+        if self.options.binds_workspace:
+            return given
+        return {inside: host for inside, host in given.items() if inside != self.workspace}
+
+    def _locate(self, path: PurePosixPath) -> tuple[Path | str, tuple[str, ...]]:
+        absolute = self.workspace / path
+        is_in_image = not self.options.binds_workspace and absolute.is_relative_to(self.workspace)
+        if not is_in_image or absolute == self.workspace or ".." in absolute.parts or "\0" in str(path):
+            return super()._locate(path)
+        if self._init is None:
+            raise SandboxError(f"container {self.name} does not run")
+        # From the container's root on, one directory at a time: a link on the way would lead to the host's.
+        return f"/proc/{self._init.pid}/root/.", absolute.parts[1:]
+
+    @property
+    def watched(self) -> dict[Limit, int]:
+        """The engine keeps the other limits."""
+        disk = self.options.limits.disk
+        return {Limit.DISK: int(disk)} if disk and not (self.spec.root / IMAGE).exists() else {}
+
+    def refusals(self) -> Mapping[Limit, int]:
+        return self._meters.refusals()
+
+    def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
+        token = secrets.token_hex(8)
+        env = {**self.env, **command.env, COMMAND_VARIABLE: token}
+        argv = self.engine.exec_argv(
+            self.name, command, command.cwd or self.workspace, self._env_file(env, token)
+        )
+        if not command.argv or any("\0" in text for text in command.argv):
+            raise SandboxError("the command cannot be run as it is: empty, or embedded null byte")
+        return Launch(
+            argv=argv,
+            env=engine_environment(),
+            cwd=Path("/"),
+            stdin=command.stdin,
+            stdout=stdout,
+            stderr=stderr,
+            output_limit=self.options.output_limit,
+            is_wrapped=True,
+            watched=self.watched,
+            directories=(self.spec.root / FILES,),
+            label=token,
+        )
+
+    async def conclude(self, running: Supervised, timeout: float) -> tuple[int, bool]:
+        """Commands are ended by their processes; the engine's command line then ends by itself."""
+        timed_out = False
+        try:
+            done, _ = await asyncio.wait({running.ended}, timeout=timeout)
+            timed_out = not done
+            if timed_out:
+                await self._signal(running, signal.SIGTERM)
+                await asyncio.wait({running.ended}, timeout=GRACE_SECONDS)
+        finally:
+            await asyncio.shield(self._end_command(running))
+        if self.holder is not None and self.holder.ended.done():
+            raise SandboxUnavailable(f"container {self.name} ended while a command ran")
+        return running.ended.result(), timed_out
+
+    async def kill(self) -> None:
+        await asyncio.to_thread(self._kill_all_but, set())
+        await super().kill()
+
+    async def stop(self) -> None:
+        await self.kill()
+        await self.close()
+        await asyncio.to_thread(self._remove_all_but_logs)
+
+    async def close(self) -> None:
+        """Remove the container, leaving the files."""
+        await self._attached.aclose()
+        await self.engine.remove(self.name)
+        if self.holder is not None:
+            await self.holder.end()
+
+    def exit_code(self, reported: int) -> int:
+        """Engines pass a signal on as 128 + its number, as shells do."""
+        return 128 - reported if 128 < reported <= 128 + 64 else reported
+
+    async def _signal(self, running: Supervised, number: signal.Signals) -> None:
+        others = {other.label for other in self._running if other is not running}
+        await asyncio.to_thread(self._send_to_all_but, others, number)
+
+    def _send_to_all_but(self, others: Iterable[str], number: signal.Signals) -> None:
+        if self._init is not None:
+            signal_inside(inside(self._init) - self._spared - self._marked(others), self._init, number)
+
+    async def _end_command(self, running: Supervised) -> None:
+        """Kill whatever is there that no other running command can be shown to have started."""
+        others = {other.label for other in self._running if other is not running}
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        await asyncio.to_thread(self._kill_all_but, others)
+        while not running.ended.done() and time.monotonic() < deadline:
+            # The engine may have been about to start it, and may only now have done so.
+            await asyncio.wait({running.ended}, timeout=0.1)
+            await asyncio.to_thread(self._kill_all_but, others)
+        if not running.ended.done():
+            await running.end()
+            await asyncio.to_thread(self._kill_all_but, others)
+        (self.spec.root / f"env-{running.label}").unlink(missing_ok=True)
+
+    def _kill_all_but(self, labels: set[str]) -> None:
+        if self._init is None:
+            return
+        for _ in range(_KILL_ROUNDS):
+            left = inside(self._init) - self._spared - self._marked(labels)
+            if not left:
+                return
+            signal_inside(left, self._init, signal.SIGKILL)
+        raise SandboxError(f"container {self.name}: processes {sorted(left)} could not be ended")
+
+    def _marked(self, labels: Iterable[str]) -> set[int]:
+        labels = set(labels)
+        if not labels or self._init is None:
+            return set()
+        return {
+            pid
+            for pid in inside(self._init)
+            if any(has_variable(pid, COMMAND_VARIABLE, label) for label in labels)
+        }
+
+    def _env_file(self, env: Mapping[str, str], token: str) -> Path:
+        """From a file, because the command line of a process is there for every user to read."""
+        for name, value in env.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name) or re.search(r"[\n\r\0]", value):
+                raise SandboxError(f"environment variable {name!r}: a container engine cannot pass it on")
+        path = self.spec.root / f"env-{token}"
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.writelines(f"{name}={value}\n" for name, value in env.items())
+        return path
+
+
+_KILL_ROUNDS = 2000
+
+
+async def container_listener(pid: int, port: int) -> socket.socket:
+    """A listening socket on the loopback of a process's network."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        arguments = [str(theirs.fileno()), str(pid), str(port)]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            str(listener_program.__file__),
+            *arguments,
+            pass_fds=[theirs.fileno()],
+            env={},
+            cwd="/",
+        )
+        theirs.close()
+        await process.wait()
+        message, descriptors, _, _ = socket.recv_fds(ours, 65536, 1)
+    if not descriptors:
+        reason = message.decode(errors="replace").removeprefix("failed ") or "the listener died"
+        raise SandboxError(f"the gateway cannot be reached from the container: {reason}")
+    return socket.socket(fileno=descriptors[0])
+
+
+def _meters(pid: int) -> Group:
+    """The control groups of a container, to be read only."""
+    try:
+        own = Path(f"/proc/{pid}/cgroup").read_text()
+        mounts = Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return Group({})
+    return Group({hierarchy.directory: hierarchy for hierarchy in find_hierarchies(own, mounts)})
+
+
+def _adopt(files: Path, pid: int) -> int | None:
+    """Give the writable directories to the container's user, as the host knows it; None: it is the node's."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (user,) = (int(line.split()[1]) for line in lines if line.startswith("Uid:"))
+    if user == os.geteuid():
+        return None
+    for directory in files.iterdir():
+        if directory.stat().st_uid != user:
+            os.chown(directory, user, user)
+    return user

@@ -1,0 +1,292 @@
+"""Containers of Docker, or of podman, which takes the same orders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from polar.config.settings import engine_environment
+from polar.runtimes.base import (
+    Command,
+    Runtime,
+    Sandbox,
+    SandboxError,
+    SandboxSpec,
+    SandboxUnavailable,
+    Snapshot,
+)
+from polar.runtimes.containers import ContainerOptions, ContainerSandbox
+from polar.runtimes.disk import can_mount_images, keep, make_disk
+from polar.runtimes.engine import Engine, container_name, csv_fields, name_prefix, node_label
+from polar.runtimes.files import remove_tree
+from polar.runtimes.local import ENGINE, make_root, reap_sandbox, reap_sessions, start_supervised
+from polar.runtimes.processes import SANDBOX_VARIABLE
+from polar.runtimes.supervision import Launch, Supervised
+
+NODE_LABEL = "polar.node"
+SHM = "256m"
+PULL_SECONDS = 3600.0
+START_SECONDS = 120.0
+INIT = 'exec 3<&0; cat <&3 >/dev/null & wait "$!"'
+"""What a container does: end with its stdin, which is the node's, and take in orphans meanwhile."""
+ULIMITS = {"nofile": (resource.RLIMIT_NOFILE, 65_536), "nproc": (resource.RLIMIT_NPROC, 16_384)}
+"""What podman sets for a container if the node may have as much; its own wish is more than some may have."""
+
+
+class DockerOptions(ContainerOptions):
+    """What a task can ask of Docker or podman."""
+
+    root: Literal["read_only", "writable"] = "read_only"
+    """Whether the image's own files can be changed; the disk's limit does not count what is changed there."""
+    pull: Literal["never", "missing", "always"] = "missing"
+    """When the image is fetched from its registry."""
+
+    @model_validator(mode="after")
+    def _workspace_has_room(self) -> DockerOptions:
+        if self.root == "read_only" and not self.binds_workspace:
+            raise ValueError("a workspace of the image needs root: writable")
+        return self
+
+
+class DockerEngine(Engine):
+    """`docker` or `podman`."""
+
+    def __init__(self, binary: str, *, is_daemonless: bool = False) -> None:
+        super().__init__(binary)
+        self.is_daemonless = is_daemonless
+
+    def exec_argv(self, name: str, command: Command, cwd: PurePosixPath, env_file: Path) -> tuple[str, ...]:
+        options = ("--interactive", "--env-file", str(env_file), "--workdir", str(cwd))
+        return (self.binary, "exec", *options, name, *command.argv)
+
+    async def remove(self, name: str) -> None:
+        try:
+            await self.call("rm", "--force", "--volumes", name)
+        except SandboxError as error:
+            if (
+                "no such container" not in str(error).lower()
+                and "no container with" not in str(error).lower()
+            ):
+                raise
+
+    async def first_pid(self, name: str, holder: Supervised) -> int:
+        """The host's pid of a container's first process, once it runs."""
+        async with asyncio.timeout(START_SECONDS):
+            while True:
+                state = await self.call("inspect", "--format", "{{.State.Pid}}", name)
+                if state.isdigit() and int(state) > 0:
+                    return int(state)
+                if holder.ended.done():
+                    raise SandboxError(f"container {name} ended as soon as it was started")
+                await asyncio.sleep(0.02)
+
+
+class DockerSandbox(ContainerSandbox):
+    """A container whose first process waits for the node to end."""
+
+    options: DockerOptions
+    engine: DockerEngine
+
+    async def snapshot(self, into: Path) -> Snapshot:
+        runtime = Path(self.engine.binary).name
+        image = None
+        if self.options.root == "writable":
+            image = await self.engine.call("commit", self.name, timeout=PULL_SECONDS)
+        await asyncio.to_thread(keep, self.spec.root, into.absolute())
+        return Snapshot(runtime, into.absolute(), self.owner, image)
+
+    def create_arguments(self, *, rootless: bool) -> Iterator[str]:
+        """How the container is described to the engine; the image and what it runs come last."""
+        limits, options = self.options.limits, self.options
+        yield from ("--name", self.name, "--label", f"{NODE_LABEL}={node_label(self.spec.root.parent)}")
+        yield from ("--interactive", "--network", "none", "--hostname", "sandbox")
+        yield from ("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", SHM)
+        yield from ("--env", f"{SANDBOX_VARIABLE}={self.spec.root}", "--entrypoint", "/bin/sh")
+        yield from ("--pull", options.pull)
+        for name, (kind, wanted) in ULIMITS.items() if self.engine.is_daemonless else ():
+            hard = resource.getrlimit(kind)[1]
+            value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            yield from ("--ulimit", f"{name}={value}:{value}")
+        if rootless:
+            # Root inside is the node's own user outside; any other would own files it cannot remove.
+            yield from ("--user", "0:0")
+        if limits.memory is not None:
+            yield from ("--memory", str(int(limits.memory)), "--memory-swap", str(int(limits.memory)))
+        if limits.pids is not None:
+            yield from ("--pids-limit", str(limits.pids))
+        if limits.cpus is not None:
+            yield from ("--cpus", f"{limits.cpus:g}")
+        if options.root == "read_only":
+            yield from ("--read-only", "--tmpfs", "/run:size=64m", "--tmpfs", "/var/tmp:size=64m")
+        yield from self._mounts()
+        base = self.spec.base
+        yield from (base.image if base and base.image else options.image, "-c", INIT)
+
+    def _mounts(self) -> Iterator[str]:
+        for inside, host in self.writable.items():
+            yield from ("--mount", _mount(host, inside))
+        for mount in self.spec.mounts:
+            yield from ("--mount", _mount(mount.source.absolute(), mount.target, "readonly"))
+
+
+class DockerRuntime(Runtime):
+    class Options(DockerOptions):
+        pass
+
+    options: Options
+    supports_snapshots = True
+    binary: ClassVar[str] = "docker"
+    is_daemonless: ClassVar[bool] = False
+    install_hint: ClassVar[str] = "install Docker (Debian: docker.io) and start its daemon"
+    _probed: ClassVar[dict[str, tuple[str | None, bool]]] = {}
+
+    @classmethod
+    def engine(cls) -> DockerEngine:
+        found = shutil.which(cls.binary, path=engine_environment().get("PATH"))
+        if found is None:
+            raise SandboxError(f"{cls.binary} is not installed", hint=cls.install_hint)
+        return DockerEngine(found, is_daemonless=cls.is_daemonless)
+
+    @classmethod
+    async def unavailable(cls) -> str | None:
+        return (await cls._probe())[0]
+
+    @classmethod
+    async def enforcement(cls) -> Mapping[str, str]:
+        kept = dict.fromkeys(("cpu", "memory", "pids"), f"{cls.binary}'s control groups")
+        disk = "ext4 image" if await asyncio.to_thread(can_mount_images) else "watched"
+        return kept | {"disk": disk, "snapshots": f"{cls.binary} commit"}
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        reason, rootless = await self._probe()
+        if reason:
+            raise SandboxUnavailable(reason)
+        spec = replace(spec, root=spec.root.absolute())
+        engine = self.engine()
+        sandbox = DockerSandbox(spec, self.options, engine, container_name(spec.root))
+        await asyncio.to_thread(make_root, spec)
+        try:
+            await asyncio.to_thread(self._make_files, spec)
+            arguments = tuple(sandbox.create_arguments(rootless=rootless))
+            await engine.call("create", *arguments, timeout=PULL_SECONDS)
+            await self._begin(sandbox)
+        except BaseException:
+            await asyncio.shield(self._undo(sandbox))
+            raise
+        return sandbox
+
+    async def discard(self, snapshot: Snapshot) -> None:
+        if snapshot.image is not None:
+            await self.engine().call("rmi", "--force", snapshot.image)
+        await asyncio.to_thread(remove_tree, snapshot.directory)
+
+    @classmethod
+    async def reap(cls, sessions_root: Path) -> int:
+        if shutil.which(cls.binary, path=engine_environment().get("PATH")) is not None:
+            await cls._remove_containers(sessions_root.absolute())
+        return await asyncio.to_thread(reap_sessions, sessions_root.absolute(), cls.binary)
+
+    @classmethod
+    async def _remove_containers(cls, sessions_root: Path) -> None:
+        engine = cls.engine()
+        label = f"label={NODE_LABEL}={node_label(sessions_root)}"
+        try:
+            listed = await engine.call("ps", "--all", "--filter", label, "--format", "{{.Names}}")
+        except SandboxUnavailable:
+            return  # Without its engine no container runs.
+        for name in listed.split():
+            if name.startswith(name_prefix(sessions_root)):
+                await engine.remove(name)
+
+    def _make_files(self, spec: SandboxSpec) -> None:
+        (spec.root / ENGINE).write_text(self.binary)
+        make_disk(spec.root, self.options.limits.disk, None, spec.base)
+
+    async def _begin(self, sandbox: DockerSandbox) -> None:
+        engine, root = sandbox.engine, sandbox.spec.root
+        logs = root / "logs"
+        sandbox.holder = start_supervised(
+            Launch(
+                argv=(engine.binary, "start", "--attach", "--interactive", sandbox.name),
+                env=engine_environment(),
+                cwd=Path("/"),
+                stdin=None,
+                stdout=logs / "container.stdout",
+                stderr=logs / "container.stderr",
+                output_limit=1024 * 1024,
+            ),
+            root,
+        )
+        try:
+            pid = await engine.first_pid(sandbox.name, sandbox.holder)
+        except TimeoutError:
+            raise SandboxUnavailable(f"container {sandbox.name} did not start") from None
+        except SandboxError as error:
+            told = (logs / "container.stderr").read_text(errors="replace")
+            raise engine.failure(("start",), told) if told.strip() else error from None
+        await sandbox.attach(pid, own_processes=1)
+
+    async def _undo(self, sandbox: DockerSandbox) -> None:
+        await sandbox.close()
+        await asyncio.to_thread(reap_sandbox, sandbox.spec.root)
+
+    @classmethod
+    async def _probe(cls) -> tuple[str | None, bool]:
+        """Why the engine cannot be used, and whether it runs without root."""
+        if cls.binary not in cls._probed:
+            try:
+                cls._probed[cls.binary] = await cls._ask()
+            except SandboxUnavailable as error:
+                return str(error), False  # A daemon that is down now may be up later.
+            except SandboxError as error:
+                return str(error), False
+        return cls._probed[cls.binary]
+
+    @classmethod
+    async def _ask(cls) -> tuple[str | None, bool]:
+        if sys.platform != "linux":
+            return f"{cls.binary} sandboxes need Linux", False
+        info = json.loads(await cls.engine().call("info", "--format", "{{json .}}", timeout=30.0))
+        rootless = cls.is_rootless(info)
+        if not rootless and os.geteuid() != 0:
+            return (
+                f"{cls.binary} runs as root and the node does not, so it cannot keep its containers in hand; "
+                f"run {cls.binary} rootless, or the node as root",
+                False,
+            )
+        return None, rootless
+
+    @classmethod
+    def is_rootless(cls, info: Mapping[str, object]) -> bool:
+        """From what `info` says of the engine."""
+        errors = info.get("ServerErrors")
+        if errors:
+            raise SandboxUnavailable(f"docker: {errors}", hint=cls.install_hint)
+        options = info.get("SecurityOptions")
+        return isinstance(options, list) and "name=rootless" in options
+
+
+class PodmanRuntime(DockerRuntime):
+    binary = "podman"
+    is_daemonless = True
+    install_hint = "install podman (Debian: podman)"
+
+    @classmethod
+    def is_rootless(cls, info: Mapping[str, object]) -> bool:
+        host = info.get("host")
+        security = host.get("security") if isinstance(host, dict) else None
+        return isinstance(security, dict) and security.get("rootless") is True
+
+
+def _mount(source: Path, target: PurePosixPath, *more: str) -> str:
+    return csv_fields("type=bind", f"source={source}", f"target={target}", *more)

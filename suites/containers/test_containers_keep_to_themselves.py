@@ -1,0 +1,104 @@
+"""What only containers have: an image, its own files, and programs of the host mounted into it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from polar.assets.node import node
+from polar.runtimes.base import Command, ImageNotFound, Mount, PathRefused, SandboxError, SandboxSpec
+from polar.runtimes.containers import INSIDE_PORT
+from tests.conformance import Target, output, sh, spec
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[int]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"gateway")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_only_the_gateway_is_reachable(target: Target, gateway: int, tmp_path: Path) -> None:
+    sandbox = await target.runtime().start(SandboxSpec("s1", tmp_path / "s1", "127.0.0.1", gateway))
+    try:
+        assert await output(sandbox, f"nc 127.0.0.1 {INSIDE_PORT} </dev/null") == "gateway"
+        for address in (f"127.0.0.1 {gateway}", f"192.0.2.1 {gateway}"):
+            result = await sandbox.exec(sh(f"nc -w 2 {address} </dev/null"), timeout=20, log_name="test")
+            assert result.exit_code != 0
+            assert result.stdout.read_text() == ""
+        assert (await output(sandbox, "tail -n +3 /proc/net/dev | cut -d: -f1")).split() == ["lo"]
+    finally:
+        await sandbox.stop()
+
+
+async def test_a_harness_and_its_node_run_from_a_read_only_mount(target: Target, tmp_path: Path) -> None:
+    mount = Mount(node(), PurePosixPath("/opt/polar/node"))
+    sandbox = await target.runtime().start(spec(tmp_path / "s1", mount))
+    try:
+        script = "require('fs').writeFileSync('made', 'by node ' + process.versions.node.split('.')[0])"
+        command = Command((str(sandbox.path_inside(mount) / "bin" / "node"), "-e", script))
+        result = await sandbox.exec(command, timeout=30, log_name="test")
+        assert result.exit_code == 0, result.stderr.read_text()
+        assert (await sandbox.download(PurePosixPath("made"))).startswith(b"by node 2")
+        assert "Read-only" in await output(sandbox, "touch /opt/polar/node/x 2>&1 || true")
+    finally:
+        await sandbox.stop()
+
+
+async def test_the_images_own_files_cannot_be_changed_unless_asked(target: Target, tmp_path: Path) -> None:
+    sandbox = await target.runtime().start(spec(tmp_path / "s1"))
+    assert "Read-only" in await output(sandbox, "touch /testbed/x 2>&1 || true")
+    assert "CapEff:\t0000000000000000" in await output(sandbox, "cat /proc/self/status")
+    await sandbox.stop()
+
+
+async def test_a_workspace_of_the_image_is_used_and_kept_in_snapshots(target: Target, tmp_path: Path) -> None:
+    runtime = target.runtime(root="writable", workspace="/testbed")
+    prepared = await runtime.start(spec(tmp_path / "s0"))
+    assert await output(prepared, "pwd; cat README; echo built > built") == "/testbed\nfrom the image\n"
+    await prepared.upload(PurePosixPath("dir/given"), b"given")
+    assert await prepared.download(PurePosixPath("built")) == b"built\n"
+    snapshot = await prepared.snapshot(tmp_path / "snapshot")
+    await prepared.stop()
+    sample = await runtime.start(SandboxSpec("s1", tmp_path / "s1", "127.0.0.1", 9, base=snapshot))
+    assert await output(sample, "cat built dir/given") == "built\ngiven"
+    # Where the engine lets it replace the directory by a link, that leads nowhere either.
+    await sample.exec(sh("cd /; rm -rf /testbed; ln -s /etc /testbed"), timeout=20, log_name="test")
+    with pytest.raises(SandboxError):
+        await sample.download(PurePosixPath("hostname"))
+    with suppress(PathRefused):
+        await sample.upload(PurePosixPath("planted"), b"x")
+    assert not Path("/etc/planted").exists()
+    await sample.stop()
+    await runtime.discard(snapshot)
+
+
+async def test_an_unknown_image_is_said(target: Target, tmp_path: Path) -> None:
+    with pytest.raises(ImageNotFound, match="no-such-image"):
+        await target.runtime(image="localhost/no-such-image").start(spec(tmp_path / "s1"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def containers(engine: str) -> list[str]:
+    """Those of all nodes."""
+    order = (engine, "ps", "--all", "--quiet", "--filter", "label=polar.node")
+    return subprocess.run(order, capture_output=True, text=True, check=True).stdout.split()
+
+
+async def test_reap_removes_containers_whose_directories_are_gone(target: Target, tmp_path: Path) -> None:
+    runtime = target.runtime()
+    sandbox = await runtime.start(spec(tmp_path / "s1"))
+    assert await asyncio.to_thread(containers, target.name)
+    assert await target.kind.reap(tmp_path) == 1
+    assert not await asyncio.to_thread(containers, target.name)
+    assert list(tmp_path.iterdir()) == []
+    await sandbox.stop()
