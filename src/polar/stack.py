@@ -1,8 +1,9 @@
-"""Everything one `polar serve` runs: engine, gateway, rollout server and node, started and ended together."""
+"""What `polar serve` and `polar node` run: engine, gateway, rollout server and node, together or apart."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from polar.engines.embedded.weights import ensure_tokenizer, is_cached
 from polar.engines.replicas import Replicas
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.server import Gateway
+from polar.node.joining import join
 from polar.node.worker import Node
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
@@ -38,12 +40,31 @@ Say = Callable[[str], None]
 PROBE = "<|im_start|>user\nA 1,024-token probe: naïve 東京 </s>\n\t<tool_call>{}<|im_end|>"
 """Told apart by tokenizers of different models, also where they share a vocabulary's beginning."""
 
+YOUNG_OBJECTS = 50_000
+"""How many more objects than before make the garbage collector look for cycles among them."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataPlane:
     """A gateway in front of an engine, ready for sessions."""
 
     gateway: Gateway
+    model: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """A rollout server that listens."""
+
+    url: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A node that a server has taken, ready to run."""
+
+    node: Node
     model: ModelInfo
 
 
@@ -60,23 +81,50 @@ class Stack:
 @asynccontextmanager
 async def running(settings: Settings, say: Say) -> AsyncIterator[Stack]:
     """Start everything; on the way out end it in the opposite order. A part that fails ends the whole."""
+    async with (
+        serving(settings, say) as server,
+        joined(settings, server.url, server.token, say) as worker,
+        _in_background(worker.node.run()),
+    ):
+        yield Stack(server.url, server.token, worker.model)
+
+
+@asynccontextmanager
+async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
+    """The rollout server alone; nodes join it."""
     data_dir = settings.data_dir.absolute()
     data_dir.mkdir(parents=True, exist_ok=True)
     token = settings.server.token or load_or_create_token(data_dir)
-    async with AsyncExitStack() as parts:
-        say("starting the rollout server")
-        store = await parts.enter_async_context(Store.open(data_dir))
-        server = await parts.enter_async_context(RolloutServer(store, token, settings.server))
-        plane = await parts.enter_async_context(data_plane(settings, say))
-        say("starting one node")
-        client = await parts.enter_async_context(AsyncClient(server.url, token))
-        seconds = settings.server.lease_seconds
-        node = Node(settings.node, data_dir, client, plane.gateway, plane.model, lease_seconds=seconds)
-        await parts.enter_async_context(_in_background(node.run()))
+    say("starting the rollout server")
+    async with (
+        Store.open(data_dir) as store,
+        RolloutServer(store, token, settings.server) as server,
+    ):
         address = data_dir / "server.json"
         address.write_text(json.dumps({"url": server.url, "pid": os.getpid()}))
-        parts.callback(address.unlink, missing_ok=True)
-        yield Stack(server.url, token, plane.model)
+        try:
+            yield ControlPlane(server.url, token)
+        finally:
+            address.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def joined(settings: Settings, url: str | None, token: str | None, say: Say) -> AsyncIterator[Worker]:
+    """A node of the rollout server at `url`, with its own gateway and, unless one is named, engine."""
+    data_dir = settings.data_dir.absolute()
+    async with AsyncClient(url, token) as client:
+        welcome = await join(client, settings.node.name)
+        async with data_plane(settings, say) as plane:
+            say(f"starting the node {settings.node.name}")
+            node = Node(
+                settings.node,
+                data_dir,
+                client,
+                plane.gateway,
+                plane.model,
+                lease_seconds=welcome.lease_seconds,
+            )
+            yield Worker(node, plane.model)
 
 
 @asynccontextmanager
@@ -89,6 +137,7 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
         await engine.check(Mode.TOKENS if renderer else Mode.CHAT)
         say("starting the gateway")
         gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
+        _collect_rarely()
         yield DataPlane(gateway, model)
 
 
@@ -171,6 +220,17 @@ async def _check_tokenizer(engine: Engine, model: ModelInfo, name: str, director
             f"the engine serves {model.name} with another tokenizer than that of {name}",
             hint="name the model that the engine serves: --model, or engine.model in the settings",
         )
+
+
+def _collect_rarely() -> None:
+    """Let the garbage collector pass over what is loaded by now, and look at new objects less often.
+
+    What a request makes is freed as it is dropped. With Python's defaults the collector walks through
+    all that is alive every few requests, which takes a quarter of a busy gateway's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
 
 
 @asynccontextmanager

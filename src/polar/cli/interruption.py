@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import typer
 
 
-def until_interrupted(work: Coroutine[Any, Any, None]) -> None:
+def until_interrupted(work: Coroutine[Any, Any, None], *, drain: Callable[[], bool] | None = None) -> None:
     """Run `work`; a signal cancels it, waits until all it started has ended, and exits with 128 + signal.
 
-    A second signal does not wait: every process that Polar starts ends by itself with its parent.
+    A second signal does not wait: every process that Polar starts ends by itself with its parent. Where
+    `drain` says that the work ends by itself from now on, the first signal does not cancel it.
     """
     received: list[signal.Signals] = []
 
@@ -27,7 +28,8 @@ def until_interrupted(work: Coroutine[Any, Any, None]) -> None:
                 os._exit(128 + number)
             received.append(number)
             typer.echo("\nstopping; once more to stop at once", err=True)
-            task.cancel()
+            if drain is None or not drain():
+                task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt, number)

@@ -11,6 +11,7 @@ from typing import ClassVar
 from polar.errors import PolarError, Unavailable
 from polar.models.chat import ChatRequest, FinishReason, Sampling, Usage
 from polar.models.completion import Ids
+from polar.models.policy import PauseMode
 from polar.rendering.base import MessageDelta
 from polar.rendering.constraints import Constraint
 
@@ -95,6 +96,16 @@ class ModelInfo:
     and cuts; `raw_logprobs` the model's own, before them; None: the engine does not say."""
 
 
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """Weights to sample with from now on."""
+
+    version: int
+    path: str | None = None
+    """As the engine's machine sees it: a model's directory, an adapter's, or one safetensors file, which may
+    lie in shared memory. None: the weights that the engine was started with."""
+
+
 class EngineError(PolarError):
     """The engine could not answer."""
 
@@ -152,6 +163,24 @@ class Engine(ABC):
     async def tokenize(self, text: str) -> list[int] | None:
         """The engine's own ids of a text, control tokens recognised; None if it cannot say."""
         return None
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Sample nothing more; return once that is so. What comes meanwhile waits.
+
+        Pausing again changes nothing. An engine that cannot freeze goes on with what it has begun.
+        """
+        return
+
+    async def resume(self) -> None:
+        """Go on; nothing changes if there is no pause."""
+        return
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Replace the weights, during a pause. Every token sampled later carries the new version.
+
+        All or nothing: EngineError leaves the old weights and their version.
+        """
+        raise EngineError(f"{type(self).__name__} cannot change its weights")
 
     @abstractmethod
     async def close(self) -> None:

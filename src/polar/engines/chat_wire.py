@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -117,6 +117,12 @@ def _response_format(output: JsonOutput) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
+class Versioned(Protocol):
+    """What knows the version of the weights in use, where the server's answers do not tell it."""
+
+    policy_version: int
+
+
 class ChatReader:
     """Turns one answer into chunks.
 
@@ -124,9 +130,10 @@ class ChatReader:
     and its last chunk says why it can never be trained.
     """
 
-    def __init__(self, sampling: Sampling, policy_version: int, *, has_tokens: bool = True) -> None:
+    def __init__(self, sampling: Sampling, engine: Versioned, *, has_tokens: bool = True) -> None:
         self._stops = sampling.stop
-        self._version = policy_version
+        self._engine = engine
+        self._begun_with = self._version = engine.policy_version
         self._has_tokens = has_tokens
         self._has_prompt = False
         self._tokens = 0
@@ -149,7 +156,7 @@ class ChatReader:
     def _read(self, event: dict[str, Any]) -> ChatChunk | None:
         if event.get("error") or event.get("object") == "error":
             raise EngineError(f"the engine failed: {reason_in(orjson.dumps(event))}")
-        self._version = int(event.get("policy_version", self._version))
+        self._version = int(event.get("policy_version", self._engine.policy_version))
         if usage := event.get("usage"):
             self._usage = _usage(usage)
         choices = event.get("choices")
@@ -222,6 +229,8 @@ class ChatReader:
             ids = choice.get("response_token_ids")
         self._read_version(choice.get("meta_info"))
         logprobs = _logprobs(choice)
+        if "message" in choice and self._engine.policy_version != self._begun_with:
+            self._untrainable = "the weights were replaced while it was sampled, in one piece"
         if not ids:
             if logprobs:
                 self._untrainable = "the engine sent logprobs without token ids"

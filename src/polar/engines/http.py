@@ -38,6 +38,8 @@ SILENCE_SECONDS = 1_800.0
 ends it earlier. This only frees connections whose peer vanished without a word."""
 QUESTION_SECONDS = 30.0
 """For questions that an engine answers without sampling."""
+ORDER_SECONDS = 1_200.0
+"""For pauses, which may wait for what is being sampled, and for weights, which may be large."""
 DRAIN_SECONDS = 0.5
 """How long the end of a stream may lag behind its last event before its connection is given up."""
 
@@ -86,7 +88,7 @@ class HttpEngine(Engine):
         """`model` and `max_context` are what the settings say, for servers that do not say it themselves."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.policy_version = 0
-        """Stamped on tokens when the server does not name the version itself."""
+        """Stamped on tokens, as they come, when the server does not name the version itself."""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._connections = Connections(
             self.url, self._headers, connect_seconds=CONNECT_SECONDS, silence_seconds=SILENCE_SECONDS
@@ -176,12 +178,14 @@ class HttpEngine(Engine):
             )
         return document
 
-    async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        """Status and body of a short question's answer."""
+    async def _ask(
+        self, method: str, path: str, body: Any = None, *, seconds: float = QUESTION_SECONDS
+    ) -> tuple[int, bytes]:
+        """Status and body of an answer that is not streamed."""
         data = b"" if body is None else orjson.dumps(body)
         try:
             async with (
-                asyncio.timeout(QUESTION_SECONDS),
+                asyncio.timeout(seconds),
                 self._connections.request(method, path, data) as response,
             ):
                 return response.status, await response.read()
@@ -189,6 +193,15 @@ class HttpEngine(Engine):
             raise EngineDown(
                 f"the engine at {self.url} cannot be reached: {error or type(error).__name__}"
             ) from error
+
+    async def _order(self, path: str, body: Any = None, *, needs: str) -> bytes:
+        """Have something done that may take long; EngineError if it is not, with what it needs if unknown."""
+        status, answer = await self._ask("POST", path, body, seconds=ORDER_SECONDS)
+        if status == 404:
+            raise EngineError(f"the engine at {self.url} has no {path.partition('?')[0]}", hint=needs)
+        if status != 200:
+            raise EngineError(f"the engine at {self.url} answers {status} to {path}: {reason_in(answer)}")
+        return answer
 
     async def _events(self, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a generation, or its one document where it was not asked for as a stream.

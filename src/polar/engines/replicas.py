@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from hashlib import blake2b
 from math import ceil
@@ -16,13 +16,16 @@ from polar.engines.base import (
     ChatChunk,
     Engine,
     EngineDown,
+    EngineError,
     GenerateRequest,
     Mode,
     ModelInfo,
     TokenChunk,
+    WeightUpdate,
 )
 from polar.errors import InvalidInput
 from polar.models.chat import ChatRequest
+from polar.models.policy import PauseMode
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +93,8 @@ class Replicas(Engine):
         self._model: ModelInfo | None = None
         self._mode = Mode.TOKENS
         """What a replica that comes back is checked for."""
+        self._update: WeightUpdate | None = None
+        """The weights that a replica must have to be asked."""
         self._displaced: OrderedDict[str, str] = OrderedDict()
         """Where sessions went that are not on the first replica of their ranking, the latest last."""
 
@@ -169,6 +174,33 @@ class Replicas(Engine):
             raise InvalidInput(f"the engines tokenise differently: {', '.join(self._replicas)}")
         return known[0] if known else None
 
+    async def pause(self, mode: PauseMode) -> None:
+        await self._all("pause", lambda engine: engine.pause(mode))
+
+    async def resume(self) -> None:
+        await self._all("resume", lambda engine: engine.resume())
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """All replicas that are asked have them; one that fails is put aside until it has them too."""
+        await self._all("change its weights", lambda engine: engine.update_weights(update))
+        self._update = update
+
+    async def _all(self, purpose: str, do: Callable[[Engine], Coroutine[None, None, None]]) -> None:
+        """Have every replica do it that is up; EngineError if none can, and then all stay."""
+        up = [replica for replica in self._replicas.values() if replica.is_up]
+        if not up:
+            raise self._all_down()
+        done = await asyncio.gather(*(do(replica.engine) for replica in up), return_exceptions=True)
+        failures = [(replica, error) for replica, error in zip(up, done, strict=True) if error is not None]
+        for _, error in failures:
+            if not isinstance(error, EngineError):
+                raise error
+        if len(failures) == len(up):
+            said = "; ".join(f"{replica.name}: {error}" for replica, error in failures)
+            raise EngineError(f"none of the {len(self._replicas)} engines can {purpose}: {said}")
+        for replica, error in failures:
+            self._put_aside(replica, EngineDown(f"it cannot {purpose}: {error}"))
+
     async def close(self) -> None:
         probes = [replica.probe for replica in self._replicas.values() if replica.probe is not None]
         for probe in probes:
@@ -234,6 +266,9 @@ class Replicas(Engine):
                 f"it now serves {info.name} with a context of {info.max_context},"
                 f" the others {model.name} with {model.max_context}"
             )
+        if self._update is not None and info.policy_version != self._update.version:
+            await replica.engine.update_weights(self._update)
+        await replica.engine.resume()
         await replica.engine.check(self._mode)
 
     def _all_down(self) -> EngineDown:

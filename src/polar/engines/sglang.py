@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import orjson
@@ -21,10 +21,12 @@ from polar.engines.base import (
     Mode,
     ModelInfo,
     TokenChunk,
+    WeightUpdate,
 )
 from polar.engines.guidance import guided, token_biases
 from polar.engines.http import HttpEngine, reason_in, refusal
 from polar.models.chat import ChatRequest, FinishReason
+from polar.models.policy import PauseMode
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,10 @@ ABORT_SECONDS = 2.0
 """How long closing a generation may wait for the server to hear of it."""
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_PAUSES = {PauseMode.KEEP: "retract", PauseMode.DRAIN: "retract", PauseMode.ABORT: "abort"}
+"""Requests that are retracted go back to the queue with their tokens, and are computed anew after the pause:
+in place they would keep what the old weights computed, and the cache could not be flushed."""
+_PAUSABLE = "it must be SGLang 0.5 or newer, reached directly"
 
 
 class SglangEngine(HttpEngine):
@@ -42,11 +48,24 @@ class SglangEngine(HttpEngine):
     )
 
     _model: str | None = None
+    _asked = 0
+    """Generations that are not answered yet."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        model: str | None = None,
+        max_context: int | None = None,
+    ) -> None:
+        super().__init__(url, api_key, model=model, max_context=max_context)
+        self._answered = asyncio.Event()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        stream = _TokenStream(self.url, self.policy_version)
+        stream = _TokenStream(self)
         try:
-            with guided(request):
+            with self._asking(), guided(request):
                 async with aclosing(self._events("/generate", _request_body(request))) as events:
                     async for event in events:
                         chunk = stream.read(event)
@@ -60,12 +79,13 @@ class SglangEngine(HttpEngine):
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         """Always in one piece: SGLang refuses to give token ids with a chat that streams."""
-        reader = chat_wire.ChatReader(call.chat.sampling, self.policy_version)
+        reader = chat_wire.ChatReader(call.chat.sampling, self)
         body = _chat_body(call, await self._served_name())
         try:
-            async with aclosing(chat_wire.chunks(self._events(chat_wire.PATH, body), reader)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            with self._asking():
+                async with aclosing(chat_wire.chunks(self._events(chat_wire.PATH, body), reader)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
         except (GeneratorExit, asyncio.CancelledError):
             if not reader.has_ended:
                 await self._abort(call.request_id)
@@ -101,9 +121,54 @@ class SglangEngine(HttpEngine):
         _, name, context = await self._served_model()
         self._model = name
         info = await self._get("/model_info", older="/get_model_info")
-        version = _version(info.get("weight_version"), self.policy_version)
+        # A server that started anew has no version, and the weights that it starts with.
+        self.policy_version = _version(info.get("weight_version"), 0)
         # SGLang refuses a prompt and max_new_tokens that together fill the context to the last token.
-        return ModelInfo(name, context - 1, version)
+        return ModelInfo(name, context - 1, self.policy_version)
+
+    async def pause(self, mode: PauseMode) -> None:
+        if mode is PauseMode.DRAIN:
+            # SGLang itself cannot wait for what is being sampled: what was asked for from here can be.
+            while self._asked:
+                self._answered.clear()
+                await self._answered.wait()
+        await self._order("/pause_generation", {"mode": _PAUSES[mode]}, needs=_PAUSABLE)
+
+    async def resume(self) -> None:
+        status, answer = await self._ask("POST", "/continue_generation", {})
+        # A server without pauses is not paused.
+        if status not in (200, 404):
+            raise EngineError(f"the engine at {self.url} does not resume: {reason_in(answer)}")
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        info = await self._get("/model_info", older="/get_model_info")
+        if info.get("weight_version") == str(update.version):
+            self.policy_version = update.version
+            return
+        body = {
+            "model_path": update.path or info.get("model_path"),
+            "weight_version": str(update.version),
+            "flush_cache": True,
+        }
+        answer = await self._order("/update_weights_from_disk", body, needs=_PAUSABLE)
+        try:
+            said = orjson.loads(answer)
+            is_done, reason = said["success"], said.get("message")
+        except (ValueError, KeyError, TypeError):
+            is_done, reason = False, reason_in(answer)
+        if not is_done:
+            raise EngineError(f"the engine at {self.url} keeps its weights: {reason}")
+        self.policy_version = update.version
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        self._asked += 1
+        try:
+            yield
+        finally:
+            self._asked -= 1
+            if not self._asked:
+                self._answered.set()
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:
         await super().check(mode)
@@ -133,9 +198,9 @@ class _TokenStream:
     the server's own count of tokens tells which.
     """
 
-    def __init__(self, url: str, policy_version: int) -> None:
-        self._url = url
-        self._version = policy_version
+    def __init__(self, engine: HttpEngine) -> None:
+        self._url = engine.url
+        self._engine = engine
         self._tokens = 0
         self._held: TokenChunk | None = None
 
@@ -156,8 +221,8 @@ class _TokenStream:
         finish = self._finish(meta.get("finish_reason"))
         ids, logprobs = self._new_tokens(event, meta, is_last=finish is not None)
         self._tokens += len(ids)
-        self._version = _version(meta.get("weight_version"), self._version)
-        chunk = TokenChunk(ids, logprobs, self._version, finish, int(meta.get("cached_tokens") or 0))
+        version = _version(meta.get("weight_version"), self._engine.policy_version)
+        chunk = TokenChunk(ids, logprobs, version, finish, int(meta.get("cached_tokens") or 0))
         if finish is not None:
             self._held = chunk
             return None

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
 from polar.engines import chat_wire
-from polar.engines.base import ChatCall, ChatChunk, EngineError, GenerateRequest, ModelInfo, TokenChunk
+from polar.engines.base import (
+    ChatCall,
+    ChatChunk,
+    EngineError,
+    GenerateRequest,
+    Mode,
+    ModelInfo,
+    TokenChunk,
+    WeightUpdate,
+)
+from polar.engines.chat_wire import Versioned
 from polar.engines.guidance import guided, token_biases
 from polar.engines.http import HttpEngine, NotAccepted, reason_in
 from polar.models.chat import ChatRequest, FinishReason
+from polar.models.policy import PauseMode
 from polar.rendering.constraints import Constraint
 
+log = logging.getLogger(__name__)
+
+PAUSE_PATIENCE_SECONDS = 60.0
+"""How long a pause may last that is found at start."""
+
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_PAUSES = {PauseMode.KEEP: "keep", PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort"}
+_DEV_MODE = "start vLLM 0.32 or newer with VLLM_SERVER_DEV_MODE=1"
 
 
 class VllmEngine(HttpEngine):
@@ -26,9 +48,11 @@ class VllmEngine(HttpEngine):
     )
 
     _model: str | None = None
+    _names_version = False
+    """Whether it is `polar engine`, whose answers name the version of each token."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        stream = _TokenStream(self.policy_version)
+        stream = _TokenStream(self)
         body = _request_body(request, await self._served_name())
         with guided(request):
             async with aclosing(self._events("/v1/completions", body)) as events:
@@ -39,7 +63,7 @@ class VllmEngine(HttpEngine):
         yield stream.last()
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
-        reader = chat_wire.ChatReader(call.chat.sampling, self.policy_version)
+        reader = chat_wire.ChatReader(call.chat.sampling, self)
         body = _chat_body(call, await self._served_name())
         async with aclosing(chat_wire.chunks(self._events(chat_wire.PATH, body), reader)) as chunks:
             async for chunk in chunks:
@@ -72,16 +96,80 @@ class VllmEngine(HttpEngine):
         document, self._model, context = await self._served_model()
         card = document["data"][0]
         version = card.get("policy_version", document.get("policy_version"))
-        version = self.policy_version if version is None else int(version)
+        self._names_version = version is not None
+        self.policy_version = await self._last_version() if version is None else int(version)
         mode = card.get("logprobs_mode")
-        return ModelInfo(self._model, context, version, None if mode is None else str(mode))
+        return ModelInfo(self._model, context, self.policy_version, None if mode is None else str(mode))
+
+    async def check(self, mode: Mode = Mode.TOKENS) -> None:
+        await self._outlast_pause()
+        await super().check(mode)
+
+    async def pause(self, mode: PauseMode) -> None:
+        # The cache is cleared when the weights are replaced, that of requests that are kept included.
+        await self._order(f"/pause?mode={_PAUSES[mode]}&clear_cache=false", needs=_DEV_MODE)
+
+    async def resume(self) -> None:
+        status, answer = await self._ask("POST", "/resume")
+        # A server without pauses is not paused.
+        if status not in (200, 404):
+            raise EngineError(f"the engine at {self.url} does not resume: {reason_in(answer)}")
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        await self.model_info()
+        if self._names_version:
+            await self._order("/load_weights", {"version": update.version, "path": update.path}, needs="")
+        elif await self._last_version() != update.version:
+            await self._reload(update)
+        self.policy_version = update.version
+
+    async def _reload(self, update: WeightUpdate) -> None:
+        self._refuse_bad_path(update.path)
+        kwargs = {} if update.path is None else {"weights_path": update.path}
+        await self._order("/collective_rpc", {"method": "reload_weights", "kwargs": kwargs}, needs=_DEV_MODE)
+        await self._order("/update_weight_version", {"new_version": str(update.version)}, needs=_DEV_MODE)
+        # Requests that a pause keeps hold blocks of the cache: these too are computed anew.
+        await self._order("/reset_prefix_cache?reset_running_requests=true", needs=_DEV_MODE)
+
+    def _refuse_bad_path(self, path: str | None) -> None:
+        """vLLM does not outlive weights that it cannot read: they are looked for where that can be done."""
+        is_here = urlsplit(self.url).hostname in ("127.0.0.1", "::1", "localhost")
+        if path is not None and is_here and not any(Path(path).glob("*.safetensors")):
+            raise EngineError(f"the weights at {path} cannot be read: the directory holds no safetensors")
+
+    async def _last_version(self) -> int:
+        """What the weights are called that vLLM was last given; 0 if it was given none since its start."""
+        if not self.policy_version:
+            return 0
+        status, answer = await self._ask("GET", "/weight_info")
+        try:
+            named = orjson.loads(answer)["weight_version"] if status == 200 else None
+        except (ValueError, KeyError, TypeError):
+            named = None
+        if named is None:
+            return self.policy_version
+        self.policy_version = int(named) if str(named).isdecimal() else 0
+        return self.policy_version
+
+    async def _outlast_pause(self) -> None:
+        """Wait for the end of a pause; one that nobody ends was left behind by somebody who died."""
+        deadline = asyncio.get_running_loop().time() + PAUSE_PATIENCE_SECONDS
+        while True:
+            status, answer = await self._ask("GET", "/is_paused")
+            if status != 200 or b"true" not in answer:
+                return
+            if asyncio.get_running_loop().time() >= deadline:
+                log.warning("the engine at %s was left paused and is resumed", self.url)
+                await self.resume()
+                return
+            await asyncio.sleep(0.2)
 
 
 class _TokenStream:
     """Turns the events of one response into chunks, refusing tokens without ids or logprobs."""
 
-    def __init__(self, policy_version: int) -> None:
-        self._version = policy_version
+    def __init__(self, engine: Versioned) -> None:
+        self._engine = engine
         self._held: TokenChunk | None = None
         self._tokens = 0
         self._reported: int | None = None
@@ -90,12 +178,12 @@ class _TokenStream:
         """The chunk to pass on now. The finishing one waits for the usage that follows it."""
         if event.get("error") or event.get("object") == "error":
             raise self._failure(event)
-        self._version = int(event.get("policy_version", self._version))
+        version = int(event.get("policy_version", self._engine.policy_version))
         self._read_usage(event.get("usage"))
         choices = event.get("choices")
         if not choices:
             return None
-        chunk = self._chunk(choices[0])
+        chunk = self._chunk(choices[0], version)
         self._tokens += len(chunk.ids)
         if chunk.finish_reason is not None:
             self._held = chunk
@@ -126,7 +214,7 @@ class _TokenStream:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         self._held = replace(self._held, cached_tokens=int(cached))
 
-    def _chunk(self, choice: dict[str, Any]) -> TokenChunk:
+    def _chunk(self, choice: dict[str, Any], version: int) -> TokenChunk:
         ids = choice.get("token_ids")
         if ids is None:
             if choice.get("text"):
@@ -140,7 +228,7 @@ class _TokenStream:
         reason = choice.get("finish_reason")
         if reason is not None and reason not in _FINISH:
             raise EngineError(f"the engine ended the completion with {reason!r}")
-        return TokenChunk(ids, logprobs, self._version, _FINISH[reason] if reason is not None else None)
+        return TokenChunk(ids, logprobs, version, _FINISH[reason] if reason is not None else None)
 
 
 def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:

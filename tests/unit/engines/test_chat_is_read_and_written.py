@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,8 @@ def body(**changes: Any) -> dict[str, Any]:
 
 
 def read(answer: list[dict[str, Any]], *, has_tokens: bool = True, stop: str = "") -> list[ChatChunk]:
-    reader = ChatReader(Sampling(stop=(stop,) if stop else ()), 7, has_tokens=has_tokens)
+    engine = SimpleNamespace(policy_version=7)
+    reader = ChatReader(Sampling(stop=(stop,) if stop else ()), engine, has_tokens=has_tokens)
     return [*filter(None, map(reader.read, answer)), reader.last()]
 
 

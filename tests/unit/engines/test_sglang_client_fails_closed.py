@@ -92,7 +92,7 @@ def test_every_token_is_passed_on_exactly_once(
 ) -> None:
     """However the server cuts its stream, and though its lists may run ahead of its counts."""
     bounds = sorted({0, len(ids)} | {cut for cut in cuts if cut < len(ids)})
-    stream = _TokenStream("http://x", 0)
+    stream = _TokenStream(SglangEngine("http://x"))
     got: list[TokenChunk] = []
     for start, stop in pairwise(bounds):
         is_last = stop == len(ids)

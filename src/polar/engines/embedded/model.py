@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,12 @@ MEMORY_SHARE = 0.6
 class SlotModel:
     """Weights, tokenizer and KV slots of one model."""
 
-    def __init__(self, name: str, model: Any, tokenizer: Any, *, slots: int, context: int) -> None:
+    def __init__(
+        self, name: str, model: Any, tokenizer: Any, *, slots: int, context: int, directory: Path
+    ) -> None:
         self.name = name
+        self.directory = directory
+        """Holds the weights that it began with."""
         self.tokenizer = tokenizer
         self.text_tokenizer: Tokenizer = tokenizer.backend_tokenizer
         self.context = context
@@ -70,6 +74,19 @@ class SlotModel:
             logits: torch.Tensor = out.logits[0]
             return logits
 
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What it computes with, by name; weights that are shared have several."""
+        found: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
+        return found
+
+    def use(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Compute with these from now on. They stay where they are in memory, and have its type."""
+        weights = self.weights
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                weights[name].copy_(tensor)
+
     def check(self) -> None:
         """Raise unless slots give the logits of the model's own attention."""
         ids = [(7 * i + 3) % self.vocabulary for i in range(min(13, self.context))]
@@ -106,7 +123,7 @@ def load(settings: EngineSettings) -> SlotModel:
         # Whatever transformers, safetensors or the model's own code finds wrong with the files.
         raise NotInstalled(f"model {settings.model}: cannot be loaded: {_first_line(error)}") from None
     slots = _slots(settings, config, device, dtype, context)
-    loaded = SlotModel(settings.model, model, tokenizer, slots=slots, context=context)
+    loaded = SlotModel(settings.model, model, tokenizer, slots=slots, context=context, directory=directory)
     try:
         loaded.check()
     except Exception as error:

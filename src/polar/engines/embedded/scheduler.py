@@ -19,6 +19,7 @@ from polar.engines.embedded.attention import Segment
 from polar.engines.embedded.detokenizer import Detokenizer
 from polar.engines.embedded.grammar import Guide
 from polar.engines.embedded.model import SlotModel
+from polar.engines.embedded.policy import Policy
 from polar.engines.embedded.sampler import Draw, sample
 from polar.engines.embedded.slots import Placement, Slot, SlotTable, common_prefix
 from polar.models.chat import FinishReason
@@ -130,6 +131,28 @@ class Scheduler:
         for running in list(self._running.values()):
             if running.number == number:
                 self._release(running)
+
+    def abort_all(self) -> list[Sampled]:
+        """End every request, told as a failure."""
+        waiting = [
+            Sampled(number, -1, 0.0, "", self.policy_version, 0, FinishReason.ERROR)
+            for number, _ in self._waiting
+        ]
+        self._waiting.clear()
+        return waiting + [self._end_with_error(running) for running in list(self._running.values())]
+
+    def use(self, policy: Policy) -> None:
+        """Sample with these weights from the next token on.
+
+        A request that has sampled keeps what it has computed; one that has not begins anew.
+        """
+        self.model.use(policy.tensors)
+        self.policy_version = policy.version
+        self.table.expire()
+        for running in self._running.values():
+            if not running.is_prefilled:
+                running.slot.length, running.slot.is_stale = 0, False
+                running.placement = Placement(running.slot, 0)
 
     def step(self) -> list[Sampled]:
         """Compute one batch and return the tokens sampled in it."""

@@ -61,6 +61,11 @@ class Scorer:
     def has_work(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def is_midway(self) -> bool:
+        """Whether a request is computed in part."""
+        return bool(self._waiting) and self._waiting[0].slot is not None
+
     def submit(self, number: int, ids: list[int]) -> None:
         self._waiting.append(_Scoring(number, ids))
 

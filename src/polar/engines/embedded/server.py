@@ -17,6 +17,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from pydantic import BaseModel, ValidationError
 from polar.config.settings import EngineSettings, explain
 from polar.engines.embedded.grammar import Grammars, Guide
 from polar.engines.embedded.model import SlotModel, load
+from polar.engines.embedded.policy import read_policy
 from polar.engines.embedded.sampler import LOGPROBS_MODE
 from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
 from polar.engines.embedded.wire import (
@@ -34,6 +36,7 @@ from polar.engines.embedded.wire import (
     BadRequest,
     ChatBody,
     CompletionBody,
+    LoadWeightsBody,
     PromptLogprob,
     TokenizeBody,
     Tokens,
@@ -42,10 +45,13 @@ from polar.engines.embedded.wire import (
 from polar.engines.embedded.worker import Worker
 from polar.errors import InvalidInput, Unavailable
 from polar.models.chat import FinishReason
+from polar.models.policy import PauseMode
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("polar.engine.access")
 
+_PAUSES = {"keep": PauseMode.KEEP, "wait": PauseMode.DRAIN, "abort": PauseMode.ABORT}
+"""By vLLM's names."""
 MAX_BODY_BYTES = 64 * 1024 * 1024
 B = TypeVar("B", bound=BaseModel)
 
@@ -66,6 +72,11 @@ class EmbeddedServer:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/pause", self._pause)
+        app.router.add_post("/resume", self._resume)
+        app.router.add_get("/is_paused", self._is_paused)
+        app.router.add_post("/load_weights", self._load_weights)
+        self._loading = asyncio.Lock()
         # A client that goes away cancels its handler, and with it the generation.
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=access_log, shutdown_timeout=1.0
@@ -104,6 +115,36 @@ class EmbeddedServer:
             "logprobs_mode": LOGPROBS_MODE,
         }
         return _json({"object": "list", "data": [card]})
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        mode = _PAUSES.get(request.query.get("mode", "abort"))
+        if mode is None:
+            raise BadRequest(f"mode: must be one of {', '.join(_PAUSES)}", "mode")
+        await self.worker.pause(mode)
+        return _json({"status": "paused"})
+
+    async def _resume(self, _request: web.Request) -> web.Response:
+        await self.worker.resume()
+        return _json({"status": "resumed"})
+
+    async def _is_paused(self, _request: web.Request) -> web.Response:
+        return _json({"is_paused": self.worker.is_paused})
+
+    async def _load_weights(self, request: web.Request) -> web.Response:
+        """Beyond vLLM: weights and their version together, between two tokens."""
+        body = await _parse(request, LoadWeightsBody)
+        path = Path(body.path) if body.path is not None else None
+        async with self._loading:
+            # Several gateways may share this engine, and each passes the update on.
+            if body.version != self.scheduler.policy_version:
+                weights, base = self.model.weights, self.model.directory
+                try:
+                    policy = await asyncio.to_thread(read_policy, body.version, path, base, weights)
+                except InvalidInput as error:
+                    raise BadRequest(f"path: {error.message}", "path") from None
+                await self.worker.use(policy)
+                log.info("policy version %d from %s", body.version, path or base)
+        return _json({"policy_version": self.scheduler.policy_version})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await _parse(request, TokenizeBody)

@@ -17,12 +17,14 @@ class Slot:
         self.is_free = True
         self.length = 0
         """How many tokens have their keys and values computed."""
+        self.is_stale = False
+        """Whether some are of weights that have been replaced: good for its own request only."""
         self.last_used = 0
         self._tokens: Ids = np.zeros(context, dtype=np.int32)
 
     def shared(self, prompt: Ids) -> int:
         """How many computed tokens a prompt begins with."""
-        return common_prefix(self._tokens[: self.length], prompt)
+        return 0 if self.is_stale else common_prefix(self._tokens[: self.length], prompt)
 
     def extend(self, ids: Ids) -> None:
         """These tokens are computed now."""
@@ -79,12 +81,22 @@ class SlotTable:
 
     def release(self, slot: Slot) -> None:
         slot.is_free = True
+        if slot.is_stale:
+            slot.is_stale, slot.length = False, 0
         self._touch(slot)
 
     def forget(self) -> None:
         """Drop every cached token, while no slot is taken: they are no longer what the model computes."""
         for slot in self.slots:
             slot.length = 0
+
+    def expire(self) -> None:
+        """The weights are replaced: what is cached of the old ones serves no other request any more."""
+        for slot in self.slots:
+            if slot.is_free:
+                slot.length = 0
+            else:
+                slot.is_stale = True
 
     def _touch(self, slot: Slot) -> None:
         self._clock += 1

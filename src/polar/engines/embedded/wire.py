@@ -80,6 +80,15 @@ class ResponseFormat(BaseModel):
                 return Constraint(json_schema=orjson.dumps(schema).decode())
 
 
+class LoadWeightsBody(BaseModel):
+    """Weights to sample with from now on; see `WeightUpdate`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: StrictInt = Field(ge=0, lt=2**31)
+    path: str | None = Field(default=None, min_length=1)
+
+
 class _Body(BaseModel):
     """Unknown fields are ignored, as vLLM does; those that would change the sampling are refused."""
 

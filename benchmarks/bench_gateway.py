@@ -1,0 +1,260 @@
+"""The gateway against going direct and against its peers: throughput, added latency, streams, sessions.
+
+Every process has the same two cores: the load generator, what is measured, and a double of the engine
+that answers from bytes made beforehand. Load generator and double speak HTTP on bare sockets and so
+are several times faster than anything in between; what a program can get out of going direct is
+measured with an everyday HTTP client (aiohttp) as well, and that is what the goal compares with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gateway import processes
+from gateway.load import Job
+from gateway.processes import Target, measured
+from gateway.wire import Wire, build, other_harness
+from report import Row, at_least, at_most, report
+
+CONCURRENT = 32
+SESSIONS = 100
+STREAMS = 1_000
+MANY_SESSIONS = (10, 100, 1_000)
+FLAT = 0.9
+"""The least share of its best throughput that the gateway keeps at any number of sessions."""
+FIRST_TOKEN_SECONDS = 0.01
+"""How long the double waits before the first token, so that everything before it is done by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    seconds: float
+    requests: int
+    rounds: int
+
+
+THOROUGH = Effort(seconds=6.0, requests=400, rounds=3)
+QUICK = Effort(seconds=1.5, requests=100, rounds=1)
+
+
+class Bench:
+    """One wire, one engine double, and a counter so that no request is ever repeated."""
+
+    def __init__(self, wire: Wire, engine: Target, effort: Effort) -> None:
+        self.wire = wire
+        self.engine = engine
+        self.effort = effort
+        self._counter = 1
+
+    def rate(
+        self, target: Target, *, stream: bool = False, sessions: int | None = None, kind: str = "throughput"
+    ) -> float:
+        """Requests per second with 32 at once."""
+        body = _streamed(self.wire.first) if stream else self.wire.first
+        job = self._job(kind, target, [body], connections=CONCURRENT, seconds=self.effort.seconds)
+        job.sessions[:] = job.sessions[:sessions]
+        return float(measured(job)["rate"])
+
+    def milliseconds(self, target: Target, bodies: Sequence[str]) -> list[float]:
+        """Of each exchange's last request, one at a time, after some that warm up."""
+        job = self._job("latency", target, bodies, requests=self.effort.requests + 50)
+        return [1000 * seconds for seconds in measured(job)["seconds"][50:]]
+
+    def first_token_delays(self, target: Target) -> list[float]:
+        """Milliseconds from the engine's writing of the first token to the client's reading of it."""
+        processes.tell(
+            self.engine, "/behaviour", {"first_token_after": FIRST_TOKEN_SECONDS, "stays_open": False}
+        )
+        processes.tell(self.engine, "/first_tokens")
+        requests = self.effort.requests // 2
+        job = self._job("first_token", target, [_streamed(self.wire.first)], requests=requests)
+        moments = measured(job)["moments"]
+        written = processes.tell(self.engine, "/first_tokens")
+        processes.tell(self.engine, "/behaviour", {"first_token_after": 0.0, "stays_open": False})
+        return [1000 * (read - wrote) for wrote, read in zip(written, moments, strict=True)][20:]
+
+    def stream_megabytes(self, target: Target) -> float:
+        """Resident memory that each of 1,000 open streams adds to a gateway that has served before."""
+        self.rate(target, stream=True)
+        before = target.memory()
+        processes.tell(self.engine, "/behaviour", {"first_token_after": 0.001, "stays_open": True})
+        job = self._job("open", target, [_streamed(self.wire.first)], connections=STREAMS)
+        with processes.streams_open(job):
+            added = target.memory() - before
+            processes.tell(self.engine, "/behaviour", {"first_token_after": 0.0, "stays_open": False})
+        return added / STREAMS / 2**20
+
+    def first_renders(self, target: Target) -> tuple[float, float]:
+        """Milliseconds of the first session's first request and of a late session's, the same harness."""
+        warm = self._job("latency", target, [other_harness(self.wire.first)], requests=50)
+        measured(warm)
+        job = self._job("latency", target, [self.wire.first], requests=len(target.sessions))
+        seconds = measured(job)["seconds"]
+        return 1000 * seconds[0], 1000 * statistics.median(seconds[-20:])
+
+    def _job(
+        self,
+        kind: str,
+        target: Target,
+        bodies: Sequence[str],
+        connections: int = 1,
+        seconds: float = 0.0,
+        requests: int = 0,
+    ) -> Job:
+        self._counter += 10_000_000
+        return Job(
+            kind=kind,
+            port=target.port,
+            sessions=list(target.sessions),
+            bodies=list(bodies),
+            counter=self._counter,
+            connections=connections,
+            seconds=seconds,
+            requests=requests,
+            marker=self.wire.marker.decode(),
+        )
+
+
+def _streamed(body: str) -> str:
+    return body[:-1] + ', "stream": true, "stream_options": {"include_usage": true}}'
+
+
+def throughput(bench: Bench) -> Iterator[Row]:
+    """Rounds of all alternate, so that a noisy minute hits everyone; each one's best counts."""
+    engine = bench.engine
+    starts: dict[str, Callable[[], AbstractContextManager[Target]]] = {
+        "direct": lambda: nullcontext(engine),
+        "chat": lambda: processes.polar("chat", engine, SESSIONS),
+        "tokens": lambda: processes.polar("tokens", engine, SESSIONS),
+        "rllm": lambda: processes.rllm(engine, SESSIONS),
+        "litellm": lambda: processes.litellm(engine),
+    }
+    best: dict[tuple[str, str], float] = {}
+    for _ in range(bench.effort.rounds):
+        for name, start in starts.items():
+            with start() as target:
+                for how, rate in _rates(bench, target, is_compared=name in ("direct", "chat")):
+                    best[name, how] = max(best.get((name, how), 0.0), rate)
+    chat = best["chat", "whole"]
+    yield at_least(
+        "chat mode, everyday client (peer: direct)",
+        *(best["chat", "everyday"], "req/s", 0.2, best["direct", "everyday"]),
+    )
+    yield at_least("chat mode (peer: rllm)", chat, "req/s", 10, best["rllm", "whole"])
+    yield at_least("chat mode (peer: litellm)", chat, "req/s", 30, best["litellm", "whole"])
+    yield Row("chat mode (peer: direct, bare sockets)", chat, "req/s", best["direct", "whole"])
+    for peer in ("direct", "rllm", "litellm"):
+        yield Row(f"chat mode, streams (peer: {peer})", best["chat", "stream"], "req/s", best[peer, "stream"])
+    yield Row("tokens mode (peer: rllm)", best["tokens", "whole"], "req/s", best["rllm", "whole"])
+    yield Row("tokens mode, streams (peer: rllm)", best["tokens", "stream"], "req/s", best["rllm", "stream"])
+
+
+def _rates(bench: Bench, target: Target, *, is_compared: bool) -> Iterator[tuple[str, float]]:
+    yield "whole", bench.rate(target)
+    yield "stream", bench.rate(target, stream=True)
+    if is_compared:
+        yield "everyday", bench.rate(target, kind="everyday")
+
+
+def latency(bench: Bench) -> Iterator[Row]:
+    wire, engine = bench.wire, bench.engine
+    first, second = [wire.first], [wire.first, wire.second]
+    direct = bench.milliseconds(engine, first), bench.milliseconds(engine, second)
+    with processes.rllm(engine, SESSIONS) as target:
+        rllm = _added(bench.milliseconds(target, first), direct[0])
+    with processes.litellm(engine) as target:
+        litellm = _added(bench.milliseconds(target, first), direct[0])
+    with processes.polar("chat", engine, SESSIONS) as target:
+        chat = _added(bench.milliseconds(target, first), direct[0])
+    with processes.polar("tokens", engine, SESSIONS) as target:
+        tokens = _added(bench.milliseconds(target, second), direct[1])
+    yield at_most("added latency, chat mode, p50 (peer: rllm)", chat[0], "ms", 1.5, rllm[0])
+    yield Row("added latency, chat mode, p95 (peer: rllm)", chat[1], "ms", rllm[1])
+    yield Row("added latency, chat mode, p50 (peer: litellm)", chat[0], "ms", litellm[0])
+    yield at_most("added latency, tokens mode, extending turn, p50", tokens[0], "ms", 4)
+    yield Row("added latency, tokens mode, extending turn, p95", tokens[1], "ms")
+
+
+def streams(bench: Bench) -> Iterator[Row]:
+    direct = statistics.median(bench.first_token_delays(bench.engine))
+    for mode in ("chat", "tokens"):
+        with processes.polar(mode, bench.engine, SESSIONS) as target:
+            delays = bench.first_token_delays(target)
+        yield at_most(
+            f"engine's first token to client, {mode} mode, p50 (peer: direct)",
+            statistics.median(delays),
+            "ms",
+            5,
+            direct,
+        )
+        yield Row(f"engine's first token to client, {mode} mode, p95", _p95(delays), "ms")
+    for mode in ("chat", "tokens"):
+        with processes.polar(mode, bench.engine, STREAMS) as target:
+            memory = bench.stream_megabytes(target)
+        yield at_most(f"each of 1,000 open streams, {mode} mode", memory, "MB", 1)
+
+
+def sessions(bench: Bench) -> Iterator[Row]:
+    rates = dict.fromkeys(MANY_SESSIONS, 0.0)
+    with processes.polar("chat", bench.engine, max(MANY_SESSIONS)) as target:
+        for _ in range(bench.effort.rounds):
+            for count in MANY_SESSIONS:
+                rates[count] = max(rates[count], bench.rate(target, sessions=count))
+    fewest, *more = MANY_SESSIONS
+    yield Row(f"chat mode, {fewest} sessions", rates[fewest], "req/s")
+    for count in more:
+        yield at_least(
+            f"chat mode, {count:,} sessions (peer: {fewest})", rates[count], "req/s", FLAT, rates[fewest]
+        )
+    with processes.polar("tokens", bench.engine, max(MANY_SESSIONS)) as target:
+        first, late = bench.first_renders(target)
+    yield at_most(
+        "first request of the 1,000th session, tokens mode (peer: of the 1st)",
+        late,
+        "ms",
+        round(first, 1),
+        first,
+    )
+
+
+def _added(through: list[float], direct: list[float]) -> tuple[float, float]:
+    return statistics.median(through) - statistics.median(direct), _p95(through) - _p95(direct)
+
+
+def _p95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1]
+
+
+PARTS = {part.__name__: part for part in (throughput, latency, streams, sessions)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="measure less of everything")
+    parser.add_argument("--only", choices=sorted(PARTS), help="one part")
+    asked = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wire = build()
+    rows: list[Row] = []
+    with processes.engine_double(wire) as engine:
+        bench = Bench(wire, engine, QUICK if asked.quick else THOROUGH)
+        for name, part in PARTS.items():
+            if asked.only in (None, name):
+                rows += part(bench)
+    report("gateway", rows)
+
+
+if __name__ == "__main__":
+    main()
