@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
-from polar.engines.base import Engine, GenerateRequest, ModelInfo, TokenChunk
+from polar.engines.base import Engine, EngineError, GenerateRequest, ModelInfo, TokenChunk, WeightUpdate
 from polar.models.chat import FinishReason
+from polar.models.policy import PauseMode
 
 END = "<|im_end|>"
 
@@ -68,6 +69,12 @@ class ScriptedEngine(Engine):
         self.abort = asyncio.Event()
         """Set whenever a request was aborted."""
         self.closed = False
+        self.pauses: list[PauseMode] = []
+        self.updates: list[WeightUpdate] = []
+        self.update_failure: str | None = None
+        """Why it cannot take other weights."""
+        self._flows = asyncio.Event()
+        self._flows.set()
 
     def encode(self, text: str, *, ends: bool = True) -> list[int]:
         """The ids an answer consists of."""
@@ -87,6 +94,7 @@ class ScriptedEngine(Engine):
             for start in range(0, len(ids), answer.chunk):
                 piece = ids[start : start + answer.chunk]
                 await self._stage(answer, start)
+                await self._flows.wait()
                 last = start + len(piece) == len(ids)
                 finished = last
                 yield TokenChunk(
@@ -102,7 +110,20 @@ class ScriptedEngine(Engine):
             raise
 
     async def model_info(self) -> ModelInfo:
-        return self.info
+        return replace(self.info, policy_version=self.policy_version)
+
+    async def pause(self, mode: PauseMode) -> None:
+        self.pauses.append(mode)
+        self._flows.clear()
+
+    async def resume(self) -> None:
+        self._flows.set()
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        if self.update_failure is not None:
+            raise EngineError(self.update_failure)
+        self.updates.append(update)
+        self.policy_version = update.version
 
     async def close(self) -> None:
         self.closed = True

@@ -31,6 +31,8 @@ class SglangWire:
     """Whether it is new enough to return ids with a chat."""
     ids_name: str = "token_ids"
     """Where they come back: versions differ."""
+    orders: list[tuple[str, Any]] = field(default_factory=list)
+    refuses_weights: str | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     aborted: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     """The rids of requests that were aborted by name."""
@@ -53,6 +55,17 @@ class SglangWire:
     async def tokenize(self, request: web.Request) -> web.Response:
         prompt = (await request.json())["prompt"]
         return web.json_response({"tokens": [ord(letter) for letter in prompt], "count": len(prompt)})
+
+    async def order(self, request: web.Request) -> web.Response:
+        """Pauses, resumptions and updates, taken down as they come."""
+        body = await request.json()
+        self.orders.append((request.path, body))
+        if request.path != "/update_weights_from_disk":
+            return web.json_response({"message": "done"})
+        if self.refuses_weights is not None:
+            return web.json_response({"success": False, "message": self.refuses_weights}, status=400)
+        self.weight_version = body["weight_version"]
+        return web.json_response({"success": True, "message": "Succeeded to update model weights."})
 
     async def abort(self, request: web.Request) -> web.Response:
         self.aborted.put_nowait((await request.json())["rid"])
@@ -146,6 +159,8 @@ async def sglang_wire(*answers: Any, **options: Any) -> AsyncIterator[SglangWire
     app.router.add_get(f"{prefix}server_info", wire.server_info)
     app.router.add_post("/tokenize", wire.tokenize)
     app.router.add_post("/abort_request", wire.abort)
+    for path in ("/pause_generation", "/continue_generation", "/update_weights_from_disk"):
+        app.router.add_post(path, wire.order)
     app.router.add_post("/generate", wire.generate)
     app.router.add_post("/v1/chat/completions", wire.chat)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)

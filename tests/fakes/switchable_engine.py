@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
-from polar.engines.base import Engine, EngineDown, EngineError, GenerateRequest, Mode, ModelInfo, TokenChunk
+from polar.engines.base import (
+    Engine,
+    EngineDown,
+    EngineError,
+    GenerateRequest,
+    Mode,
+    ModelInfo,
+    TokenChunk,
+    WeightUpdate,
+)
 from polar.models.chat import FinishReason
+from polar.models.policy import PauseMode
 
 
 class SwitchableEngine(Engine):
@@ -24,6 +35,8 @@ class SwitchableEngine(Engine):
         self.ids = [1, 2]
         self.probed = asyncio.Event()
         self.closed = False
+        self.is_paused = False
+        self.refuses_weights = False
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         self.sessions.append(request.session)
@@ -56,6 +69,21 @@ class SwitchableEngine(Engine):
 
     async def tokenize(self, text: str) -> list[int] | None:
         return self.ids
+
+    async def pause(self, mode: PauseMode) -> None:
+        if not self.is_on:
+            raise EngineDown("switched off")
+        self.is_paused = True
+
+    async def resume(self) -> None:
+        self.is_paused = False
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        if not self.is_on:
+            raise EngineDown("switched off")
+        if self.refuses_weights:
+            raise EngineError("no such weights")
+        self.info = replace(self.info, policy_version=update.version)
 
     async def close(self) -> None:
         self.closed = True

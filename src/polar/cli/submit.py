@@ -21,12 +21,16 @@ def submit(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="YAML, JSON or JSONL files of tasks, or directories of them; - reads standard input.",
+            help="Files of tasks (YAML, JSON, JSONL), descriptions of tasksets, rows (JSONL, parquet), or"
+            " directories of these or of Harbor tasks; - reads standard input.",
             show_default=False,
         ),
     ],
     wait: Annotated[
         bool, typer.Option("--wait", help="Stay until every session has ended, then print a summary.")
+    ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Report tasks that are not sound, and submit the others.")
     ] = False,
     as_json: AsJson = False,
     server: Server = None,
@@ -34,8 +38,8 @@ def submit(
 ) -> None:
     """Submit tasks from files.
 
-    Everything is checked before anything is submitted. A task that is already there with the same
-    content is left as it is, so submitting a file again is safe.
+    Everything is checked before anything is submitted; `polar tasks check` only checks. A task that is
+    already there with the same content is left as it is, so submitting a file again is safe.
 
     With --json: one task a line, as the server stored it; with --wait, as it ended.
 
@@ -44,11 +48,17 @@ def submit(
       polar submit examples/quickstart/tasks.yaml --wait
       generate-tasks | polar submit -
     """
-    from polar.cli.output import print_json_line, print_parts
+    from polar.cli.output import print_json_line, print_parts, visible
     from polar.cli.summary import follow, task_table
-    from polar.tasksets.files import load_tasks
+    from polar.tasksets.files import read_tasks
+    from polar.tasksets.loaded import listing
 
-    tasks = load_tasks(*files)
+    loaded = read_tasks(*files)
+    if skip_bad and loaded.problems and loaded.tasks:
+        typer.secho(visible(listing(loaded.problems)), fg=typer.colors.YELLOW, err=True)
+        tasks = list(loaded.tasks)
+    else:
+        tasks = list(loaded.all_or_nothing())
     with connect(server, token) as client:
         views = _submit_all(client, tasks)
         if wait:
@@ -63,13 +73,9 @@ def submit(
 
 
 def _submit_all(client: Client, tasks: list[TaskSpec]) -> list[TaskView]:
-    from polar.cli.output import concerning
-
     views: list[TaskView] = []
     try:
-        for task in tasks:
-            with concerning(f"task {task.id!r}"):
-                views.append(client.submit(task))
+        views.extend(client.submit_all(tasks))
     except PolarError as error:
         if views:
             already = f"{len(views)} of {len(tasks)} tasks were submitted; submitting all again is safe"

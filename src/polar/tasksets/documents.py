@@ -38,6 +38,19 @@ def parse(text: str, format: Format, source: str) -> Any:
             ]
 
 
+def parse_line(line: bytes) -> Any:
+    """One line of a JSON Lines file; ValueError says what is wrong with it."""
+    try:
+        text = line.decode().strip()
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"column {error.colno}: not JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text (byte {error.start})") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def guess_format(text: str) -> Format:
     """The format of text that came without a name: JSON Lines if every line is a JSON object."""
     lines = [line for line in text.split("\n") if line.strip()]

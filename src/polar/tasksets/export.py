@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 from pydantic import JsonValue
 
-from polar.errors import InvalidInput, PolarError
+from polar.errors import PolarError
 from polar.models.session import SessionResult
 from polar.models.trace import Trace
+from polar.tasksets.parquet_file import ParquetFile, make_directory
 from polar.trajectory.materialise import materialise
 
 if TYPE_CHECKING:
@@ -27,10 +25,6 @@ if TYPE_CHECKING:
 
 TRACES = "traces.parquet"
 SESSIONS = "sessions.parquet"
-
-ROWS_PER_GROUP = 4096
-TOKENS_PER_GROUP = 1 << 20
-"""A row group is written when either is reached: what is held in memory stays at some 30 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +50,12 @@ class Exported:
 
 def export(sessions: Iterable[EndedSession], directory: Path) -> Exported:
     """Write both files; they appear under their names only when they are complete."""
-    _make(directory)
+    make_directory(directory)
     count = traces = trainable = 0
     try:
         with ExitStack() as stack:
-            session_file = stack.enter_context(_ParquetFile(directory / SESSIONS, _session_schema()))
-            trace_file = stack.enter_context(_ParquetFile(directory / TRACES, _trace_schema()))
+            session_file = stack.enter_context(ParquetFile(directory / SESSIONS, _session_schema()))
+            trace_file = stack.enter_context(ParquetFile(directory / TRACES, _trace_schema()))
             for session in sessions:
                 session_file.add(_session_row(session), tokens=0)
                 count += 1
@@ -76,17 +70,6 @@ def export(sessions: Iterable[EndedSession], directory: Path) -> Exported:
     except OSError as error:
         raise PolarError(f"{directory}: cannot be written: {error.strerror or error}") from error
     return Exported(count, traces, trainable, directory / TRACES, directory / SESSIONS)
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except FileExistsError:
-        raise InvalidInput(f"{directory}: is a file, not a directory") from None
-    except OSError as error:
-        raise InvalidInput(f"{directory}: cannot be written: {error.strerror}") from None
 
 
 def _trace_schema() -> pa.Schema:
@@ -108,6 +91,9 @@ def _trace_schema() -> pa.Schema:
             ("model", pa.string()),
             ("logprobs_mode", pa.string()),
             ("completion_ids", pa.list_(pa.string())),
+            ("lineage", pa.string()),
+            ("parent", pa.int32()),
+            ("approximate_from", pa.int32()),
         ]
     )
 
@@ -128,6 +114,9 @@ def _trace_row(result: SessionResult, index: int, trace: Trace) -> dict[str, Any
         "model": result.model,
         "logprobs_mode": result.logprobs_mode,
         "completion_ids": list(trace.completion_ids),
+        "lineage": trace.lineage.value,
+        "parent": trace.parent,
+        "approximate_from": trace.approximate_from,
     }
 
 
@@ -156,6 +145,11 @@ def _session_schema() -> pa.Schema:
             ("sampled_tokens", integer),
             ("trainable_tokens", integer),
             ("excluded", text),
+            ("chains", integer),
+            ("trace_tokens", integer),
+            ("merge_ratio", number),
+            ("drift", text),
+            ("faults", text),
             ("init_seconds", number),
             ("ready_seconds", number),
             ("running_seconds", number),
@@ -172,7 +166,7 @@ def _session_schema() -> pa.Schema:
 
 
 def _session_row(session: EndedSession) -> dict[str, Any]:
-    """`components`, `excluded` and `metadata` are JSON text: their keys differ from task to task."""
+    """`components`, `excluded`, `drift`, `faults` and `metadata` are JSON text: their keys differ."""
     result = session.result
     verdict = result.verdict
     row = result.model_dump(
@@ -183,6 +177,8 @@ def _session_row(session: EndedSession) -> dict[str, Any]:
         "components": _json(verdict.components if verdict else {}),
         "report": verdict.report if verdict else None,
         "excluded": _json(result.stats.excluded),
+        "drift": _json(result.stats.drift),
+        "faults": _json([fault.model_dump() for fault in result.stats.faults]),
         "metadata": _json(session.metadata),
         **{f"{stage}_seconds": seconds for stage, seconds in result.seconds.model_dump().items()},
     }
@@ -190,50 +186,3 @@ def _session_row(session: EndedSession) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
-
-
-class _ParquetFile:
-    """A parquet file written a row group at a time under a temporary name, renamed when complete."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._path = path
-        self._schema = schema
-        self._rows: list[dict[str, Any]] = []
-        self._tokens = 0
-
-    def __enter__(self) -> Self:
-        import pyarrow.parquet as pq
-
-        descriptor, part = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
-        os.close(descriptor)
-        self._part = Path(part)
-        self._writer = pq.ParquetWriter(self._part, self._schema, compression="zstd")
-        return self
-
-    def add(self, row: dict[str, Any], tokens: int) -> None:
-        self._rows.append(row)
-        self._tokens += tokens
-        if len(self._rows) >= ROWS_PER_GROUP or self._tokens >= TOKENS_PER_GROUP:
-            self._flush()
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-
-        if not self._rows:
-            return
-        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
-        self._rows.clear()
-        self._tokens = 0
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._flush()
-            self._writer.close()
-            if kind is None:
-                self._part.chmod(0o644)
-                os.replace(self._part, self._path)
-        finally:
-            self._part.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import pytest
 
 from polar.errors import InvalidInput, PolarError
 from polar.models.session import SessionResult, SessionStatus
-from polar.tasksets import export as exporting
+from polar.tasksets import parquet_file
 from polar.tasksets.export import EndedSession, export
 from polar.trajectory.materialise import materialise
 from tests.fakes.recordings import recording
@@ -93,8 +93,8 @@ def test_no_results_make_empty_files_with_the_same_columns(tmp_path: Path) -> No
 
 
 def test_rows_are_written_in_bounded_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "ROWS_PER_GROUP", 4)
-    monkeypatch.setattr(exporting, "TOKENS_PER_GROUP", 1)
+    monkeypatch.setattr(parquet_file, "ROWS_PER_GROUP", 4)
+    monkeypatch.setattr(parquet_file, "TOKENS_PER_GROUP", 1)
     written = export((ended(f"s{n}") for n in range(9)), tmp_path)
     sessions, traces = pq.ParquetFile(written.sessions_path), pq.ParquetFile(written.traces_path)
     assert [sessions.metadata.row_group(n).num_rows for n in range(sessions.num_row_groups)] == [4, 4, 1]

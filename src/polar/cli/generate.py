@@ -1,0 +1,168 @@
+"""`polar generate`: a taskset rolled out into a dataset to fine-tune on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polar.cli.options import AsJson, EngineKind, EngineMode, Token
+from polar.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from polar.tasksets.sft import Written
+
+TASKS_AT_ONCE = 16
+"""In flight where nothing else is said: more than one machine runs, so that it never waits for the next."""
+
+
+def generate(
+    taskset: Annotated[
+        list[Path],
+        typer.Option(
+            "--taskset",
+            "-t",
+            metavar="PATH",
+            help="A taskset.yaml, a task file, rows (JSONL, parquet), or a directory of Harbor tasks or of"
+            " these; may be given several times.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the dataset goes.")],
+    harness: Annotated[str | None, typer.Option(help="The harness of every task.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Sessions a task, instead of what the tasks say.")
+    ] = None,
+    accept: Annotated[
+        str,
+        typer.Option(
+            metavar="CONDITION",
+            help="Which sessions are good: reward, components.NAME, completions, sampled_tokens, seconds,"
+            " agent_end, exit_code, metadata.NAME; comparisons, and, or, not, in.",
+        ),
+    ] = "reward >= 1",
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Sample k of every task is sampled with seed + k.")
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(min=0, max=20, help="How often a failed session is tried again.")
+    ] = 2,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Agents that run at once.")] = None,
+    engine_url: Annotated[
+        list[str] | None,
+        typer.Option(help="A running engine, repeated for replicas; without it one is started."),
+    ] = None,
+    engine_kind: EngineKind = None,
+    engine_mode: EngineMode = None,
+    model: Annotated[
+        str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            help="A running `polar serve`; without it one is started for this run, with its data in DIR.",
+            show_default=False,
+        ),
+    ] = None,
+    token: Token = None,
+    run: Annotated[
+        str, typer.Option(help="Another name generates anew where a server has done the same before.")
+    ] = "",
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML settings (default: ./polar.yaml if there).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Roll a taskset out and write a dataset.
+
+    Runs until done. Interrupted in any way, the same command goes on where it stopped, and no session
+    that has ended is run again. Ctrl-C writes what there is so far.
+
+    DIR holds parquet files (sft, tokens, rejected, preference) and a dataset card; `load_dataset` reads
+    it. Rows that are not sound are reported, and the others run.
+
+    Examples:
+
+      polar generate -t taskset.yaml --harness pi --samples 8 --accept 'reward >= 1' --out data
+      polar generate -t tasks.jsonl --out data --engine-url http://127.0.0.1:8000 --concurrency 32
+    """
+    from polar.cli.interruption import until_interrupted
+    from polar.cli.output import console, print_json, print_parts, visible
+    from polar.config.settings import load_settings
+    from polar.generation.job import Job
+    from polar.generation.place import DATA, Place, alone, own_settings, own_system
+    from polar.generation.plan import plan
+    from polar.logs import log_to_file
+    from polar.tasksets.acceptance import parse_acceptance
+    from polar.tasksets.files import read_tasks
+    from polar.tasksets.loaded import listing
+    from polar.tasksets.parquet_file import make_directory
+
+    condition = parse_acceptance(accept)
+    engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model}
+    if server is not None and any(engine.values()):
+        raise InvalidInput("--server has an engine of its own; leave the engine's options out")
+    loaded = read_tasks(*taskset, over=_over(harness, samples, seed))
+    notes = console(stderr=True)
+    if loaded.problems:
+        notes.print(visible(listing(loaded.problems)), markup=False, style="yellow")
+    if not loaded.tasks:
+        raise InvalidInput("no task is sound", hint="see the problems above")
+    make_directory(out)
+    settings = own_settings(out, config, engine, concurrency) if server is None else load_settings(config)
+    log_to_file(out / DATA / "logs" / "polar.log", settings.log_level)
+    made_with = {
+        "tasksets": ", ".join(path.name or str(path) for path in taskset),
+        "harness": harness,
+        "samples": samples,
+        "seed": seed,
+        "accept": accept,
+    }
+    planned = plan(loaded.tasks, run)
+    job = Job(planned, condition, out, retries, concurrency or TASKS_AT_ONCE, made_with)
+
+    async def work() -> None:
+        if server is not None:
+            written = await job.carry_out(Place(server, token), notes)
+        else:
+            async with own_system(settings, planned, lambda step: typer.echo(f"• {step}", err=True)) as place:
+                written = await job.carry_out(place, notes)
+        if as_json:
+            print_json(_document(written, out))
+        else:
+            print_parts(*_lines(written, out))
+
+    with alone(out):
+        until_interrupted(work())
+
+
+def _over(harness: str | None, samples: int | None, seed: int | None) -> dict[str, Any]:
+    """What is laid over every task."""
+    given = {
+        "harness": {"name": harness} if harness is not None else None,
+        "samples": samples,
+        "sampling": {"seed": seed} if seed is not None else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _document(written: Written, out: Path) -> dict[str, Any]:
+    return {
+        "sessions": {fate.value: count for fate, count in sorted(written.fates.items())},
+        "rows": {table.value: count for table, count in written.rows.items()},
+        "tasks": written.tasks,
+        "tasks_accepted": written.tasks_accepted,
+        "trained_tokens": written.tokens,
+        "directory": str(out),
+    }
+
+
+def _lines(written: Written, out: Path) -> list[str]:
+    fates = ", ".join(f"{count} {fate}" for fate, count in sorted(written.fates.items())) or "none"
+    rows = ", ".join(f"{count} in {table.file}" for table, count in written.rows.items())
+    lines = [f"sessions: {fates}", f"rows: {rows}", f"dataset: {out}"]
+    if written.unjudged:
+        lines.insert(1, f"not judged, so not accepted: {written.unjudged}")
+    return lines

@@ -1,0 +1,293 @@
+"""Datasets to fine-tune on: accepted conversations as messages and as tokens, rejected ones, and pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+from pydantic import JsonValue
+
+from polar.errors import PolarError
+from polar.models.session import SessionResult, SessionStatus
+from polar.models.trace import Lineage
+from polar.tasksets.acceptance import session_names
+from polar.tasksets.conversations import Conversation, conversations, digest
+from polar.tasksets.expressions import CannotJudge, Condition
+from polar.tasksets.parquet_file import ParquetFile, make_directory
+from polar.trajectory.recording import Recording
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NOT_TRAINED = -100
+"""In `labels`: what trainers leave out of the loss."""
+
+
+class Table(StrEnum):
+    """The files of a dataset, and its configurations for `datasets`."""
+
+    SFT = "sft"
+    """Accepted conversations as chat messages with tools."""
+    TOKENS = "tokens"
+    """The same as the tokens that were sampled."""
+    REJECTED = "rejected"
+    """Conversations that were not accepted, as chat messages."""
+    PREFERENCE = "preference"
+    """Pairs of one accepted and one rejected conversation of the same task."""
+
+    @property
+    def file(self) -> str:
+        return f"{self}.parquet"
+
+
+class Fate(StrEnum):
+    """What became of a session in the dataset."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    DUPLICATE = "duplicate"
+    """Another sample of the same task answered the same."""
+    EMPTY = "empty"
+    """Its agent never got an answer."""
+    FAILED = "failed"
+    """It has no reward; also those that were cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One ended session as a dataset takes it."""
+
+    result: SessionResult
+    recording: Recording | None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Everything that was tried of one task."""
+
+    task: str
+    """The task's id in the taskset."""
+    harness: str
+    metadata: Mapping[str, JsonValue]
+    attempts: Iterable[Attempt]
+    """In an order that does not depend on when they ended."""
+
+
+@dataclass(slots=True)
+class Written:
+    """What a dataset holds."""
+
+    fates: Counter[Fate] = field(default_factory=Counter)
+    rows: dict[Table, int] = field(default_factory=dict)
+    tasks: int = 0
+    tasks_accepted: int = 0
+    """Those with at least one accepted conversation."""
+    tokens: int = 0
+    """Trained ones, of the accepted."""
+    unjudged: str | None = None
+    """Why the condition could not be applied to some session, the first time that it could not."""
+
+
+def write_dataset(groups: Iterable[Group], directory: Path, accept: Condition) -> Written:
+    """Write all tables, a group at a time; they appear under their names only when they are complete."""
+    make_directory(directory)
+    written = Written()
+    try:
+        with ExitStack() as stack:
+            files = {
+                table: stack.enter_context(ParquetFile(directory / table.file, schema(table)))
+                for table in Table
+            }
+            for group in groups:
+                _write_group(group, files, accept, written)
+            written.rows = {table: file.count for table, file in files.items()}
+    except OSError as error:
+        raise PolarError(f"{directory}: cannot be written: {error.strerror or error}") from error
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class _Main:
+    """A session's main conversation without its tokens, kept to be paired."""
+
+    conversation: Conversation
+    result: SessionResult
+
+
+def _write_group(
+    group: Group, files: Mapping[Table, ParquetFile], accept: Condition, written: Written
+) -> None:
+    seen: set[bytes] = set()
+    mains: dict[Fate, list[_Main]] = {Fate.ACCEPTED: [], Fate.REJECTED: []}
+    for attempt in group.attempts:
+        found = list(conversations(attempt.recording)) if attempt.recording is not None else []
+        fate = _fate(group, attempt, found, seen, accept, written)
+        written.fates[fate] += 1
+        if fate not in mains:
+            continue
+        about = _provenance(group, attempt.result)
+        table = files[Table.SFT if fate is Fate.ACCEPTED else Table.REJECTED]
+        for number, conversation in enumerate(found):
+            row = about | {"conversation": number, "lineage": conversation.lineage.value}
+            table.add(_chat_row(conversation) | row, tokens=_size(conversation))
+            if fate is Fate.ACCEPTED and conversation.trace is not None:
+                files[Table.TOKENS].add(_token_row(conversation) | row, tokens=_size(conversation))
+                written.tokens += int(np.count_nonzero(conversation.trace.loss_mask))
+        mains[fate].append(_Main(replace(_main(found), trace=None), attempt.result))
+    written.tasks += 1
+    written.tasks_accepted += bool(mains[Fate.ACCEPTED])
+    for chosen, rejected in zip(mains[Fate.ACCEPTED], mains[Fate.REJECTED], strict=False):
+        if _are_comparable(chosen.conversation, rejected.conversation):
+            row = _pair_row(group, chosen, rejected)
+            size = _size(chosen.conversation) + _size(rejected.conversation)
+            files[Table.PREFERENCE].add(row, tokens=size)
+
+
+def _fate(
+    group: Group,
+    attempt: Attempt,
+    found: list[Conversation],
+    seen: set[bytes],
+    accept: Condition,
+    written: Written,
+) -> Fate:
+    if attempt.result.status is not SessionStatus.COMPLETED:
+        return Fate.FAILED
+    if not found:
+        return Fate.EMPTY
+    answered = digest(found)
+    if answered in seen:
+        return Fate.DUPLICATE
+    seen.add(answered)
+    try:
+        is_accepted = accept(session_names(attempt.result, group.task, group.metadata))
+    except CannotJudge as error:
+        written.unjudged = written.unjudged or f"session {attempt.result.session_id}: {error.message}"
+        is_accepted = False
+    return Fate.ACCEPTED if is_accepted else Fate.REJECTED
+
+
+def _main(found: list[Conversation]) -> Conversation:
+    return next((one for one in found if one.lineage is Lineage.MAIN), found[0])
+
+
+def _are_comparable(chosen: Conversation, rejected: Conversation) -> bool:
+    """Whether both answer the same question: it may differ in a date or a path, but not in its turns."""
+    one, other = ([message["role"] for message in each.prompt] for each in (chosen, rejected))
+    return one == other
+
+
+def _size(conversation: Conversation) -> int:
+    """How much memory a row takes, in tokens; a token is some four characters."""
+    trace = conversation.trace
+    if trace is not None:
+        return len(trace.prompt_ids) + len(trace.response_ids)
+    return sum(len(message["content"]) for message in conversation.messages) // 4
+
+
+def _chat_row(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "messages": conversation.messages,
+        "tools": conversation.tools,
+        "prompt_messages": conversation.prompt_messages,
+    }
+
+
+def _token_row(conversation: Conversation) -> dict[str, Any]:
+    trace = conversation.trace
+    assert trace is not None
+    before = len(trace.prompt_ids)
+    mask = np.concatenate([np.zeros(before, np.uint8), trace.loss_mask])
+    ids = np.concatenate([trace.prompt_ids, trace.response_ids])
+    return {
+        "input_ids": ids,
+        "labels": np.where(mask == 1, ids, NOT_TRAINED).astype(np.int32),
+        "loss_mask": mask,
+        "logprobs": np.concatenate([np.zeros(before, np.float32), trace.logprobs]),
+        "policy_versions": np.concatenate([np.full(before, -1, np.int32), trace.policy_versions]),
+        "prompt_length": before,
+    }
+
+
+def _pair_row(group: Group, chosen: _Main, rejected: _Main) -> dict[str, Any]:
+    return {
+        "prompt": chosen.conversation.prompt,
+        "chosen": chosen.conversation.answer,
+        "rejected": rejected.conversation.answer,
+        "tools": chosen.conversation.tools,
+        "prompts_equal": chosen.conversation.prompt == rejected.conversation.prompt,
+        "chosen_reward": chosen.result.reward,
+        "rejected_reward": rejected.result.reward,
+        "chosen_session": chosen.result.session_id,
+        "rejected_session": rejected.result.session_id,
+        "task": group.task,
+        "harness": group.harness,
+        "harness_version": chosen.result.harness_version,
+        "model": chosen.result.model,
+        "metadata": _json(group.metadata),
+    }
+
+
+def _provenance(group: Group, result: SessionResult) -> dict[str, Any]:
+    """Where a row comes from; nothing in it depends on when and how fast it was made."""
+    stats = result.stats
+    return {
+        "task": group.task,
+        "sample": result.sample,
+        "session": result.session_id,
+        "harness": group.harness,
+        "harness_version": result.harness_version,
+        "model": result.model,
+        "policy_version_min": result.policy_version_min,
+        "policy_version_max": result.policy_version_max,
+        "reward": result.reward,
+        "components": _json(result.verdict.components if result.verdict else {}),
+        "agent_end": result.agent_end.value,
+        "completions": stats.completions,
+        "sampled_tokens": stats.sampled_tokens,
+        "trainable_tokens": stats.trainable_tokens,
+        "metadata": _json(group.metadata),
+    }
+
+
+def _json(value: Any) -> str:
+    """JSON text: the keys differ from task to task."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def schema(table: Table) -> pa.Schema:
+    """The columns of a table."""
+    import pyarrow as pa
+
+    text, integer, number = pa.string(), pa.int64(), pa.float64()
+    function = pa.struct([("name", text), ("arguments", text)])
+    call = pa.struct([("id", text), ("type", text), ("function", function)])
+    message = [("role", text), ("content", text), ("reasoning_content", text)]
+    message += [("tool_calls", pa.list_(call)), ("tool_call_id", text), ("name", text)]
+    messages = pa.list_(pa.struct(message))
+    origin = [("task", text), ("sample", pa.int32()), ("session", text), ("conversation", pa.int32())]
+    origin += [("lineage", text), ("harness", text), ("harness_version", text), ("model", text)]
+    origin += [("policy_version_min", integer), ("policy_version_max", integer), ("reward", number)]
+    origin += [("components", text), ("agent_end", text), ("completions", integer)]
+    origin += [("sampled_tokens", integer), ("trainable_tokens", integer), ("metadata", text)]
+    match table:
+        case Table.SFT | Table.REJECTED:
+            own = [("messages", messages), ("tools", text), ("prompt_messages", pa.int32())]
+            return pa.schema(own + origin)
+        case Table.TOKENS:
+            ids = pa.list_(pa.int32())
+            own = [("input_ids", ids), ("labels", ids), ("loss_mask", pa.list_(pa.uint8()))]
+            own += [("logprobs", pa.list_(pa.float32())), ("policy_versions", ids)]
+            return pa.schema([*own, ("prompt_length", pa.int32()), *origin])
+        case Table.PREFERENCE:
+            own = [("prompt", messages), ("chosen", messages), ("rejected", messages), ("tools", text)]
+            own += [("prompts_equal", pa.bool_()), ("chosen_reward", number), ("rejected_reward", number)]
+            own += [("chosen_session", text), ("rejected_session", text), ("task", text), ("harness", text)]
+            return pa.schema([*own, ("harness_version", text), ("model", text), ("metadata", text)])

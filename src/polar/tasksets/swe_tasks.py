@@ -1,0 +1,55 @@
+"""Rows of SWE-bench, SWE-Gym and their like as tasks, graded by the evaluator `swebench`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from polar.errors import InvalidInput
+from polar.evaluators.swe_row import SweRow
+
+_NOT_GRADED_WITH = {"patch", "problem_statement", "files"}
+"""The gold patch goes nowhere near a session; the others are the task's own, and checked with it."""
+_TOLD = ("repo", "version", "base_commit")
+
+
+def is_swe_row(columns: Mapping[str, Any]) -> bool:
+    """Whether the columns are those of a SWE-bench dataset; no task has a field of these names."""
+    return "instance_id" in columns and "FAIL_TO_PASS" in columns
+
+
+def swe_task(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a task that follow from a row: all but its harness and, without `files`, its image.
+
+    InvalidInput names the column that is wrong.
+    """
+    try:
+        row = SweRow.model_validate({name: columns[name] for name in columns if name not in _NOT_GRADED_WITH})
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" if item["loc"] else item["msg"]
+            for item in error.errors(include_url=False)
+        ]
+        raise InvalidInput("; ".join(problem.replace("Value error, ", "") for problem in problems)) from None
+    problem = columns.get("problem_statement")
+    if not isinstance(problem, str) or not problem.strip():
+        raise InvalidInput("problem_statement: must be text that says what is to be done")
+    graded = row.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    told = {name: value for name in _TOLD if (value := getattr(row, name))}
+    return {
+        "id": re.sub(r"[^A-Za-z0-9._-]", "-", row.instance_id),
+        "instruction": problem,
+        "files": _files(columns.get("files")),
+        "evaluator": {"name": "swebench", "options": {"row": graded}},
+        "metadata": {"instance_id": row.instance_id, **told},
+    }
+
+
+def _files(files: Any) -> Any:
+    """The repository that a row carries; plain text stands for a file that holds it."""
+    if not isinstance(files, Mapping):
+        return files or {}
+    return {path: {"text": file} if isinstance(file, str) else file for path, file in files.items()}

@@ -1,0 +1,169 @@
+"""Rows from files: JSON Lines, parquet, and datasets that Hugging Face's library saved to disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polar.errors import InvalidInput
+from polar.tasksets.documents import parse_line
+from polar.tasksets.rows import BadRow, Row, RowSource
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROWS_AT_ONCE = 256
+"""Small enough that a batch of rows with whole repositories in them stays small."""
+
+
+class JsonLines(RowSource):
+    """One JSON object a line."""
+
+    def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
+        for file in _files(place, (".jsonl",), split):
+            yield from _json_lines(file)
+
+
+class Parquet(RowSource):
+    """One file, or a directory of them."""
+
+    def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for file in _files(place, (".parquet",), split):
+            try:
+                table = pq.ParquetFile(file)
+                yield from _numbered(table.iter_batches(batch_size=ROWS_AT_ONCE), str(file))
+            except (OSError, pa.ArrowException) as error:
+                raise _unreadable(file, error) from None
+
+
+class SavedDataset(RowSource):
+    """What `Dataset.save_to_disk` or `DatasetDict.save_to_disk` left, or a directory of arrow files."""
+
+    def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
+        import pyarrow as pa
+
+        directory = _dataset_directory(_given(place), split)
+        number = 0
+        for file in _arrow_files(directory):
+            try:
+                for row in _numbered(_arrow_batches(file), str(directory), first=number + 1):
+                    number += 1
+                    yield row
+            except (OSError, pa.ArrowException) as error:
+                raise _unreadable(file, error) from None
+
+
+def _json_lines(file: Path) -> Iterator[Row | BadRow]:
+    try:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _json_row(line, file, number)
+    except OSError as error:
+        raise _unreadable(file, error) from None
+
+
+def _json_row(line: bytes, file: Path, number: int) -> Row | BadRow:
+    where = f"{file}:{number}"
+    try:
+        columns = parse_line(line)
+    except ValueError as error:
+        return BadRow(where, str(error))
+    if not isinstance(columns, dict):
+        return BadRow(where, f"must be a JSON object, not a {type(columns).__name__}")
+    return Row(where, columns)
+
+
+def _numbered(batches: Iterator[pa.RecordBatch], source: str, first: int = 1) -> Iterator[Row]:
+    number = first
+    for batch in batches:
+        for columns in batch.to_pylist():
+            # A table gives every row the keys of all rows; those that it did not have are null.
+            yield Row(f"{source}: row {number}", _without_null(columns))
+            number += 1
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_null(inner) for inner in value]
+    return value
+
+
+def _given(place: Path | None) -> Path:
+    if place is None:
+        raise InvalidInput("source: is required")
+    return place
+
+
+def _files(place: Path | None, suffixes: tuple[str, ...], split: str | None) -> list[Path]:
+    """The file itself, or those of a directory, or of them those that the split's name begins."""
+    place = _given(place)
+    if not place.is_dir():
+        if split is not None:
+            raise InvalidInput(f"split: {place} is one file", hint="choose rows with filter instead")
+        return [place]
+    files = sorted(file for file in place.rglob("*") if file.suffix in suffixes and file.is_file())
+    if split is not None:
+        files = [file for file in files if _is_of(file.relative_to(place), split)]
+    if not files:
+        of_split = f" of split {split!r}" if split is not None else ""
+        raise InvalidInput(f"{place}: no {' or '.join(suffixes)} files{of_split} in this directory")
+    return files
+
+
+def _is_of(file: Path, split: str) -> bool:
+    """`train.parquet`, `train-00000-of-00002.parquet`, `train/…`, as published datasets name them."""
+    return split in file.parts[:-1] or file.name.startswith((f"{split}.", f"{split}-"))
+
+
+def _dataset_directory(place: Path, split: str | None) -> Path:
+    splits = sorted(inner.parent.name for inner in place.glob("*/state.json"))
+    if not splits:
+        if split is not None:
+            raise InvalidInput(f"split: {place} has no splits", hint="choose rows with filter instead")
+        return place
+    if split is None and len(splits) == 1:
+        split = splits[0]
+    if split not in splits:
+        raise InvalidInput(f"split: {place} has the splits {', '.join(splits)}", hint="name one of them")
+    return place / split
+
+
+def _arrow_files(directory: Path) -> list[Path]:
+    state = directory / "state.json"
+    if not state.is_file():
+        files = sorted(directory.glob("*.arrow")) if directory.is_dir() else [directory]
+        if not files:
+            raise InvalidInput(f"{directory}: no saved dataset in this directory")
+        return files
+    try:
+        return [directory / part["filename"] for part in json.loads(state.read_bytes())["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(state, error) from None
+
+
+def _arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
+    """The batches of a file in either of Arrow's two formats, mapped into memory and cut small."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(file)) as mapped:
+        try:
+            batches: Any = pa.ipc.open_stream(mapped)
+        except pa.ArrowInvalid:
+            reader = pa.ipc.open_file(mapped)
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+        for batch in batches:
+            for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+                yield batch.slice(start, ROWS_AT_ONCE)
+
+
+def _unreadable(file: Path, error: Exception) -> InvalidInput:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return InvalidInput(f"{file}: cannot be read: {reason}")

@@ -1,0 +1,133 @@
+"""One task as a document: its files read in, its fields checked, every problem named by field."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from polar import plugins
+from polar.errors import InvalidInput
+from polar.models.component import Component
+from polar.models.task import TaskSpec
+
+_COMPONENTS = {
+    "harness": "harnesses",
+    "evaluator": "evaluators",
+    "runtime": "runtimes",
+    "builder": "builders",
+}
+
+
+def check_task(document: Mapping[str, Any], directory: Path) -> tuple[TaskSpec | None, list[str]]:
+    """The task, or what is wrong with it; `path`s of files lead from `directory`."""
+    problems: list[str] = []
+    document = _with_contents(document, "files", directory, problems)
+    evaluator = document.get("evaluator")
+    if isinstance(evaluator, dict) and isinstance(evaluator.get("options"), dict):
+        # Evaluators bring files of their own, which the agent must not see.
+        options = _with_contents(evaluator["options"], "evaluator.options.files", directory, problems)
+        document["evaluator"] = {**evaluator, "options": options}
+    if problems:
+        return None, problems
+    try:
+        task = TaskSpec.model_validate(document)
+    except ValidationError as error:
+        return None, [_explain(item) for item in error.errors(include_url=False, include_context=False)]
+    for field, kind in _COMPONENTS.items():
+        component = getattr(task, field)
+        # A name unknown here may be known to the server, which refuses it if it is not.
+        if component.name in plugins.names(kind):
+            # Most tasks of a set have the same components, but each its own question to the evaluator.
+            is_own = field == "evaluator"
+            problem = (
+                _problem(kind, field, component)
+                if is_own
+                else _known_problem(kind, field, component.name, json.dumps(component.options))
+            )
+            problems += [problem] if problem else []
+    return (None, problems) if problems else (task, [])
+
+
+def _problem(kind: str, field: str, component: Component) -> str | None:
+    try:
+        plugins.options(kind, field, component)
+    except InvalidInput as error:
+        return error.message
+    except ImportError as error:
+        return f"{field}.name: {component.name!r} cannot be loaded here: {error}"
+    return None
+
+
+@lru_cache(maxsize=64)
+def _known_problem(kind: str, field: str, name: str, options: str) -> str | None:
+    return _problem(kind, field, Component(name=name, options=json.loads(options)))
+
+
+def unknown_names(task: TaskSpec) -> list[str]:
+    """The components that nothing installed here knows, as `field 'name'`."""
+    return [
+        f"{field} {name!r}"
+        for field, kind in _COMPONENTS.items()
+        if (name := getattr(task, field).name) not in plugins.names(kind)
+    ]
+
+
+def _with_contents(
+    document: Mapping[str, Any], field: str, directory: Path, problems: list[str]
+) -> dict[str, Any]:
+    """The document with its `files` read in; `field` is their name in problems."""
+    files = document.get("files")
+    if not isinstance(files, dict):
+        return dict(document)
+    read = {name: _read_in(f"{field}.{name}", file, directory, problems) for name, file in files.items()}
+    return {**document, "files": read}
+
+
+def _read_in(target: str, content: Any, directory: Path, problems: list[str]) -> Any:
+    """A file's content with `path` replaced by what that path holds, as `text` or `base64`."""
+    if not isinstance(content, dict) or "path" not in content:
+        return content
+    field = f"{target}.path"
+    source = content["path"]
+    rest = {key: value for key, value in content.items() if key != "path"}
+    if not isinstance(source, str):
+        problems.append(f"{field}: must be a string")
+        return content
+    if {"text", "base64"} & rest.keys():
+        problems.append(f"{target}: needs exactly one of 'text', 'base64' and 'path'")
+        return content
+    try:
+        # Resolving first follows links and '..', so that neither leads out of the directory.
+        file = (directory / source).resolve()
+        if not file.is_relative_to(directory.resolve()):
+            problems.append(f"{field}: {source!r} leads out of the task file's directory")
+            return content
+        data = file.read_bytes()
+        rest.setdefault("executable", os.access(file, os.X_OK))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        problems.append(f"{field}: {source!r} cannot be read: {reason}")
+        return content
+    try:
+        return {**rest, "text": data.decode()}
+    except UnicodeDecodeError:
+        return {**rest, "base64": base64.b64encode(data).decode()}
+
+
+def _explain(item: Any) -> str:
+    """One of pydantic's errors in words of the file."""
+    field = ".".join(map(str, item["loc"])) or "task"
+    if item["type"] == "missing":
+        return f"{field}: is required"
+    if item["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(field, TaskSpec.model_fields, n=1)
+        return f"{field}: unknown key" + (f" (did you mean {near[0]!r}?)" if near else "")
+    return f"{field}: {item['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,194 @@
+"""A taskset's description: where rows come from, which of them are wanted, and how one becomes a task."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, JsonValue, ValidationError
+
+from polar import plugins
+from polar.config.settings import explain
+from polar.errors import InvalidInput
+from polar.models.component import Component, Frozen
+from polar.models.task import TaskSpec
+from polar.tasksets.defaults import check_defaults, with_defaults
+from polar.tasksets.expressions import Condition, parse_condition
+from polar.tasksets.harbor import is_harbor
+from polar.tasksets.rows import BadRow, Row, RowSource
+from polar.tasksets.swe_tasks import is_swe_row, swe_task
+from polar.tasksets.templates import compile_template
+
+KIND = "tasksets"
+"""Sources are registered under `polar.tasksets`."""
+_BY_SUFFIX = {".jsonl": "jsonl", ".parquet": "parquet", ".arrow": "datasets"}
+
+
+class TasksetSpec(Frozen):
+    """The content of a taskset.yaml."""
+
+    source: str | None = None
+    """A file or a directory, relative to the description; a plug-in may do without."""
+    format: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,63}$")
+    """jsonl, parquet, datasets, harbor, or the name of a plug-in; None: told from the source."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Of the format."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Name → the column it stands for. A name that is a task's field fills that field."""
+    template: dict[str, JsonValue] = Field(default_factory=dict)
+    """Task fields as jinja2 templates over the columns."""
+    defaults: dict[str, JsonValue] = Field(default_factory=dict)
+    """Task fields as they are, under those of the row."""
+    split: str | None = Field(default=None, min_length=1)
+    filter: str | None = None
+    """A condition on the columns; rows for which it does not hold are left out."""
+    shuffle: int | None = None
+    """A seed: the rows come in an order of its own. None: in the order of the source."""
+    limit: int | None = Field(default=None, ge=1)
+    """At most so many rows, after filter and shuffle."""
+    repeat: int = Field(default=1, ge=1, le=10_000)
+    """Each row makes so many tasks, whose ids end in their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDocument:
+    """A task as written or made, before it is checked."""
+
+    where: str
+    document: Mapping[str, Any]
+    directory: Path
+    """Where its files are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taskset:
+    """A description that was checked, ready to be read any number of times."""
+
+    spec: TasksetSpec
+    directory: Path
+    _source: RowSource
+    _make: Callable[[Mapping[str, Any]], dict[str, Any]]
+    _wanted: Condition | None
+
+    def documents(self) -> Iterator[TaskDocument | BadRow]:
+        """Every task in order; a row at a time unless they are shuffled."""
+        rows = self._chosen()
+        if self.spec.shuffle is not None:
+            shuffled = list(rows)
+            random.Random(self.spec.shuffle).shuffle(shuffled)
+            rows = iter(shuffled)
+        for number, row in islice(rows, self.spec.limit):
+            if isinstance(row, BadRow):
+                yield row
+            else:
+                yield from self._tasks(row, number)
+
+    def _chosen(self) -> Iterator[tuple[int, Row | BadRow]]:
+        """The rows that the filter lets through, with their number in the source."""
+        place = None if self.spec.source is None else self.directory / self.spec.source
+        for number, row in enumerate(self._source.rows(place, self.spec.split), start=1):
+            if isinstance(row, BadRow) or self._wanted is None:
+                yield number, row
+                continue
+            try:
+                if self._wanted(self._names(row, number)):
+                    yield number, row
+            except InvalidInput as error:
+                yield number, BadRow(row.where, f"filter: {error.message}")
+
+    def _names(self, row: Row, number: int) -> dict[str, Any]:
+        renamed = {
+            name: row.columns[column] for name, column in self.spec.columns.items() if column in row.columns
+        }
+        return {"row": row.columns, "number": number, **row.columns, **renamed}
+
+    def _tasks(self, row: Row, number: int) -> Iterator[TaskDocument | BadRow]:
+        names = self._names(row, number)
+        try:
+            fields = {**self._given(row, names), **self._make(names)}
+        except InvalidInput as error:
+            yield BadRow(row.where, error.message)
+            return
+        fields.setdefault("id", f"row-{number}")
+        document = with_defaults(fields, self.spec.defaults)
+        if self.spec.repeat == 1:
+            yield TaskDocument(row.where, document, self.directory)
+            return
+        for copy in range(1, self.spec.repeat + 1):
+            yield TaskDocument(row.where, {**document, "id": f"{document['id']}-{copy}"}, self.directory)
+
+    def _given(self, row: Row, names: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields that a row has without any template."""
+        spec = self.spec
+        named = {
+            name: names[name] for name in spec.columns if name in TaskSpec.model_fields and name in names
+        }
+        if missing := [column for column in spec.columns.values() if column not in row.columns]:
+            raise InvalidInput(
+                f"columns: no column {missing[0]!r}; there are {', '.join(row.columns) or 'none'}"
+            )
+        if row.task is not None:
+            return {**row.task, **named}
+        if is_swe_row(row.columns):
+            return {**swe_task(row.columns), **named}
+        return named if spec.columns or spec.template else row.columns
+
+
+def make_taskset(document: Any, directory: Path, name: str) -> Taskset:
+    """The taskset that a document describes; InvalidInput names the key that is wrong."""
+    try:
+        spec = TasksetSpec.model_validate(document)
+    except ValidationError as error:
+        raise InvalidInput(f"{name}: {explain(error)}") from None
+    problems, _ = check_defaults(spec.defaults)
+    fields = TaskSpec.model_fields
+    problems += [f"template.{field}: unknown key" for field in spec.template if field not in fields]
+    if problems:
+        raise InvalidInput(f"{name}: {'; '.join(problems)}")
+    try:
+        format = spec.format or guess_source(None if spec.source is None else directory / spec.source)
+        component = Component(name=format, options=spec.options)
+        return Taskset(
+            spec,
+            directory,
+            plugins.create(KIND, "taskset", component),
+            compile_template(spec.template),
+            parse_condition(spec.filter, "filter") if spec.filter is not None else None,
+        )
+    except InvalidInput as error:
+        error.message = f"{name}: {error.message}"
+        raise
+
+
+def guess_source(place: Path | None) -> str:
+    """The format of the file or directory at `place`."""
+    if place is None:
+        raise InvalidInput("source: is required, or a format that needs none")
+    if not place.exists():
+        raise InvalidInput(f"source: {place} cannot be read: No such file or directory")
+    if not place.is_dir():
+        if place.suffix in _BY_SUFFIX:
+            return _BY_SUFFIX[place.suffix]
+        raise InvalidInput(f"source: {place} is of no known format", hint=f"name the format: {_known()}")
+    if is_harbor(place):
+        return "harbor"
+    if is_saved_dataset(place):
+        return "datasets"
+    for suffix, format in _BY_SUFFIX.items():
+        if any(place.rglob(f"*{suffix}")):
+            return format
+    raise InvalidInput(
+        f"source: {place} holds nothing of a known format", hint=f"name the format: {_known()}"
+    )
+
+
+def is_saved_dataset(directory: Path) -> bool:
+    return (directory / "dataset_dict.json").is_file() or (directory / "state.json").is_file()
+
+
+def _known() -> str:
+    return ", ".join(plugins.names(KIND))

@@ -1,0 +1,126 @@
+"""Conditions say what they say and can do nothing else; what is wrong with one is named by its column."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.errors import InvalidInput
+from polar.tasksets.acceptance import NAMES, parse_acceptance, session_names
+from polar.tasksets.expressions import CannotJudge, parse_condition
+from tests.fakes.recordings import recording
+
+VALUES: dict[str, Any] = {
+    "reward": 0.5,
+    "components": {"tests": 1.0, "a b": 2},
+    "name": "pi",
+    "tags": ["x", "y"],
+    "nothing": None,
+    "flag": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("reward >= 0.5", True),
+        ("reward > 0.5", False),
+        ("0 < reward < 1", True),
+        ("components.tests == 1", True),
+        ('components["a b"] == 2', True),
+        ("name in ['pi', 'codex']", True),
+        ("'x' in tags and 'z' not in tags", True),
+        ("tags[0] == 'x' and tags[1] == 'y'", True),
+        ("not flag or reward < 0", False),
+        ("nothing == none", True),
+        ("nothing is None", True),
+        ("flag == true", True),
+        ("reward > -1", True),
+        ("reward", True),
+        ("nothing", False),
+        ("name == 'pi' and (reward == 1 or flag)", True),
+        ("'i' in name", True),
+        ("flag or absent > 1", True),
+    ],
+)
+def test_a_condition_holds_as_it_reads(text: str, holds: bool) -> None:
+    assert parse_condition(text, "--accept")(VALUES) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("__import__('os').system('true')", "column 1: calls are not allowed"),
+        ("reward >= max(1, 2)", "column 11: calls are not allowed"),
+        ("reward + 1 > 1", "column 1: arithmetic is not allowed"),
+        ("9 ** 9 ** 9 > reward", "column 1: arithmetic is not allowed"),
+        ("[x for x in tags]", "column 1: functions and loops are not allowed"),
+        ("lambda: 1", "column 1: functions and loops are not allowed"),
+        ("(reward := 1)", "column 2: NamedExpr is not allowed"),
+        ("f'{reward}' == 1", "column 1: JoinedStr is not allowed"),
+        ("reward >=", "column"),
+        ("reward > 1; reward", "column"),
+        ("", "column"),
+        ("tags[0:1] == 1", "column 1: Subscript is not allowed"),
+        ("b'x' == name", "column 1: Constant is not allowed"),
+        ("(" * 500 + ")" * 500, "--accept: "),
+        ("not " * 5_000 + "x", "longer than 10000"),
+        ("x" * 20_000, "longer than 10000"),
+    ],
+)
+def test_anything_else_is_refused_with_its_column(text: str, said: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_condition(text, "--accept")
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("--accept: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("absent > 1", "no 'absent'; there are reward, components"),
+        ("components.absent > 1", "no 'absent'; there are tests, a b"),
+        ("name > 1", "name: str and int cannot be compared"),
+        ("nothing >= 1", "nothing: nothing and int cannot be compared"),
+        ("reward.real > 1", "'real' asked of something that has no fields"),
+        ("name.__class__ == 1", "asked of something that has no fields"),
+        ("tags[7] == 'x'", "no place 7"),
+    ],
+)
+def test_values_it_cannot_judge_are_named(text: str, said: str) -> None:
+    with pytest.raises(CannotJudge) as caught:
+        parse_condition(text, "--accept")(VALUES)
+    assert said in str(caught.value)
+
+
+def test_an_unknown_name_is_refused_before_anything_runs() -> None:
+    with pytest.raises(InvalidInput, match="--accept: column 1: no 'rewrad' here; there are agent_end, comp"):
+        parse_acceptance("rewrad >= 1")
+
+
+def test_every_name_that_is_promised_has_a_value() -> None:
+    result = recording(reward=0.25).result
+    names = session_names(result, "t", {"level": 3})
+    assert set(names) == set(NAMES)
+    for text in ("reward == 0.25", "components.right == 0.7", "metadata.level == 3", "seconds == 3.25"):
+        assert parse_acceptance(text)(names)
+
+
+def holding(text: str) -> bool:
+    return parse_condition(text, "x")(VALUES)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_condition_or_refused(text: str) -> None:
+    with suppress(InvalidInput):
+        holding(text)
+
+
+@given(st.lists(st.sampled_from(["reward", ".", "tests", "(", ")", " and ", " not ", "<", "1", "'s'", "["])))
+def test_any_row_of_words_is_a_condition_or_refused(words: list[str]) -> None:
+    with suppress(InvalidInput):
+        holding("".join(words))
