@@ -1,0 +1,1 @@
+"""Harnesses, tasksets and models against each other: sessions run, numbers with their doubt, reports."""

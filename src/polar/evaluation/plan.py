@@ -1,0 +1,271 @@
+"""What an evaluation runs: every harness with every model on every taskset, under ids that it finds again."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ValidationError
+
+from polar import plugins
+from polar.config.settings import explain
+from polar.errors import InvalidInput
+from polar.models.component import Component, Frozen
+from polar.models.task import TaskSpec
+from polar.tasksets.files import STDIN, read_tasks
+from polar.tasksets.loaded import Loaded, listing
+
+MEMO_FILE = "evaluation.json"
+OWN = "own"
+"""The label of the harness that each task names itself."""
+
+_CONTENT = ("instruction", "files", "prepare", "evaluator")
+"""What makes a task the same task, whoever attempts it."""
+_LONGEST_ID = 128 - len(".1023")
+"""So that a session's id, the task's with its sample, stays readable."""
+
+
+class HarnessChoice(Frozen):
+    """A harness to evaluate; without a component, the one that each task names."""
+
+    label: str
+    component: Component | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTask:
+    id: str
+    """In its taskset."""
+    digest: str
+    spec: TaskSpec
+    """As it is submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    taskset: str
+    harness: str
+    model: str | None
+    """None: whatever the server or engine has."""
+    tasks: tuple[PlannedTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    run: str
+    samples: int
+    seed: int | None
+    threshold: float
+    ks: tuple[int, ...]
+    cells: tuple[PlannedCell, ...]
+    problems: tuple[str, ...] = ()
+    """What of the tasksets cannot be run, a line each; the rest is evaluated."""
+
+    @property
+    def sessions(self) -> int:
+        return self.samples * sum(len(cell.tasks) for cell in self.cells)
+
+
+class Memo(Frozen):
+    """Kept in the evaluation's directory from its first moment, so that the same command goes on with it."""
+
+    format: Literal["polar-eval-1"] = "polar-eval-1"
+    run: str
+    fingerprint: str
+    """Of everything that is submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What all attempts have in common."""
+
+    samples: int
+    seed: int | None = None
+    temperature: float | None = None
+    runtime: str | None = None
+    """None: the one that each task names."""
+    threshold: float = 1.0
+    ks: tuple[int, ...] = (1,)
+
+
+def named_tasksets(paths: Sequence[Path]) -> dict[str, Path]:
+    """Each path under the shortest name that tells it from the others."""
+    if STDIN in paths:
+        raise InvalidInput("--taskset: standard input cannot be read again when the evaluation resumes")
+    short = [path.resolve().stem if path.is_file() else path.resolve().name for path in paths]
+    twice = {name for name, count in Counter(short).items() if count > 1}
+    names = [_text(str(path) if name in twice else name) for path, name in zip(paths, short, strict=True)]
+    if len(set(names)) < len(names):
+        raise InvalidInput("--taskset: the same one is given twice")
+    return dict(zip(names, paths, strict=True))
+
+
+def _text(given: str) -> str:
+    """What a command line says, as text that JSON takes: it may hold bytes that are no UTF-8."""
+    return given.encode("utf-8", "replace").decode()
+
+
+_HARNESS = re.compile(
+    r"(?:(?P<label>[^={}:]+)=)?(?P<name>[a-z][a-z0-9_]{0,63})(?::(?P<options>\{.*\}))?", re.DOTALL
+)
+
+
+def parse_harness(text: str) -> HarnessChoice:
+    """`NAME`, `NAME:{options}` or `LABEL=NAME:{options}`, the options as YAML or JSON; `own`: the task's."""
+    text = _text(text)
+    if text == OWN:
+        return HarnessChoice(label=OWN)
+    found = _HARNESS.fullmatch(text.strip())
+    if not found:
+        raise InvalidInput(
+            f"--harness: {text!r} is not [LABEL=]NAME[:{{OPTIONS}}]", hint="for example pi, or quick=pi:{…}"
+        )
+    try:
+        options: Any = yaml.safe_load(found["options"]) if found["options"] else {}
+        component = Component(name=found["name"], options=options)
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"--harness {found['name']}: options: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        raise InvalidInput(f"--harness {found['name']}: {explain(error)}") from None
+    return HarnessChoice(label=(found["label"] or found["name"]).strip(), component=component)
+
+
+def check_harnesses(choices: Sequence[HarnessChoice]) -> None:
+    """Raise for a name that is not registered here, before any task is looked at."""
+    for choice in choices:
+        if choice.component is not None:
+            plugins.load("harnesses", choice.component.name)
+
+
+def make_plan(
+    tasksets: Mapping[str, Path],
+    harnesses: Sequence[HarnessChoice],
+    models: Sequence[str | None],
+    conditions: Conditions,
+    *,
+    run: str,
+) -> Plan:
+    """All combinations, each task under an id of its own."""
+    labels = Counter(choice.label for choice in harnesses)
+    if (most := labels.most_common(1)) and most[0][1] > 1:
+        raise InvalidInput(
+            f"--harness: two are called {most[0][0]!r}", hint="label them, for example a=pi:{…} b=pi:{…}"
+        )
+    if len(set(models)) < len(models):
+        raise InvalidInput("--model: the same one is given twice")
+    cells: list[PlannedCell] = []
+    problems: dict[str, None] = {}
+    for name, path in tasksets.items():
+        loaded = [_load(path, choice, conditions) for choice in harnesses]
+        problems |= dict.fromkeys(problem for one in loaded for problem in one.problems)
+        if any(_ids(one) != _ids(loaded[0]) for one in loaded):
+            raise InvalidInput(
+                f"{name}: not all harnesses can run the same tasks: {listing(tuple(problems))}"
+            )
+        for model in models:
+            for choice, one in zip(harnesses, loaded, strict=True):
+                prefix = f"eval-{run}-{len(cells)}-"
+                tasks = tuple(_planned(task, conditions.samples, prefix) for task in one.tasks)
+                cells.append(PlannedCell(name, choice.label, model, tasks))
+    ks = tuple(sorted(set(conditions.ks)))
+    settled = (conditions.samples, conditions.seed, conditions.threshold, ks)
+    return Plan(run, *settled, tuple(cells), tuple(problems))
+
+
+def _load(path: Path, choice: HarnessChoice, conditions: Conditions) -> Loaded:
+    """The taskset as this harness shall do it. Options that a task has for the same harness stay under it."""
+    over: dict[str, Any] = {}
+    if choice.component is not None:
+        over["harness"] = choice.component.model_dump(mode="json")
+    if conditions.runtime is not None:
+        over["runtime"] = {"name": conditions.runtime}
+    pins = {"seed": conditions.seed, "temperature": conditions.temperature}
+    if pinned := {name: pin for name, pin in pins.items() if pin is not None}:
+        over["sampling"] = pinned
+    loaded = read_tasks(path, over=over)
+    if not loaded.tasks:
+        raise InvalidInput(
+            listing(loaded.problems) if loaded.problems else f"{path}: there are no tasks in it"
+        )
+    return loaded
+
+
+def _ids(loaded: Loaded) -> list[str]:
+    return [task.id for task in loaded.tasks]
+
+
+def _planned(task: TaskSpec, samples: int, prefix: str) -> PlannedTask:
+    # All samples are wanted, however early some succeed.
+    changes = {"id": _server_id(prefix, task.id), "samples": samples, "early_stop": None}
+    return PlannedTask(task.id, _digest(task, _CONTENT), task.model_copy(update=changes))
+
+
+def _server_id(prefix: str, task_id: str) -> str:
+    if len(prefix) + len(task_id) <= _LONGEST_ID:
+        return prefix + task_id
+    digest = hashlib.sha256(task_id.encode()).hexdigest()[:16]
+    return f"{prefix}{task_id[: _LONGEST_ID - len(prefix) - len(digest) - 1]}-{digest}"
+
+
+def _digest(task: TaskSpec, fields: Sequence[str]) -> str:
+    return hashlib.sha256(task.model_dump_json(include=set(fields)).encode()).hexdigest()[:16]
+
+
+def fingerprint(plan: Plan) -> str:
+    """Of everything that the plan submits, apart from the ids that its run gave."""
+    return hashlib.sha256("\n".join(_lines(plan)).encode()).hexdigest()
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    fields = [field for field in TaskSpec.model_fields if field not in ("id", "priority", "metadata")]
+    for cell in plan.cells:
+        yield repr((cell.taskset, cell.harness, cell.model))
+        yield from (f"{task.id} {_digest(task.spec, fields)}" for task in cell.tasks)
+
+
+def kept_run(out: Path) -> str | None:
+    """The run that the directory holds, if it holds one."""
+    memo = _memo(out)
+    return memo.run if memo else None
+
+
+def new_run() -> str:
+    return secrets.token_hex(4)
+
+
+def keep(plan: Plan, out: Path) -> None:
+    """Tie the directory to the plan; InvalidInput if it is tied to another."""
+    memo = _memo(out)
+    mine = Memo(run=plan.run, fingerprint=fingerprint(plan))
+    if memo is not None:
+        if memo != mine:
+            raise InvalidInput(
+                f"{out} holds another evaluation: other tasks, harnesses, models or samples",
+                hint="give another --out, or repeat the command that began it",
+            )
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    fresh = out / f"{MEMO_FILE}.new"
+    fresh.write_text(mine.model_dump_json(indent=2) + "\n")
+    fresh.replace(out / MEMO_FILE)
+
+
+def _memo(out: Path) -> Memo | None:
+    if out.exists() and not out.is_dir():
+        raise InvalidInput(f"{out}: is not a directory")
+    path = out / MEMO_FILE
+    try:
+        return Memo.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError:
+        raise InvalidInput(f"{path} cannot be understood", hint="give another --out") from None
