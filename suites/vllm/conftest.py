@@ -69,6 +69,8 @@ def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "HF_HUB_OFFLINE": "1",
                 "VLLM_NO_USAGE_STATS": "1",
+                # Pauses and weight updates.
+                "VLLM_SERVER_DEV_MODE": "1",
             },
         )
     try:

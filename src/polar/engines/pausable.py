@@ -7,10 +7,10 @@ continued afterwards from their exact tokens, so that one completion may carry t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import replace
-from typing import cast
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,8 +28,21 @@ from polar.models.chat import ChatRequest, FinishReason
 from polar.models.policy import PauseMode
 
 
-class _BrokenOff(Exception):
-    """A pause ended a generation that is to be continued."""
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A generation that a pause may break off."""
+
+    waiter: asyncio.Task[Any] | None = None
+    """Who waits for its next token, if somebody does."""
+    is_broken_off: bool = False
+    is_interrupted: bool = False
+    """Whether whoever waited was cancelled for it."""
+
+    def break_off(self) -> None:
+        self.is_broken_off = True
+        # Whoever is busy with the last token finds out when asking for the next.
+        if self.waiter is not None:
+            self.is_interrupted = self.waiter.cancel()
 
 
 class PausableEngine(Engine):
@@ -39,12 +52,8 @@ class PausableEngine(Engine):
         self._engine = engine
         self._open = asyncio.Event()
         self._open.set()
-        self._breaks_off = False
-        self._in_flight = 0
-        """Generations that can be broken off."""
+        self._flights: set[_Flight] = set()
         self._landed = asyncio.Event()
-        self._waits: set[asyncio.Timeout] = set()
-        """Of those generations that wait for their next token."""
 
     @property
     def is_paused(self) -> bool:
@@ -61,17 +70,27 @@ class PausableEngine(Engine):
         sampled: list[int] = []
         while True:
             await self._opened()
-            try:
-                async with aclosing(self._breakable(_continued(request, sampled))) as chunks:
-                    async for chunk in chunks:
-                        sampled += chunk.ids
-                        yield chunk
+            with self._flying() as flight:
+                try:
+                    async with aclosing(self._asked(_continued(request, sampled))) as chunks:
+                        flight.waiter = asyncio.current_task()
+                        async for chunk in chunks:
+                            flight.waiter = None
+                            sampled += chunk.ids
+                            yield chunk
+                            if chunk.finish_reason is not None:
+                                return
+                            if flight.is_broken_off:
+                                break
+                            flight.waiter = asyncio.current_task()
+                        else:
+                            return
+                except asyncio.CancelledError:
+                    if not flight.is_interrupted or _is_cancelled_besides():
+                        raise
+            if reason := _ended(request, sampled):
+                yield TokenChunk([], [], (await self._engine.model_info()).policy_version, reason)
                 return
-            except _BrokenOff:
-                if reason := _ended(request, sampled):
-                    version = (await self._engine.model_info()).policy_version
-                    yield TokenChunk([], [], version, reason)
-                    return
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         await self._opened()
@@ -126,48 +145,29 @@ class PausableEngine(Engine):
     def _asked(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         return cast("AsyncGenerator[TokenChunk, None]", self._engine.generate(request))
 
-    async def _breakable(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """What the engine samples; _BrokenOff, at the next token, once a pause breaks it off."""
-        self._in_flight += 1
+    @contextmanager
+    def _flying(self) -> Iterator[_Flight]:
+        flight = _Flight()
+        self._flights.add(flight)
         try:
-            async with aclosing(self._asked(request)) as chunks:
-                while True:
-                    if self._breaks_off:
-                        raise _BrokenOff
-                    try:
-                        chunk = await self._next(chunks)
-                    except StopAsyncIteration:
-                        return
-                    yield chunk
+            yield flight
         finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._landed.set()
-
-    async def _next(self, chunks: AsyncGenerator[TokenChunk, None]) -> TokenChunk:
-        wait = asyncio.timeout(None)
-        try:
-            async with wait:
-                self._waits.add(wait)
-                try:
-                    return await anext(chunks)
-                finally:
-                    self._waits.discard(wait)
-        except TimeoutError:
-            if wait.expired():
-                raise _BrokenOff from None
-            raise
+            self._flights.discard(flight)
+            self._landed.set()
 
     async def _break_off(self) -> None:
-        self._breaks_off = True
-        try:
-            for wait in tuple(self._waits):
-                wait.reschedule(asyncio.get_running_loop().time())
-            while self._in_flight:
-                self._landed.clear()
-                await self._landed.wait()
-        finally:
-            self._breaks_off = False
+        """End everything that can be continued; return when it has ended."""
+        for flight in self._flights:
+            flight.break_off()
+        while self._flights:
+            self._landed.clear()
+            await self._landed.wait()
+
+
+def _is_cancelled_besides() -> bool:
+    """Whether somebody else wants the end of the task whose wait was just broken off."""
+    task = asyncio.current_task()
+    return task is not None and task.uncancel() > 0
 
 
 def _continued(request: GenerateRequest, sampled: list[int]) -> GenerateRequest:

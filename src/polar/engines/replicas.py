@@ -146,7 +146,8 @@ class Replicas(Engine):
             )
             raise InvalidInput(f"the engines must serve the same model: {said}")
         # While an update goes round, the oldest weights are what a token may still come from.
-        self._model = min(infos.values(), key=lambda info: info.policy_version)
+        asked = [info for name, info in infos.items() if self._replicas[name].is_up] or infos.values()
+        self._model = min(asked, key=lambda info: info.policy_version)
         return self._model
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:

@@ -201,6 +201,7 @@ class _TokenStream:
     def __init__(self, engine: HttpEngine) -> None:
         self._url = engine.url
         self._engine = engine
+        self._version = 0
         self._tokens = 0
         self._held: TokenChunk | None = None
 
@@ -221,8 +222,9 @@ class _TokenStream:
         finish = self._finish(meta.get("finish_reason"))
         ids, logprobs = self._new_tokens(event, meta, is_last=finish is not None)
         self._tokens += len(ids)
-        version = _version(meta.get("weight_version"), self._engine.policy_version)
-        chunk = TokenChunk(ids, logprobs, version, finish, int(meta.get("cached_tokens") or 0))
+        # A name that is no number says nothing: then the version is the last that is known.
+        self._version = _version(meta.get("weight_version"), max(self._version, self._engine.policy_version))
+        chunk = TokenChunk(ids, logprobs, self._version, finish, int(meta.get("cached_tokens") or 0))
         if finish is not None:
             self._held = chunk
             return None

@@ -48,6 +48,8 @@ class VllmEngine(HttpEngine):
     )
 
     _model: str | None = None
+    _root: str | None = None
+    """Where vLLM's first weights are."""
     _names_version = False
     """Whether it is `polar engine`, whose answers name the version of each token."""
 
@@ -63,8 +65,8 @@ class VllmEngine(HttpEngine):
         yield stream.last()
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
-        reader = chat_wire.ChatReader(call.chat.sampling, self)
         body = _chat_body(call, await self._served_name())
+        reader = chat_wire.ChatReader(call.chat.sampling, self)
         async with aclosing(chat_wire.chunks(self._events(chat_wire.PATH, body), reader)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -97,6 +99,7 @@ class VllmEngine(HttpEngine):
         card = document["data"][0]
         version = card.get("policy_version", document.get("policy_version"))
         self._names_version = version is not None
+        self._root = card.get("root")
         self.policy_version = await self._last_version() if version is None else int(version)
         mode = card.get("logprobs_mode")
         return ModelInfo(self._model, context, self.policy_version, None if mode is None else str(mode))
@@ -125,7 +128,8 @@ class VllmEngine(HttpEngine):
 
     async def _reload(self, update: WeightUpdate) -> None:
         self._refuse_bad_path(update.path)
-        kwargs = {} if update.path is None else {"weights_path": update.path}
+        # Left out, the path would be the last one.
+        kwargs = {"weights_path": update.path or self._root}
         await self._order("/collective_rpc", {"method": "reload_weights", "kwargs": kwargs}, needs=_DEV_MODE)
         await self._order("/update_weight_version", {"new_version": str(update.version)}, needs=_DEV_MODE)
         # Requests that a pause keeps hold blocks of the cache: these too are computed anew.

@@ -1,0 +1,117 @@
+"""Policy updates: what trainers ask for becomes an order that every node follows, and is waited for.
+
+A node asks for its order again and again, telling what it has done; the answer is held back until there is
+something new. So an order reaches nodes within milliseconds, nothing connects to them, and one that joins
+late or starts anew is brought to the same weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from polar.errors import Unavailable
+from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
+from polar.models.views import ResultPage
+from polar.rollout.bell import Bell
+from polar.store.policy import Policies
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_SECONDS = 1.0
+"""How often a waiting request looks for what another server process wrote."""
+
+Gone = Callable[[], Awaitable[bool]]
+
+
+class PolicyService:
+    """Keeps nothing in memory but who waits; several servers may share a store."""
+
+    def __init__(self, policies: Policies) -> None:
+        self._policies = policies
+        self._changed = Bell()
+        self._reported = Bell()
+        self._closing = False
+
+    async def view(self) -> PolicyView:
+        return await self._policies.view()
+
+    async def pause(self, asked: Pause, gone: Gone) -> PolicyView:
+        """Pause or renew; answered once every live node samples nothing, or after the time for that."""
+        await self._policies.pause(asked)
+        return await self._settled(asked.wait_seconds, gone)
+
+    async def resume(self, asked: Resume, gone: Gone) -> PolicyView:
+        await self._policies.resume(asked.holder)
+        return await self._settled(asked.wait_seconds, gone)
+
+    async def update(self, asked: Update, gone: Gone) -> PolicyView:
+        """Replace the weights. A node that cannot samples nothing; if none can, the old ones stay."""
+        before = await self._policies.wanted()
+        wanted = await self._policies.update(asked.path, asked.version, asked.holder)
+        view = await self._settled(asked.wait_seconds, gone)
+        failures = [f"{node.node}: {node.error}" for node in view.nodes if node.error is not None]
+        if failures and len(failures) == len(view.nodes):
+            await self._policies.revert(wanted, before)
+            await self._settled(asked.wait_seconds, gone)
+            raise Unavailable(
+                f"version {wanted.version} could not be loaded, version {before.version} stays:"
+                f" {'; '.join(failures)}"
+            )
+        for failure in failures:
+            log.error("policy version %d: a node samples nothing until it has it: %s", view.version, failure)
+        return view
+
+    async def follow(self, node: str, report: PolicyReport, gone: Gone) -> PolicyOrder:
+        """Take a node's report, and give it its next order; waits for a new one."""
+        await self._policies.report(node, report)
+        self._reported.ring()
+        async for _ in self._looks(self._changed, report.wait_seconds, gone):
+            order = await self._policies.order()
+            if order.step != report.step:
+                break
+        return order
+
+    def stop_waiting(self) -> None:
+        self._closing = True
+        self._changed.ring()
+        self._reported.ring()
+
+    async def _settled(self, wait_seconds: float, gone: Gone) -> PolicyView:
+        """The policy once every live node has done what is asked, or failed, or the time is over."""
+        self._changed.ring()
+        async for _ in self._looks(self._reported, wait_seconds, gone):
+            view = await self._policies.view()
+            if all(node.is_settled or node.error is not None for node in view.nodes):
+                break
+        return view
+
+    async def _looks(self, bell: Bell, wait_seconds: float, gone: Gone) -> AsyncIterator[None]:
+        """Yield when it is time to look: at least once, whenever the bell rings, and slowly besides."""
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            rung = bell.listen()
+            yield
+            left = deadline - time.monotonic()
+            if left <= 0 or self._closing or await gone():
+                return
+            try:
+                async with asyncio.timeout(min(left, LOOK_AGAIN_SECONDS)):
+                    await rung.wait()
+            except TimeoutError:
+                continue
+
+
+def marked(page: ResultPage, version: int, max_staleness: int | None) -> ResultPage:
+    """The page with the results named that have tokens of a policy more than so many versions ago."""
+    stale: tuple[str, ...] = ()
+    if max_staleness is not None:
+        oldest = version - max_staleness
+        stale = tuple(
+            result.session_id
+            for result in page.results
+            if result.policy_version_min is not None and result.policy_version_min < oldest
+        )
+    return page.model_copy(update={"policy_version": version, "stale": stale})

@@ -1,0 +1,236 @@
+"""Pauses and updates in each server's own words; several replicas change together, or drop out."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from aiohttp import web
+
+from polar.engines import vllm
+from polar.engines.base import EngineError, GenerateRequest, TokenChunk, WeightUpdate
+from polar.engines.chat_wire import ChatReader
+from polar.engines.openai import OpenAIEngine
+from polar.engines.pausable import PausableEngine
+from polar.engines.replicas import Replicas
+from polar.engines.sglang import SglangEngine
+from polar.engines.vllm import VllmEngine
+from polar.models.chat import Sampling
+from polar.models.policy import PauseMode
+from tests.fakes.character_chat import Said, document
+from tests.fakes.sglang_wire import event as sglang_event
+from tests.fakes.sglang_wire import sglang_wire
+from tests.fakes.switchable_engine import SwitchableEngine
+from tests.fakes.vllm_wire import event, usage, vllm_wire
+
+REQUEST = GenerateRequest("r", [1, 2, 3], Sampling(temperature=1.0, max_tokens=8), session="s")
+
+
+async def test_sglang_is_told_in_its_own_words() -> None:
+    async with sglang_wire() as wire:
+        engine = SglangEngine(wire.url)
+        await engine.pause(PauseMode.KEEP)
+        await engine.update_weights(WeightUpdate(4, "/weights/4"))
+        await engine.update_weights(WeightUpdate(4, "/weights/4"))
+        await engine.resume()
+        assert wire.orders == [
+            ("/pause_generation", {"mode": "retract"}),
+            (
+                "/update_weights_from_disk",
+                {"model_path": "/weights/4", "weight_version": "4", "flush_cache": True},
+            ),
+            ("/continue_generation", {}),
+        ]
+        assert (await engine.model_info()).policy_version == 4
+        await engine.close()
+
+
+async def test_sglang_goes_back_to_the_weights_it_serves() -> None:
+    async with sglang_wire() as wire:
+        engine = SglangEngine(wire.url)
+        await engine.update_weights(WeightUpdate(2))
+        assert wire.orders[0][1]["model_path"] == "small"
+        await engine.close()
+
+
+async def test_weights_that_sglang_refuses_change_no_version() -> None:
+    async with sglang_wire(refuses_weights="no such directory") as wire:
+        engine = SglangEngine(wire.url)
+        with pytest.raises(EngineError, match="no such directory"):
+            await engine.update_weights(WeightUpdate(4, "/weights/4"))
+        assert engine.policy_version == 0
+        await engine.close()
+
+
+async def test_sglang_drains_what_was_asked_of_it() -> None:
+    gate = asyncio.Event()
+    answer = [sglang_event([5], [-1.0], 1), gate, sglang_event([5, 2], [-1.0] * 2, 2, "stop"), "[DONE]"]
+    async with sglang_wire(answer) as wire:
+        engine = SglangEngine(wire.url)
+        asking = asyncio.create_task(_all(engine))
+        await asyncio.wait_for(wire.arrived.wait(), 5)
+        pausing = asyncio.create_task(engine.pause(PauseMode.DRAIN))
+        done, _ = await asyncio.wait({pausing}, timeout=0.1)
+        assert not done
+        gate.set()
+        await asyncio.wait_for(pausing, 5)
+        assert len(await asking) == 2
+        await engine.close()
+
+
+async def test_tokens_of_a_server_that_names_no_version_carry_that_of_the_moment_they_came() -> None:
+    gate = asyncio.Event()
+    answer = [event([5], [-1.0]), gate, event([6], [-1.0]), event([2], [-1.0], "stop"), usage(3), "[DONE]"]
+    async with vllm_wire(answer) as wire:
+        engine = VllmEngine(wire.url)
+        chunks: list[TokenChunk] = []
+        async for chunk in engine.generate(REQUEST):
+            chunks.append(chunk)
+            engine.policy_version = 1
+            gate.set()
+        assert [(chunk.ids, chunk.policy_version) for chunk in chunks] == [([5], 0), ([6], 1), ([2], 1)]
+        await engine.close()
+
+
+def test_a_whole_answer_that_spans_an_update_is_never_trained() -> None:
+    """It does not say which tokens are of which weights."""
+    engine = SimpleNamespace(policy_version=0)
+    reader = ChatReader(Sampling(), engine)
+    engine.policy_version = 1
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    reader.read(document(Said("hello"), body | {"return_token_ids": True, "logprobs": True}))
+    chunk = reader.last()
+    assert chunk.delta.content == "hello"
+    assert chunk.untrainable == "the weights were replaced while it was sampled, in one piece"
+
+
+async def test_a_server_without_pauses_says_what_it_needs() -> None:
+    async with vllm_wire() as wire:
+        engine = VllmEngine(wire.url)
+        with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+            await engine.pause(PauseMode.KEEP)
+        await engine.resume()
+        await engine.close()
+    with pytest.raises(EngineError, match="cannot change its weights"):
+        await OpenAIEngine("http://127.0.0.1:1").update_weights(WeightUpdate(1))
+
+
+async def test_vllm_is_not_given_weights_that_are_not_there(tmp_path: Path) -> None:
+    """It would not live on."""
+    async with vllm_wire() as wire:
+        engine = VllmEngine(wire.url)
+        with pytest.raises(EngineError, match="holds no safetensors"):
+            await engine.update_weights(WeightUpdate(1, str(tmp_path)))
+        assert wire.bodies == []
+        await engine.close()
+
+
+async def test_a_pause_that_somebody_left_behind_is_ended_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "PAUSE_PATIENCE_SECONDS", 0.1)
+    orders: list[str] = []
+
+    async def is_paused(_request: web.Request) -> web.Response:
+        return web.json_response({"is_paused": not orders})
+
+    async def resume(request: web.Request) -> web.Response:
+        orders.append(request.path)
+        return web.json_response({"status": "resumed"})
+
+    app = web.Application()
+    app.router.add_get("/is_paused", is_paused)
+    app.router.add_post("/resume", resume)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = VllmEngine("http://{}:{}".format(*runner.addresses[0][:2]))
+    await engine._outlast_pause()
+    assert orders == ["/resume"]
+    await engine.close()
+    await runner.cleanup()
+
+
+def replicas() -> tuple[dict[str, SwitchableEngine], Replicas]:
+    engines = {name: SwitchableEngine() for name in ("a", "b", "c")}
+    return engines, Replicas(engines, first_backoff_seconds=0.01)
+
+
+async def test_replicas_pause_change_and_resume_together() -> None:
+    engines, group = replicas()
+    await group.pause(PauseMode.KEEP)
+    assert all(engine.is_paused for engine in engines.values())
+    await group.update_weights(WeightUpdate(3))
+    await group.resume()
+    assert not any(engine.is_paused for engine in engines.values())
+    assert (await group.model_info()).policy_version == 3
+    await group.close()
+
+
+async def test_a_replica_that_cannot_change_is_not_asked_until_it_can() -> None:
+    engines, group = replicas()
+    engines["b"].refuses_weights = True
+    await group.update_weights(WeightUpdate(3))
+    assert (await group.model_info()).policy_version == 3
+    engines["b"].probed.clear()
+    await asyncio.wait_for(engines["b"].probed.wait(), 5)
+    for number in range(30):
+        request = GenerateRequest(f"r{number}", [1], Sampling(max_tokens=2), session=f"s{number}")
+        chunks = [chunk async for chunk in group.generate(request)]
+        assert {chunk.policy_version for chunk in chunks} == {3}
+    assert engines["b"].sessions == []
+    engines["b"].refuses_weights = False
+    async with asyncio.timeout(10):
+        while engines["b"].info.policy_version != 3 or not group._replicas["b"].is_up:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await group.close()
+
+
+async def test_if_no_replica_can_change_all_stay() -> None:
+    engines, group = replicas()
+    for engine in engines.values():
+        engine.refuses_weights = True
+    with pytest.raises(EngineError, match="none of the 3 engines can change its weights: a: no such weights"):
+        await group.update_weights(WeightUpdate(3))
+    assert (await group.model_info()).policy_version == 0
+    assert [chunk.policy_version async for chunk in group.generate(REQUEST)] == [0, 0]
+    await group.close()
+
+
+async def test_a_replica_that_is_down_does_not_hold_up_the_others() -> None:
+    engines, group = replicas()
+    engines["c"].is_on = False
+    await group.pause(PauseMode.KEEP)
+    await group.update_weights(WeightUpdate(3))
+    await group.resume()
+    engines["c"].is_on = True
+    async with asyncio.timeout(10):
+        while engines["c"].info.policy_version != 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await group.close()
+
+
+async def test_a_caller_that_leaves_while_it_is_broken_off_has_left() -> None:
+    inner = SwitchableEngine()
+    inner.gate = asyncio.Event()
+    engine = PausableEngine(inner)
+
+    async def ask() -> None:
+        async for _ in engine.generate(REQUEST):
+            begun.set()
+
+    begun = asyncio.Event()
+    asking = asyncio.create_task(ask())
+    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.sleep(0)
+    pausing = asyncio.create_task(engine.pause(PauseMode.ABORT))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait({asking}, timeout=5)
+    assert asking.cancelled()
+    await asyncio.wait_for(pausing, 5)
+    assert inner.open == 0
+
+
+async def _all(engine: SglangEngine) -> list[int]:
+    return [id async for chunk in engine.generate(REQUEST) for id in chunk.ids]
