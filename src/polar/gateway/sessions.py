@@ -1,0 +1,100 @@
+"""The sessions a gateway serves, found by their keys; those that ended are remembered for a while."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TypeVar
+
+from polar.dialects.base import Refusal, RequestRefused
+from polar.errors import Conflict, NotFound
+from polar.gateway.flights import Flights
+from polar.gateway.session import Session, SessionGrant, session_ended
+from polar.models.session import Progress
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_REMEMBERED = 10_000
+"""How many ended sessions are remembered, to answer 410 instead of 401 and to report progress."""
+
+
+class Sessions:
+    """Each key opens only its own session."""
+
+    def __init__(self, replay_seconds: float) -> None:
+        self._replay_seconds = replay_seconds
+        self._by_key: dict[bytes, Session] = {}
+        self._open: dict[str, Session] = {}
+        self._flights: dict[str, Flights] = {}
+        self._ended_keys: OrderedDict[bytes, None] = OrderedDict()
+        self._ended: OrderedDict[str, Progress] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Session]:
+        """Those that are open now."""
+        return iter(tuple(self._open.values()))
+
+    def open(self, grant: SessionGrant, *, is_paused: bool) -> None:
+        if grant.session_id in self._open:
+            raise Conflict(f"session {grant.session_id} is open already")
+        session = Session(grant, is_paused=is_paused)
+        self._flights[grant.session_id] = Flights(session, self._replay_seconds)
+        self._open[grant.session_id] = session
+        self._by_key[_digest(grant.key)] = session
+
+    def get(self, session_id: str) -> Session:
+        session = self._open.get(session_id)
+        if session is None:
+            raise NotFound(f"session {session_id} is not open")
+        return session
+
+    def flights(self, session: Session) -> Flights:
+        return self._flights[session.grant.session_id]
+
+    def progress(self, session_id: str) -> Progress:
+        """What the session has done so far; nothing for one that was never opened."""
+        session = self._open.get(session_id)
+        return session.progress if session else self._ended.get(session_id, Progress())
+
+    def of_key(self, key: str | None) -> Session:
+        """The open session that a client's key belongs to; RequestRefused if there is none."""
+        if key is not None:
+            digest = _digest(key)
+            session = self._by_key.get(digest)
+            # Compared as digests, in constant time, so that timing tells nothing of a key.
+            if session is not None and hmac.compare_digest(_digest(session.grant.key), digest):
+                if session.ended:
+                    raise session_ended()
+                return session
+            if digest in self._ended_keys:
+                raise session_ended()
+        what = "No API key was given." if key is None else "Incorrect API key provided."
+        raise RequestRefused(Refusal.UNKNOWN_KEY, f"{what} Use the key of a running Polar session.")
+
+    async def close(self, session_id: str) -> None:
+        """Abort what is in flight; later calls are told that the session has ended."""
+        session = self._open.get(session_id)
+        if session is None:
+            return
+        try:
+            await session.close()
+        finally:
+            self._open.pop(session_id, None)
+            self._flights.pop(session_id, None)
+            digest = _digest(session.grant.key)
+            self._by_key.pop(digest, None)
+            _remember(self._ended_keys, digest, None)
+            _remember(self._ended, session_id, session.progress)
+
+
+def _digest(key: str) -> bytes:
+    # A header may hold any bytes; those that are no text come as surrogates.
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
+    memory[key] = value
+    while len(memory) > _REMEMBERED:
+        memory.popitem(last=False)
