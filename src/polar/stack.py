@@ -8,7 +8,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from polar import plugins
 from polar.client import AsyncClient
-from polar.config.settings import EngineSettings, Settings, environment_engine_key
+from polar.config.settings import EngineSettings, Settings, environment_database_url, environment_engine_key
 from polar.engines.base import Engine, Mode, ModelInfo
 from polar.engines.embedded.process import embedded_engine
 from polar.engines.embedded.weights import ensure_tokenizer, is_cached
@@ -125,6 +125,15 @@ async def joined(settings: Settings, url: str | None, token: str | None, say: Sa
                 lease_seconds=welcome.lease_seconds,
             )
             yield Worker(node, plane.model)
+
+
+def opened_store(settings: Settings) -> AbstractAsyncContextManager[Store]:
+    """The store that the settings name, to be entered."""
+    return Store.open(
+        settings.data_dir.absolute(),
+        database_url=settings.server.database_url or environment_database_url(),
+        blobs_url=settings.server.blobs_url,
+    )
 
 
 @asynccontextmanager

@@ -37,7 +37,7 @@ def engine(
     from polar.config.settings import load_settings
 
     if exit_with_parent:
-        _exit_with_parent()
+        exit_with_its_parent()
     asked: dict[str, Any] = {
         "model": model,
         "device": device,
@@ -60,7 +60,7 @@ def _say_ready(url: str) -> None:
     print(f"ready {url}", flush=True)
 
 
-def _exit_with_parent() -> None:
+def exit_with_its_parent() -> None:
     """End this process when the one that started it is gone, however that ended."""
     parent = os.getppid()
     if sys.platform == "linux":

@@ -18,6 +18,8 @@ from polar.errors import PolarError
 COMMANDS = (
     "quickstart",
     "serve",
+    "node",
+    "fleet",
     "engine",
     "proxy",
     "submit",
@@ -26,7 +28,13 @@ COMMANDS = (
     "show",
     "artifacts",
     "results",
+    "db",
+    "policy",
+    "generate",
+    "train",
     "verify",
+    "eval",
+    "compare",
 )
 """Each is the function of its own name in the module of its own name beside this one."""
 

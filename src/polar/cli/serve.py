@@ -1,4 +1,4 @@
-"""`polar serve`: the rollout server, one node, its gateway and, unless one is named, the embedded engine."""
+"""`polar serve`: the rollout server and, unless nodes join it from elsewhere, one node with its engine."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ def serve(
         str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
     ] = None,
     run_slots: Annotated[int | None, typer.Option(help="Agents that run at once (default: 8).")] = None,
+    no_node: Annotated[
+        bool, typer.Option("--no-node", help="Only the rollout server: nodes join with `polar node`.")
+    ] = False,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C.
 
@@ -42,7 +45,7 @@ def serve(
     from polar.cli.interruption import until_interrupted
     from polar.config.settings import load_settings
     from polar.logs import log_to_stderr
-    from polar.stack import running
+    from polar.stack import running, serving
 
     settings = load_settings(
         config,
@@ -56,6 +59,10 @@ def serve(
     log_to_stderr(settings.log_level)
 
     async def work() -> None:
+        if no_node:
+            async with serving(settings, typer.echo) as server:
+                typer.echo(f"serving nodes at {server.url} (token: {settings.data_dir / 'token'})")
+                await asyncio.Event().wait()
         async with running(settings, typer.echo) as stack:
             typer.echo(f"serving {stack.model.name} at {stack.url} (token: {settings.data_dir / 'token'})")
             await asyncio.Event().wait()

@@ -15,6 +15,7 @@ from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.models.session import Lease
 from polar.models.task import Exec, TaskSpec, Upload
 from polar.node.workshop import Workshop
+from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxError, SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -93,10 +94,22 @@ class Sandboxes:
                 hint=f"allowed: {', '.join(allowed)} (setting node.runtimes)",
             )
         runtime: Runtime = plugins.create("runtimes", "runtime", component)
+        self._check_network(runtime)
         reason = await runtime.unavailable()
         if reason:
             raise NotInstalled(f"runtime {component.name!r} does not work on this machine: {reason}")
         return runtime
+
+    def _check_network(self, runtime: Runtime) -> None:
+        try:
+            allowed = AllowList.parse(self._shop.settings.network_allow)
+        except ValueError as error:
+            raise InvalidInput(f"node.network_allow: {error}") from None
+        if beyond := runtime.reaches.beyond(allowed):
+            raise InvalidInput(
+                f"runtime.options.network.allow: this node does not allow {', '.join(map(str, beyond))}",
+                hint="setting node.network_allow",
+            )
 
     async def _prepare(self, sandbox: Sandbox) -> None:
         for path, content in self._task.files.items():

@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import chain, repeat
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from polar import plugins
 from polar.client import AsyncClient
+from polar.client.courier import Courier, Parcel
 from polar.config.settings import NodeSettings
 from polar.engines.base import ModelInfo
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.gateway.server import Gateway
-from polar.models.session import Lease
-from polar.models.views import Heartbeat, LeaseRequest, Release, ResultPost, SessionBeat
+from polar.models.session import Lease, SessionStatus
+from polar.models.views import Heartbeat, LeaseRequest, Leases, Release, SessionBeat
+from polar.node.directory import held
+from polar.node.policy import PolicyFollower, weight_roots
 from polar.node.pools import Seat
+from polar.node.reaching import until_reached
 from polar.node.session_run import Outcome, SessionRun, Setback
 from polar.node.workshop import Workshop
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 LEASE_WAIT_SECONDS = 20.0
 """How long the server may hold a request for work back: short enough for proxies, long enough to be rare."""
+PROMPT_SECONDS = 0.5
+"""Within which the server answers if it has work; a longer silence means that there is none."""
 LAST_DELIVERY_SECONDS = 5.0
 """How long a node that is asked to stop still tries to deliver a finished session."""
 BEAT_SECONDS = 2.0
 """How old the progress that users see may be; leases alone would need fewer heartbeats."""
-RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
-"""Pauses between attempts to reach the server; the last one repeats."""
 
 
 class Node:
-    """Runs leased sessions until it is cancelled, then gives the unfinished ones back."""
+    """Runs leased sessions until it is drained or cancelled, then gives the unfinished ones back."""
 
     def __init__(
         self,
@@ -52,21 +52,54 @@ class Node:
     ) -> None:
         self._settings = settings
         self._client = client
+        self._courier = Courier(client, settings.name)
         self._gateway = gateway
         self._lease_seconds = lease_seconds
         self._shop = Workshop.below(data_dir, settings, gateway, model)
+        roots = weight_roots(settings.weight_roots, data_dir)
+        self._policy = PolicyFollower(settings.name, client, gateway, roots)
         self._runs: dict[str, SessionRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._called_off: set[str] = set()
         self._lost: set[str] = set()
         self._beat_now = asyncio.Event()
+        self._draining = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until cancelled."""
-        await self._reap()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._heartbeats())
-            await self._lease_forever(group)
+        """Work until cancelled, or until drained."""
+        with held(self._shop.directory):
+            await self._reap()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    beats = group.create_task(self._heartbeats())
+                    policy = group.create_task(self._policy.run(), name="policy")
+                    await self._work_until_drained()
+                    beats.cancel()
+                    policy.cancel()
+            except ExceptionGroup as failures:
+                raise _first(failures) from failures
+
+    def drain(self) -> None:
+        """Take no more work; `run` returns when the agents at work have ended, or their grace has."""
+        self._draining.set()
+
+    async def _work_until_drained(self) -> None:
+        grace = self._settings.drain_seconds
+        try:
+            async with asyncio.timeout(None) as patience, asyncio.TaskGroup() as sessions:
+                leasing = sessions.create_task(self._lease_forever(sessions))
+                await self._draining.wait()
+                patience.reschedule(asyncio.get_running_loop().time() + grace)
+                leasing.cancel()
+                self._give_back_unbegun()
+        except TimeoutError:
+            log.warning("drained: sessions that had not ended after %g s are given back", grace)
+
+    def _give_back_unbegun(self) -> None:
+        """Sessions whose agent has not begun lose nothing on another node."""
+        for session_id, task in self._tasks.items():
+            if self._runs[session_id].status in (SessionStatus.INIT, SessionStatus.READY):
+                task.cancel()
 
     async def _reap(self) -> None:
         """End what a previous life of this node left behind; its sessions are leased anew."""
@@ -88,12 +121,27 @@ class Node:
                     wait_seconds=LEASE_WAIT_SECONDS,
                     runtimes=self._settings.runtimes,
                 )
-                answer = await self._until_reached(
-                    "ask for work", self._client.lease, self._settings.name, request
-                )
+                answer = await self._lease(request)
                 for lease in answer.leases:
                     places.pop()
                     self._start(group, lease, Seat(entrance))
+
+    async def _lease(self, request: LeaseRequest) -> Leases:
+        """Ask for work; what is answered while the node is being stopped is given back, not lost."""
+        asked = time.monotonic()
+        asking = asyncio.create_task(
+            until_reached("ask for work", self._client.lease, self._settings.name, request)
+        )
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            age = time.monotonic() - asked
+            await asyncio.wait({asking}, timeout=max(0.0, PROMPT_SECONDS - age))
+            if asking.done() and asking.exception() is None:
+                for lease in asking.result().leases:
+                    await self._give_back(lease)
+            asking.cancel()
+            raise
 
     @asynccontextmanager
     async def _places(self) -> AsyncIterator[list[None]]:
@@ -165,16 +213,8 @@ class Node:
         """Store the recording and the artifacts, then the result; only then is the capture let go."""
         session_id, token = run.lease.session_id, run.lease.fencing_token
         try:
-            if outcome.recording is not None:
-                await self._until_reached(
-                    "store a recording", self._client.put_recording, session_id, token, outcome.recording
-                )
-            if outcome.artifacts is not None:
-                await self._until_reached(
-                    "store artifacts", self._client.put_artifacts, session_id, token, outcome.artifacts
-                )
-            post = ResultPost(fencing_token=token, result=outcome.result, entered=run.untold())
-            await self._until_reached("store a result", self._client.post_result, session_id, post)
+            parcel = Parcel(token, outcome.result, outcome.recording, outcome.artifacts, run.untold())
+            await until_reached("deliver a session", self._courier.deliver, parcel)
         except Conflict as error:
             log.warning("session %s: result refused, its capture is kept: %s", session_id, error)
             return
@@ -241,14 +281,9 @@ class Node:
                 self._lost.add(session_id)
                 self._tasks[session_id].cancel()
 
-    async def _until_reached(
-        self, purpose: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Call the server, again and again while it cannot be reached."""
-        for pause in chain(RETRY_SECONDS, repeat(RETRY_SECONDS[-1])):
-            try:
-                return await call(*args, **kwargs)
-            except Unavailable as error:
-                log.warning("could not %s, trying again in %g s: %s", purpose, pause, error)
-                await asyncio.sleep(pause)
-        raise AssertionError("the pauses never end")
+
+def _first(failure: Exception) -> Exception:
+    """The failure that ended the others; a server that refuses the node is such a one."""
+    while isinstance(failure, ExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure

@@ -1,0 +1,150 @@
+"""`polar fleet`: nodes on a Ray cluster, started, shown and ended from any shell."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polar.cli.options import AsJson, EngineKind, EngineMode, Server, Token, one_of
+from polar.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from polar.fleet.views import FleetView
+
+
+class Action(StrEnum):
+    UP = "up"
+    STATUS = "status"
+    DOWN = "down"
+
+
+def fleet(
+    action: Annotated[str, typer.Argument(metavar="up|status|down")],
+    address: Annotated[
+        str, typer.Option(help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")
+    ] = "auto",
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="per-host|N|MIN..MAX",
+            help="One node on every machine (default), so many, or as many as the queue asks for.",
+        ),
+    ] = None,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=AMOUNT",
+            help="What a node takes of its machine: CPU, GPU, memory or an own one; may be given several"
+            " times (default: CPU=1).",
+        ),
+    ] = None,
+    server: Server = None,
+    token: Token = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML settings (default: ./polar.yaml if there).")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Of the nodes, on each machine (default: ~/.polar-fleet).")
+    ] = None,
+    engine_url: Annotated[
+        list[str] | None,
+        typer.Option(help="A running engine, repeated for replicas; without it each node starts its own."),
+    ] = None,
+    engine_kind: EngineKind = None,
+    engine_mode: EngineMode = None,
+    model: Annotated[
+        str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
+    ] = None,
+    run_slots: Annotated[int | None, typer.Option(help="Agents that run at once on each node.")] = None,
+    wait_seconds: Annotated[
+        float, typer.Option(min=0, help="How long to wait until nodes work, or have drained.")
+    ] = 300.0,
+    now: Annotated[bool, typer.Option("--now", help="down: do not wait for sessions under way.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run nodes on a Ray cluster, one a machine, for a rollout server.
+
+    `up` places and from then on watches, replaces and scales them; with a fleet up already it changes its
+    size. `status` shows it. `down` drains every node, then ends the fleet. docs/scale-out.md has recipes.
+
+    Examples:
+
+      polar fleet up --server http://trainer:8700 --engine-url http://gpu:8000 --nodes 1..8
+      polar fleet status
+      polar fleet down
+    """
+    from polar.client.address import server_address, server_token
+    from polar.config.settings import load_settings
+    from polar.fleet import control
+    from polar.fleet.views import FleetOrder
+
+    chosen = one_of(Action, action, "ACTION")
+    settings = load_settings(
+        config,
+        {
+            "engine": {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model},
+            "node": {"run_slots": run_slots},
+            "fleet": {"nodes": nodes, "resources": _resources(resource), "data_dir": data_dir},
+        },
+    )
+    show = _Progress()
+    match chosen:
+        case Action.UP:
+            url = server_address(server or settings.node.server)
+            order = FleetOrder.of(settings, url, server_token(token or settings.server.token))
+            with control.connected(address):
+                _print(control.up(order, show, wait_seconds=wait_seconds), as_json)
+        case Action.STATUS:
+            with control.connected(address):
+                _print(control.status(), as_json)
+        case Action.DOWN:
+            with control.connected(address):
+                control.down(show, wait_seconds=wait_seconds, now=now)
+            typer.echo("the fleet is down", err=True)
+
+
+class _Progress:
+    """Tells on standard error what has changed."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def __call__(self, view: FleetView) -> None:
+        states = [f"{node.name} {node.state}" for node in view.nodes]
+        line = f"{view.wanted} nodes wanted: {', '.join(states) or 'none there'}"
+        if view.looks and line != self._said:
+            typer.echo(line, err=True)
+            self._said = line
+
+
+def _resources(given: list[str] | None) -> dict[str, float] | None:
+    if not given:
+        return None
+    try:
+        return {name: float(amount) for name, amount in (text.split("=") for text in given)}
+    except ValueError:
+        raise InvalidInput("--resource: give NAME=AMOUNT, for example CPU=4") from None
+
+
+def _print(view: FleetView, as_json: bool) -> None:
+    from polar.cli.output import print_json, print_parts, table, visible
+
+    if as_json:
+        print_json(view)
+        return
+    print_parts(
+        table(
+            ("node", "host", "state", "detail"),
+            [(node.name, node.host, node.state, node.detail) for node in view.nodes],
+        )
+    )
+    queue = "unknown" if view.unended is None else view.unended
+    typer.echo(f"nodes: {view.size}, {view.wanted} wanted now, on {view.machines} machines")
+    typer.echo(f"sessions queued or under way: {queue} (at {view.server})")
+    if view.missing:
+        typer.echo(f"{view.missing} nodes wait for a machine with their resources")
+    if view.trouble:
+        typer.echo(f"trouble: {visible(view.trouble)}", err=True)

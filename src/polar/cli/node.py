@@ -1,0 +1,91 @@
+"""`polar node`: one machine's worker for a rollout server that runs elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polar.cli.options import EngineKind, EngineMode, Server, Token
+
+if TYPE_CHECKING:
+    from polar.stack import Worker
+
+EMBEDDED = "embedded"
+
+
+def node(
+    server: Server = None,
+    token: Token = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="YAML settings, - for standard input (default: ./polar.yaml)."),
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where its state lives (default: .polar).")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What the server calls it (default: this machine's name).")
+    ] = None,
+    engine_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL|embedded",
+            help="A running engine, repeated for replicas; embedded (default): one is started.",
+        ),
+    ] = None,
+    engine_kind: EngineKind = None,
+    engine_mode: EngineMode = None,
+    model: Annotated[
+        str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
+    ] = None,
+    run_slots: Annotated[
+        int | None, typer.Option(help="Agents that run at once (default: what the machine carries).")
+    ] = None,
+    drain_seconds: Annotated[
+        float | None, typer.Option(help="How long agents may take to end when it is stopped (default: 60).")
+    ] = None,
+    exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", hidden=True)] = False,
+) -> None:
+    """Join a rollout server and run its sessions on this machine.
+
+    The first Ctrl-C or SIGTERM drains it: no new sessions; agents at work end, or are given back to the
+    server when their grace is over. The second ends it at once.
+
+    Example: POLAR_TOKEN=... polar node --server http://trainer:8700 --engine-url http://gpu:8000
+    """
+    from polar.cli.engine import exit_with_its_parent
+    from polar.cli.interruption import until_interrupted
+    from polar.config.settings import load_settings, machine_name
+    from polar.logs import log_to_stderr
+    from polar.stack import joined
+
+    if exit_with_parent:
+        exit_with_its_parent()
+    urls = [url for url in engine_url or () if url != EMBEDDED] or None
+    settings = load_settings(
+        config,
+        {
+            "data_dir": data_dir,
+            "server": {"token": token},
+            "engine": {"url": urls, "kind": engine_kind, "mode": engine_mode, "model": model},
+            "node": {"server": server, "name": name, "run_slots": run_slots, "drain_seconds": drain_seconds},
+        },
+    )
+    if "name" not in settings.node.model_fields_set:
+        named = settings.node.model_copy(update={"name": machine_name()})
+        settings = settings.model_copy(update={"node": named})
+    log_to_stderr(settings.log_level)
+    at_work: list[Worker] = []
+
+    def drain() -> bool:
+        for worker in at_work:
+            worker.node.drain()
+        return bool(at_work)
+
+    async def work() -> None:
+        async with joined(settings, settings.node.server, settings.server.token, typer.echo) as worker:
+            at_work.append(worker)
+            typer.echo(f"working as {settings.node.name} with {worker.model.name}")
+            await worker.node.run()
+
+    until_interrupted(work(), drain=drain)

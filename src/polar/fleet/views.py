@@ -1,0 +1,69 @@
+"""What a fleet is asked for and what it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from polar.config.settings import FleetSettings, Settings, environment_engine_key
+from polar.fleet.planning import NodeState
+from polar.fleet.scaling import parse_size
+from polar.models.component import Frozen
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOrder:
+    """What a fleet is started with; what it says of itself holds no secret."""
+
+    server: str
+    fleet: FleetSettings
+    drain_seconds: float
+    token: str = field(repr=False)
+    settings: dict[str, Any] = field(repr=False)
+    """The nodes' own settings, as a settings file has them."""
+
+    @classmethod
+    def of(cls, settings: Settings, server: str, token: str) -> FleetOrder:
+        parse_size(settings.fleet.nodes)
+        given = settings.model_dump(mode="json", exclude_unset=True, exclude={"fleet", "data_dir", "server"})
+        if key := settings.engine.api_key or environment_engine_key():
+            # Other machines have another environment.
+            given["engine"] = {**given.get("engine", {}), "api_key": key}
+        return cls(server, settings.fleet, settings.node.drain_seconds, token, given)
+
+    def node_settings(self, name: str) -> dict[str, Any]:
+        """The settings document of one node."""
+        return {
+            **self.settings,
+            "data_dir": str(self.fleet.data_dir),
+            "server": {"token": self.token},
+            "node": {**self.settings.get("node", {}), "name": name, "server": self.server},
+        }
+
+
+class NodeView(Frozen):
+    name: str
+    host: str
+    state: NodeState
+    detail: str | None = None
+
+
+class FleetView(Frozen):
+    """A fleet as its supervisor last saw it."""
+
+    server: str
+    size: str
+    wanted: int = 0
+    """Nodes there should be now."""
+    missing: int = 0
+    """Of these, nodes for which no machine has room; the cluster's autoscaler is asked for machines."""
+    machines: int = 0
+    """Those that carry a node."""
+    unended: int | None = None
+    """Sessions queued or under way; None: the server could not be asked."""
+    nodes: tuple[NodeView, ...] = ()
+    looks: int = 0
+    """How often the supervisor has looked."""
+    is_ending: bool = False
+    trouble: str | None = None
+    """What went wrong at the last look or with the last node that failed."""
