@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ from polar.models.session import SessionResult, SessionStatus
 from polar.models.views import LeaseRequest, ResultPost
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
+from tests.fakes.control_plane import result_of
 from tests.fakes.recordings import encoded, recording
 
 TOKEN = "a-token-for-this-test"
@@ -148,7 +151,8 @@ def test_submitting_again_is_safe_and_other_content_is_refused(served: Served) -
     assert refused.exit_code == 1
     assert refused.stderr.count("\n") == 1
     assert "one" in refused.stderr
-    assert "1 of 2 tasks were submitted" in refused.stderr
+    # All of a batch or nothing: `zero` was not submitted either.
+    assert len(lines(served.ok("tasks", "--json"))) == 1
 
 
 def test_nothing_is_submitted_when_one_task_is_wrong(served: Served) -> None:
@@ -196,6 +200,16 @@ def test_a_session_is_shown_by_its_id_and_kept_as_a_file(served: Served, tmp_pat
     absent = served.polar("show", "no-such-session")
     assert absent.exit_code == 1
     assert absent.stderr.count("\n") == 1
+
+
+def test_a_session_is_verified_by_its_id(served: Served) -> None:
+    served.ok("submit", served.task_file("one", samples=1))
+    (session,) = lines(served.ok("sessions", "--json"))
+    assert "it has no recording yet" in served.polar("verify", session["id"]).stderr
+    served.run_sessions()
+    found = json.loads(served.ok("verify", session["id"], "--no-replay", "--json"))
+    assert [one["name"] for one in found["sessions"]] == [session["id"]]
+    assert found["total"]["passed"]
 
 
 def test_results_are_printed_and_exported(served: Served, tmp_path: Path) -> None:
@@ -267,3 +281,32 @@ def test_a_long_list_is_read_to_its_end(served: Served) -> None:
         assert client.health().status == "ok"
     served.ok("submit", served.task_file("many", samples=450))
     assert len(lines(served.ok("sessions", "--json"))) == 450
+
+
+def test_kept_files_are_listed_printed_and_unpacked(served: Served) -> None:
+    served.ok("submit", served.task_file("one", samples=1))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("logs/agent.stdout", "all done\n")
+
+    async def deliver() -> None:
+        async with AsyncClient(served.url, TOKEN) as client:
+            request = LeaseRequest(max_sessions=1, wait_seconds=0, runtimes=("process",))
+            (lease,) = (await client.lease("node", request)).leases
+            result = result_of(lease, has_artifacts=True)
+            await client.put_artifacts(lease.session_id, lease.fencing_token, packed.getvalue())
+            await client.post_result(
+                lease.session_id, ResultPost(fencing_token=lease.fencing_token, result=result)
+            )
+
+    asyncio.run(deliver())
+    assert "logs/agent.stdout" in served.ok("artifacts", "one.0")
+    assert served.ok("artifacts", "one.0", "logs/agent.stdout") == "all done\n"
+    served.ok("artifacts", "one.0", "--out", served.tmp_path / "kept")
+    assert (served.tmp_path / "kept/logs/agent.stdout").read_text() == "all done\n"
+    again = served.polar("artifacts", "one.0", "--out", served.tmp_path / "kept")
+    assert (again.exit_code, "exists already" in again.output) == (1, True)
+    assert "polar artifacts one.0 lists them" in served.polar("artifacts", "one.0", "nothing").output
+    stages = served.ok("sessions", "one.0")
+    assert "init" in stages
+    assert "completed" in stages

@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from polar.runtimes.base import Command, ExecResult, Mount, PathRefused, Sandbox, SandboxFull, SandboxSpec
-from polar.runtimes.bubblewrap import INSIDE_PORT, BubblewrapRuntime
+from polar.runtimes.bubblewrap import BubblewrapRuntime
 from polar.runtimes.disk import can_mount_images
 from polar.runtimes.limits import MIB, Limit
+from polar.runtimes.network import GATEWAY_PORT
 from polar.runtimes.supervisor import disk_bytes
 
 pytestmark = pytest.mark.sandbox
@@ -167,8 +168,13 @@ async def test_only_its_own_gateway_answers(tmp_path: Path) -> None:
         started(tmp_path / "s2", control_plane.sockets[0].getsockname()[1]) as other,
     ):
         port = control_plane.sockets[0].getsockname()[1]
-        assert told(await run(other, f"cat < /dev/tcp/127.0.0.1/{INSIDE_PORT}")) == "reached"
-        for address in (f"127.0.0.1/{port}", f"127.0.0.1/{INSIDE_PORT}", f"192.0.2.1/{port}", "192.0.2.1/53"):
+        assert told(await run(other, f"cat < /dev/tcp/127.0.0.1/{GATEWAY_PORT}")) == "reached"
+        for address in (
+            f"127.0.0.1/{port}",
+            f"127.0.0.1/{GATEWAY_PORT}",
+            f"192.0.2.1/{port}",
+            "192.0.2.1/53",
+        ):
             assert "reached" not in told(await run(sandbox, f"cat < /dev/tcp/{address}"))
 
 

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from polar.runtimes.base import Command, Sandbox, SandboxSpec
-from polar.runtimes.bubblewrap import INSIDE_PORT, BubblewrapRuntime
+from polar.runtimes.bubblewrap import BubblewrapRuntime
+from polar.runtimes.network import GATEWAY_PORT
 
 pytestmark = pytest.mark.sandbox
 
@@ -83,8 +84,8 @@ async def test_only_the_gateway_is_reachable(tmp_path: Path) -> None:
         tcp_server(b"other") as other,
         started(tmp_path / "s1", gateway) as sandbox,
     ):
-        assert sandbox.gateway_url == f"http://127.0.0.1:{INSIDE_PORT}"
-        assert await said(sandbox, f"cat < /dev/tcp/127.0.0.1/{INSIDE_PORT}") == "gateway"
+        assert sandbox.gateway_url == f"http://127.0.0.1:{GATEWAY_PORT}"
+        assert await said(sandbox, f"cat < /dev/tcp/127.0.0.1/{GATEWAY_PORT}") == "gateway"
         for port in (gateway, other):
             assert "Connection refused" in await said(sandbox, f"cat < /dev/tcp/127.0.0.1/{port}")
         assert "unreachable" in await said(sandbox, "cat < /dev/tcp/192.0.2.1/80")
@@ -94,7 +95,7 @@ async def test_only_the_gateway_is_reachable(tmp_path: Path) -> None:
 async def test_much_data_passes_to_and_from_the_gateway_unchanged(tmp_path: Path) -> None:
     answer = secrets.token_bytes(3_000_000)
     async with tcp_server(answer) as gateway, started(tmp_path / "s1", gateway) as sandbox:
-        seen = await said(sandbox, f"cat < /dev/tcp/127.0.0.1/{INSIDE_PORT} | sha256sum")
+        seen = await said(sandbox, f"cat < /dev/tcp/127.0.0.1/{GATEWAY_PORT} | sha256sum")
     assert seen.split()[0] == hashlib.sha256(answer).hexdigest()
 
 
@@ -102,7 +103,7 @@ async def test_a_dead_gateway_is_a_closed_connection(tmp_path: Path) -> None:
     async with tcp_server(b"") as gateway:
         pass
     async with started(tmp_path / "s1", gateway) as sandbox:
-        assert await said(sandbox, f"cat < /dev/tcp/127.0.0.1/{INSIDE_PORT}; echo end") == "end"
+        assert await said(sandbox, f"cat < /dev/tcp/127.0.0.1/{GATEWAY_PORT}; echo end") == "end"
 
 
 async def test_no_privileges_and_no_way_to_any(tmp_path: Path) -> None:

@@ -6,22 +6,28 @@ No I/O happens here, so that the sync and the async client share every word of i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from polar.config.settings import explain
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable
-from polar.models.session import SessionStatus
+from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
+from polar.models.session import SessionEvent, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import (
+    Deliveries,
+    DeliveryOutcomes,
+    EventPage,
     Health,
     Heartbeat,
     HeartbeatAnswer,
+    Join,
+    Joined,
     LeaseRequest,
     Leases,
     Problem,
@@ -30,17 +36,27 @@ from polar.models.views import (
     ResultPost,
     SessionPage,
     SessionView,
+    TaskBatchView,
     TaskPage,
     TaskView,
 )
 
 T = TypeVar("T")
 
+_EVENTS = TypeAdapter(tuple[SessionEvent, ...])
+
 PAGE = 200
 """How many things a page holds when the client reads them all."""
 
 POLL_SECONDS = 20.0
 """How long one request waits for results before the client asks again."""
+
+MAX_BATCH = 500
+MAX_BATCH_BYTES = 8 << 20
+"""How many tasks one request carries, and how much of them."""
+
+MAX_BATCH_SECONDS = 30.0
+"""How much longer than others the server may take to store a batch."""
 
 MAX_FILTER_CHARACTERS = 30_000
 """Beyond this the task ids do not fit a URL: the client reads the whole feed and filters it."""
@@ -68,11 +84,40 @@ def health() -> Call[Health]:
 
 
 def submit(task: TaskSpec | Mapping[str, Any]) -> Call[TaskView]:
+    return _post("/tasks", _spec(task), _model(TaskView))
+
+
+def submit_all(tasks: Iterable[TaskSpec | Mapping[str, Any]]) -> Iterator[Call[TaskBatchView]]:
+    """Batches that are small enough for a request; all tasks are checked before the first is sent."""
+    batch: list[bytes] = []
+    size = 0
+    for spec in [_spec(task) for task in tasks]:
+        text = spec.model_dump_json().encode()
+        if batch and (len(batch) == MAX_BATCH or size + len(text) > MAX_BATCH_BYTES):
+            yield _task_batch(batch)
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+    if batch:
+        yield _task_batch(batch)
+
+
+def _task_batch(texts: list[bytes]) -> Call[TaskBatchView]:
+    return Call(
+        "POST",
+        "/tasks/batch",
+        _model(TaskBatchView),
+        headers={"Content-Type": "application/json"},
+        content=b'{"tasks":[' + b",".join(texts) + b"]}",
+        waits=MAX_BATCH_SECONDS,
+    )
+
+
+def _spec(task: TaskSpec | Mapping[str, Any]) -> TaskSpec:
     try:
-        spec = task if isinstance(task, TaskSpec) else TaskSpec.model_validate(task)
+        return task if isinstance(task, TaskSpec) else TaskSpec.model_validate(task)
     except ValidationError as error:
         raise InvalidInput(explain(error)) from None
-    return _post("/tasks", spec, _model(TaskView))
 
 
 def task(id: str) -> Call[TaskView]:
@@ -95,9 +140,25 @@ def recording(session_id: str) -> Call[bytes]:
     return Call("GET", f"/sessions/{_segment(session_id)}/recording", bytes)
 
 
-def results(cursor: int, task_ids: Collection[str] | None, wait_seconds: float) -> Call[ResultPage]:
+def artifacts(session_id: str) -> Call[bytes]:
+    return Call("GET", f"/sessions/{_segment(session_id)}/artifacts", bytes)
+
+
+def session_events(session_id: str) -> Call[tuple[SessionEvent, ...]]:
+    return Call("GET", f"/sessions/{_segment(session_id)}/events", _EVENTS.validate_json)
+
+
+def events(cursor: int) -> Call[EventPage]:
+    return _get("/events", EventPage, [("cursor", str(cursor)), ("limit", str(PAGE))])
+
+
+def results(
+    cursor: int, task_ids: Collection[str] | None, wait_seconds: float, max_staleness: int | None = None
+) -> Call[ResultPage]:
     """Results after the cursor, of all tasks or some; more tasks than a URL can name are filtered here."""
     query = [("cursor", str(cursor)), ("limit", str(PAGE)), ("wait_seconds", str(wait_seconds))]
+    if max_staleness is not None:
+        query.append(("max_staleness", str(max_staleness)))
     read = _model(ResultPage)
     if task_ids is None:
         return Call("GET", "/results", read, tuple(query), waits=wait_seconds)
@@ -109,9 +170,13 @@ def results(cursor: int, task_ids: Collection[str] | None, wait_seconds: float) 
     def read_wanted(body: bytes) -> ResultPage:
         page = read(body)
         mine = tuple(result for result in page.results if result.task_id in wanted)
-        return ResultPage(results=mine, cursor=page.cursor)
+        return page.model_copy(update={"results": mine})
 
     return Call("GET", "/results", read_wanted, tuple(query), waits=wait_seconds)
+
+
+def join(node: str, join: Join) -> Call[Joined]:
+    return _post(f"/nodes/{_segment(node)}/join", join, _model(Joined))
 
 
 def lease(node: str, request: LeaseRequest) -> Call[Leases]:
@@ -122,19 +187,60 @@ def heartbeat(node: str, beat: Heartbeat) -> Call[HeartbeatAnswer]:
     return _post(f"/nodes/{_segment(node)}/heartbeat", beat, _model(HeartbeatAnswer))
 
 
+def policy() -> Call[PolicyView]:
+    return _get("/policy", PolicyView)
+
+
+def pause_policy(pause: Pause) -> Call[PolicyView]:
+    return _post("/policy/pause", pause, _model(PolicyView), waits=pause.wait_seconds)
+
+
+def update_policy(update: Update) -> Call[PolicyView]:
+    # Where it fails, the way back is waited for as well.
+    return _post("/policy/update", update, _model(PolicyView), waits=2 * update.wait_seconds)
+
+
+def resume_policy(resume: Resume) -> Call[PolicyView]:
+    return _post("/policy/resume", resume, _model(PolicyView), waits=resume.wait_seconds)
+
+
+def follow_policy(node: str, report: PolicyReport) -> Call[PolicyOrder]:
+    return _post(f"/nodes/{_segment(node)}/policy", report, _model(PolicyOrder), waits=report.wait_seconds)
+
+
 def put_recording(session_id: str, fencing_token: int, data: bytes) -> Call[None]:
+    return _put(session_id, "recording", fencing_token, "application/octet-stream", data)
+
+
+def put_artifacts(session_id: str, fencing_token: int, data: bytes) -> Call[None]:
+    return _put(session_id, "artifacts", fencing_token, "application/zip", data)
+
+
+def _put(session_id: str, what: str, fencing_token: int, kind: str, data: bytes) -> Call[None]:
     return Call(
         "PUT",
-        f"/sessions/{_segment(session_id)}/recording",
+        f"/sessions/{_segment(session_id)}/{what}",
         _nothing,
         query=(("fencing_token", str(fencing_token)),),
-        headers={"Content-Type": "application/octet-stream"},
+        headers={"Content-Type": kind},
         content=data,
     )
 
 
 def post_result(session_id: str, post: ResultPost) -> Call[None]:
     return _post(f"/sessions/{_segment(session_id)}/result", post, _nothing)
+
+
+def deliver(node: str, deliveries: Deliveries, parts: Iterable[bytes]) -> Call[DeliveryOutcomes]:
+    """Several sessions at once; `parts` are the bytes that the deliveries speak of, in their order."""
+    head = deliveries.model_dump_json().encode()
+    return Call(
+        "POST",
+        f"/nodes/{_segment(node)}/deliveries",
+        _model(DeliveryOutcomes),
+        headers={"Content-Type": "application/octet-stream"},
+        content=b"".join((head, b"\n", *parts)),
+    )
 
 
 def release(session_id: str, given_back: Release) -> Call[None]:
@@ -160,7 +266,9 @@ def session_pages(task_id: str | None, status: SessionStatus | None) -> Script:
         after = page.next
 
 
-def result_pages(task_ids: Collection[str] | None, cursor: int, follow: bool) -> Script:
+def result_pages(
+    task_ids: Collection[str] | None, cursor: int, follow: bool, max_staleness: int | None = None
+) -> Script:
     """Pages of the feed to its present end; when following, until the tasks have ended, or for ever.
 
     A task is seen to have ended before the feed is read to its end for the last time, so that none
@@ -174,7 +282,7 @@ def result_pages(task_ids: Collection[str] | None, cursor: int, follow: bool) ->
     yield from _drop_ended(unended, unended)
     while True:
         goes_on = bool(unended) or (follow and task_ids is None)
-        page: ResultPage = yield results(cursor, task_ids, POLL_SECONDS if goes_on else 0.0)
+        page: ResultPage = yield results(cursor, task_ids, POLL_SECONDS if goes_on else 0.0, max_staleness)
         nothing_came, cursor = page.cursor == cursor, page.cursor
         if nothing_came and not goes_on:
             return
@@ -220,22 +328,24 @@ def failure(status: int, body: bytes) -> PolarError:
         problem = Problem.model_validate_json(body)
     except ValidationError:
         return PolarError(f"the server answered {status}, and not as Polar does", hint="check its address")
-    match status:
-        case 401:
-            return PolarError(
-                "the server refused the token",
-                hint="set POLAR_TOKEN to the content of the file `token` in the server's data directory",
-            )
-        case 404:
-            return NotFound(problem.error)
-        case 409:
-            return Conflict(problem.error)
-        case 503:
-            return Unavailable(problem.error)
-        case _ if status < 500:
-            return InvalidInput(problem.error)
-        case _:
-            return PolarError(problem.error)
+    if status == 401:
+        return PolarError(
+            "the server refused the token",
+            hint="set POLAR_TOKEN to the content of the file `token` in the server's data directory",
+        )
+    kind = InvalidInput if status < 500 else PolarError
+    return {404: NotFound, 409: Conflict, 503: Unavailable}.get(status, kind)(problem.error)
+
+
+def refusal(problem: Problem) -> PolarError:
+    """The error that a part of an answer stands for."""
+    kinds = {
+        "invalid_input": InvalidInput,
+        "not_found": NotFound,
+        "conflict": Conflict,
+        "unavailable": Unavailable,
+    }
+    return kinds.get(problem.code, PolarError)(problem.error)
 
 
 def unreachable(server: str, error: httpx.TransportError) -> Unavailable:

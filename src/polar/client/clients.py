@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 
-from polar.client import calls
+from polar.client import calls, policy
 from polar.client.address import server_address, server_token
 from polar.client.calls import Call, Script
-from polar.models.session import SessionResult, SessionStatus
+from polar.client.policy import AsyncPaused, Paused
+from polar.models.policy import PauseMode, PolicyOrder, PolicyReport, PolicyView
+from polar.models.session import SessionEvent, SessionResult, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import (
+    Deliveries,
+    DeliveryOutcome,
+    EventPage,
     Health,
     Heartbeat,
     HeartbeatAnswer,
+    Join,
+    Joined,
     LeaseRequest,
     Leases,
     Release,
@@ -63,6 +72,11 @@ class Client:
         """Submit a task; submitting the same one again changes nothing."""
         return self._send(calls.submit(task))
 
+    def submit_all(self, tasks: Iterable[Task]) -> Iterator[TaskView]:
+        """Submit many tasks, some hundred a request; a task is stored when its view is yielded."""
+        for call in list(calls.submit_all(tasks)):
+            yield from self._send(call).tasks
+
     def task(self, id: str) -> TaskView:
         return self._send(calls.task(id))
 
@@ -91,21 +105,48 @@ class Client:
         """The recording of an ended session, as its node packed it."""
         return self._send(calls.recording(session_id))
 
+    def artifacts(self, session_id: str) -> bytes:
+        """What was kept of an ended session's files and logs, as a zip archive."""
+        return self._send(calls.artifacts(session_id))
+
+    def session_events(self, session_id: str) -> tuple[SessionEvent, ...]:
+        """Every change of a session's status, over all its attempts."""
+        return self._send(calls.session_events(session_id))
+
+    def events(self, cursor: int = 0) -> EventPage:
+        """A page of the changes of all sessions' statuses, in the order they were stored."""
+        return self._send(calls.events(cursor))
+
     def results(
-        self, task_ids: Collection[str] | None = None, *, cursor: int = 0, follow: bool = False
+        self,
+        task_ids: Collection[str] | None = None,
+        *,
+        cursor: int = 0,
+        follow: bool = False,
+        max_staleness: int | None = None,
     ) -> Iterator[SessionResult]:
         """Results in the order they came, of all tasks or some.
 
         With `follow`, goes on as sessions complete: until the given tasks have ended, or for ever.
+        Those with tokens of a policy more than `max_staleness` versions old are left out.
         """
-        for page in self.result_pages(task_ids, cursor=cursor, follow=follow):
-            yield from page.results
+        pages = self.result_pages(task_ids, cursor=cursor, follow=follow, max_staleness=max_staleness)
+        for page in pages:
+            yield from page.fresh
 
     def result_pages(
-        self, task_ids: Collection[str] | None = None, *, cursor: int = 0, follow: bool = False
+        self,
+        task_ids: Collection[str] | None = None,
+        *,
+        cursor: int = 0,
+        follow: bool = False,
+        max_staleness: int | None = None,
     ) -> Iterator[ResultPage]:
-        """Like `results`, in pages that carry the cursor to go on from later; some may be empty."""
-        return self._pages(ResultPage, calls.result_pages(task_ids, cursor, follow))
+        """Like `results`, in pages that carry the cursor to go on from later; some may be empty.
+
+        They hold stale results too, and name them.
+        """
+        return self._pages(ResultPage, calls.result_pages(task_ids, cursor, follow, max_staleness))
 
     def wait(self, task_ids: Collection[str], timeout: float | None = None) -> list[SessionResult]:
         """All results of these tasks in the order they came, once every session has ended."""
@@ -115,6 +156,46 @@ class Client:
         for page in self._pages(ResultPage, script, deadline):
             found += page.results
         return found
+
+    def policy(self) -> PolicyView:
+        """The policy's version, who pauses it, and how far each live node is."""
+        return self._send(calls.policy())
+
+    def pause_policy(
+        self,
+        holder: str,
+        mode: PauseMode = PauseMode.KEEP,
+        *,
+        timeout_seconds: float = 60.0,
+        wait_seconds: float = 60.0,
+    ) -> PolicyView:
+        """Have nothing sampled until `resume_policy`, or until the time is over; the same again renews it."""
+        pause = policy.pause(holder, mode, timeout_seconds, wait_seconds)
+        return self._send(calls.pause_policy(pause))
+
+    def update_policy(
+        self,
+        path: str | Path | None = None,
+        *,
+        version: int | None = None,
+        holder: str | None = None,
+        wait_seconds: float = 600.0,
+    ) -> PolicyView:
+        """Have every engine sample with the weights at a path; None: those that it was started with."""
+        update = policy.update(path, version, holder, wait_seconds)
+        return self._send(calls.update_policy(update))
+
+    def resume_policy(self, holder: str | None = None, *, wait_seconds: float = 60.0) -> PolicyView:
+        """End a pause; without a holder, whoever holds it."""
+        return self._send(calls.resume_policy(policy.resume(holder, wait_seconds)))
+
+    @contextmanager
+    def paused(
+        self, mode: PauseMode = PauseMode.KEEP, *, holder: str | None = None, timeout_seconds: float = 60.0
+    ) -> Iterator[Paused]:
+        """Nothing is sampled while the block runs, however long; the pause ends if this process does."""
+        with policy.kept(self, holder, mode, timeout_seconds) as pause:
+            yield pause
 
     def _pages(self, kind: type[P], script: Script, deadline: float | None = None) -> Iterator[P]:
         answer: Any = None
@@ -158,6 +239,12 @@ class AsyncClient:
         """Submit a task; submitting the same one again changes nothing."""
         return await self._send(calls.submit(task))
 
+    async def submit_all(self, tasks: Iterable[Task]) -> AsyncIterator[TaskView]:
+        """Submit many tasks, some hundred a request; a task is stored when its view is yielded."""
+        for call in list(calls.submit_all(tasks)):
+            for view in (await self._send(call)).tasks:
+                yield view
+
     async def task(self, id: str) -> TaskView:
         return await self._send(calls.task(id))
 
@@ -188,30 +275,104 @@ class AsyncClient:
         """The recording of an ended session, as its node packed it."""
         return await self._send(calls.recording(session_id))
 
+    async def artifacts(self, session_id: str) -> bytes:
+        """What was kept of an ended session's files and logs, as a zip archive."""
+        return await self._send(calls.artifacts(session_id))
+
+    async def session_events(self, session_id: str) -> tuple[SessionEvent, ...]:
+        """Every change of a session's status, over all its attempts."""
+        return await self._send(calls.session_events(session_id))
+
+    async def events(self, cursor: int = 0) -> EventPage:
+        """A page of the changes of all sessions' statuses, in the order they were stored."""
+        return await self._send(calls.events(cursor))
+
     async def results(
-        self, task_ids: Collection[str] | None = None, *, cursor: int = 0, follow: bool = False
+        self,
+        task_ids: Collection[str] | None = None,
+        *,
+        cursor: int = 0,
+        follow: bool = False,
+        max_staleness: int | None = None,
     ) -> AsyncIterator[SessionResult]:
         """Results in the order they came, of all tasks or some.
 
         With `follow`, goes on as sessions complete: until the given tasks have ended, or for ever.
+        Those with tokens of a policy more than `max_staleness` versions old are left out.
         """
-        async for page in self.result_pages(task_ids, cursor=cursor, follow=follow):
-            for result in page.results:
+        pages = self.result_pages(task_ids, cursor=cursor, follow=follow, max_staleness=max_staleness)
+        async for page in pages:
+            for result in page.fresh:
                 yield result
 
     def result_pages(
-        self, task_ids: Collection[str] | None = None, *, cursor: int = 0, follow: bool = False
+        self,
+        task_ids: Collection[str] | None = None,
+        *,
+        cursor: int = 0,
+        follow: bool = False,
+        max_staleness: int | None = None,
     ) -> AsyncIterator[ResultPage]:
-        """Like `results`, in pages that carry the cursor to go on from later; some may be empty."""
-        return self._pages(ResultPage, calls.result_pages(task_ids, cursor, follow))
+        """Like `results`, in pages that carry the cursor to go on from later; some may be empty.
+
+        They hold stale results too, and name them.
+        """
+        return self._pages(ResultPage, calls.result_pages(task_ids, cursor, follow, max_staleness))
 
     async def wait(self, task_ids: Collection[str], timeout: float | None = None) -> list[SessionResult]:
         """All results of these tasks in the order they came, once every session has ended."""
         try:
             async with asyncio.timeout(timeout):
-                return [result async for result in self.results(task_ids, follow=True)]
+                pages = self.result_pages(task_ids, follow=True)
+                return [result async for page in pages for result in page.results]
         except TimeoutError:
             raise calls.waited_too_long() from None
+
+    async def join(self, node: str, join: Join) -> Joined:
+        return await self._send(calls.join(node, join))
+
+    async def policy(self) -> PolicyView:
+        """The policy's version, who pauses it, and how far each live node is."""
+        return await self._send(calls.policy())
+
+    async def pause_policy(
+        self,
+        holder: str,
+        mode: PauseMode = PauseMode.KEEP,
+        *,
+        timeout_seconds: float = 60.0,
+        wait_seconds: float = 60.0,
+    ) -> PolicyView:
+        """Have nothing sampled until `resume_policy`, or until the time is over; the same again renews it."""
+        pause = policy.pause(holder, mode, timeout_seconds, wait_seconds)
+        return await self._send(calls.pause_policy(pause))
+
+    async def update_policy(
+        self,
+        path: str | Path | None = None,
+        *,
+        version: int | None = None,
+        holder: str | None = None,
+        wait_seconds: float = 600.0,
+    ) -> PolicyView:
+        """Have every engine sample with the weights at a path; None: those that it was started with."""
+        update = policy.update(path, version, holder, wait_seconds)
+        return await self._send(calls.update_policy(update))
+
+    async def resume_policy(self, holder: str | None = None, *, wait_seconds: float = 60.0) -> PolicyView:
+        """End a pause; without a holder, whoever holds it."""
+        return await self._send(calls.resume_policy(policy.resume(holder, wait_seconds)))
+
+    @asynccontextmanager
+    async def paused(
+        self, mode: PauseMode = PauseMode.KEEP, *, holder: str | None = None, timeout_seconds: float = 60.0
+    ) -> AsyncIterator[AsyncPaused]:
+        """Nothing is sampled while the block runs, however long; the pause ends if this process does."""
+        async with policy.kept_async(self, holder, mode, timeout_seconds) as pause:
+            yield pause
+
+    async def follow_policy(self, node: str, report: PolicyReport) -> PolicyOrder:
+        return await self._send(calls.follow_policy(node, report))
 
     async def lease(self, node: str, request: LeaseRequest) -> Leases:
         return await self._send(calls.lease(node, request))
@@ -222,8 +383,17 @@ class AsyncClient:
     async def put_recording(self, session_id: str, fencing_token: int, data: bytes) -> None:
         return await self._send(calls.put_recording(session_id, fencing_token, data))
 
+    async def put_artifacts(self, session_id: str, fencing_token: int, data: bytes) -> None:
+        return await self._send(calls.put_artifacts(session_id, fencing_token, data))
+
     async def post_result(self, session_id: str, post: ResultPost) -> None:
         return await self._send(calls.post_result(session_id, post))
+
+    async def deliver(
+        self, node: str, deliveries: Deliveries, parts: Iterable[bytes] = ()
+    ) -> tuple[DeliveryOutcome, ...]:
+        """Deliver several sessions at once; `parts` are the bytes they speak of. See `Courier`."""
+        return (await self._send(calls.deliver(node, deliveries, parts))).outcomes
 
     async def release(self, session_id: str, given_back: Release) -> None:
         return await self._send(calls.release(session_id, given_back))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
+import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator
@@ -27,8 +30,21 @@ class ServerSettings(Frozen):
     """Bearer token of the control plane; made at first start and kept in the data directory if unset."""
     lease_seconds: float = Field(default=30.0, gt=0, le=3600)
     max_attempts: int = Field(default=3, ge=1, le=100)
+    max_staleness: int | None = Field(default=None, ge=0)
+    """How many policy versions old the oldest token of a result may be, where a trainer does not say; results
+    that are older are named in the feed as stale. None: any age."""
+    database_url: str | None = None
+    """postgresql://user:password@host/database; None: $POLAR_DATABASE_URL if set, else SQLite in data_dir."""
+    blobs_url: str | None = Field(default=None, pattern=r"^[a-z0-9+]+://\S*$")
+    """Where recordings and artifacts are kept, by fsspec URL: s3://bucket/prefix; None: in data_dir."""
+    keep_recordings_days: float | None = Field(default=None, gt=0)
+    """How long a session's recording is kept after it ended; None: for ever. Its result always stays."""
     keep_artifacts_days: float | None = Field(default=None, gt=0)
-    """How long a session's artifacts are kept; None: as long as the session."""
+    """How long a session's artifacts are kept after it ended; None: for ever."""
+    keep_events_days: float | None = Field(default=None, gt=0)
+    """How long the events of sessions are kept; None: for ever."""
+    keep_orphans_hours: float = Field(default=24.0, ge=0)
+    """How long what a node delivered under a lease it had lost stays for inspection."""
 
 
 class GatewaySettings(Frozen):
@@ -115,12 +131,37 @@ class NodeSettings(Frozen):
     """Sessions built and scored at once; None: half as many as there are run slots, at least 2."""
     upload_roots: tuple[Path, ...] = ()
     """Directories of this machine from which tasks may copy files into their workspace; none by default."""
+    weight_roots: tuple[Path, ...] = ()
+    """Directories from which policy updates may take weights; none named: `weights` in the data directory,
+    and /dev/shm."""
+    network_allow: tuple[Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$")], ...] = ()
+    """Servers that tasks may ask their sandboxes to reach besides the gateway, as `host:port` or
+    `*.domain:port`; none by default."""
     artifact_bytes: int = Field(default=32 * 1024 * 1024, ge=0)
     """How much of a session's logs and files is kept with its result."""
     judges: dict[str, JudgeSettings] = Field(default_factory=dict)
     """Name, as tasks use it with the evaluator `judge`, → where it is and with which key."""
     runtimes: tuple[str, ...] = ("bubblewrap", "process")
     """Runtimes that tasks may name on this node: these, docker, podman, apptainer; see docs/sandboxes.md."""
+
+
+class FleetSettings(Frozen):
+    """Nodes on a Ray cluster: how many, where, and when there are more or fewer."""
+
+    nodes: str = Field(default="per-host", pattern=r"^(per-host|[0-9]{1,5}(\.\.[0-9]{1,5})?)$")
+    """per-host: one on every machine that has the resources. N: so many. MIN..MAX: as the queue asks."""
+    resources: dict[str, float] = Field(default={"CPU": 1.0}, min_length=1)
+    """What a node takes of its machine: CPU, GPU, memory (bytes), or any resource of the cluster's own."""
+    sessions_per_node: int = Field(default=8, ge=1)
+    """One more node is wanted for each so many sessions that have not ended."""
+    idle_seconds: float = Field(default=60.0, ge=0)
+    """How long fewer nodes must have been enough before one is drained."""
+    watch_seconds: float = Field(default=2.0, gt=0, le=60)
+    """How often the fleet is looked at."""
+    max_restarts: int = Field(default=3, ge=-1)
+    """How often Ray restarts a node's process where it is before the fleet places another; -1: always."""
+    data_dir: Path = Path("~/.polar-fleet")
+    """Of the nodes, on each machine; a local disk is best."""
 
 
 class Settings(Frozen):
@@ -131,6 +172,7 @@ class Settings(Frozen):
     gateway: GatewaySettings = GatewaySettings()
     engine: EngineSettings = EngineSettings()
     node: NodeSettings = NodeSettings()
+    fleet: FleetSettings = FleetSettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
@@ -138,6 +180,12 @@ def cache_dir() -> Path:
     """Where downloads live, shared by all clones: $POLAR_CACHE or ~/.cache/polar."""
     configured = os.environ.get("POLAR_CACHE")
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "polar"
+
+
+def machine_name() -> str:
+    """This machine's host name, as far as it can be the name of a node."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", socket.gethostname()).lstrip("._-")
+    return name[:100] or "node"
 
 
 def environment_token() -> str | None:
@@ -148,6 +196,11 @@ def environment_token() -> str | None:
 def environment_engine_key() -> str | None:
     """The engine's API key given by $POLAR_ENGINE_KEY, where the settings file shall not hold it."""
     return os.environ.get("POLAR_ENGINE_KEY") or None
+
+
+def environment_database_url() -> str | None:
+    """The database given by $POLAR_DATABASE_URL, where the settings file shall not hold its password."""
+    return os.environ.get("POLAR_DATABASE_URL") or None
 
 
 def environment_server() -> str | None:
@@ -176,6 +229,9 @@ def environment_secret(name: str, field: str) -> str:
     return value
 
 
+STDIN = Path("-")
+
+
 def explain(error: ValidationError) -> str:
     """A validation error as one line that names each field and what it accepts."""
     return "; ".join(
@@ -187,7 +243,8 @@ def explain(error: ValidationError) -> str:
 def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Settings:
     """Settings from a YAML file (default $POLAR_CONFIG, else ./polar.yaml if there) and overrides.
 
-    `overrides` has the nested shape of the file; its None values are ignored.
+    `-` is standard input: what is read there no other process can see. `overrides` has the nested shape
+    of the file; its None values are ignored.
     """
     configured = os.environ.get("POLAR_CONFIG")
     if path is None and configured:
@@ -197,7 +254,7 @@ def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = N
     document: Any = {}
     if path is not None:
         try:
-            document = yaml.safe_load(path.read_text()) or {}
+            document = yaml.safe_load(sys.stdin.read() if path == STDIN else path.read_text()) or {}
         except OSError as error:
             raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
         except yaml.YAMLError as error:

@@ -52,6 +52,18 @@ class TaskPage(Frozen):
     """Pass as `after` to get the next page; None on the last."""
 
 
+class TaskBatch(Frozen):
+    """Tasks that are stored together: all of them or, if one is refused, none."""
+
+    tasks: tuple[TaskSpec, ...] = Field(min_length=1, max_length=1000)
+
+
+class TaskBatchView(Frozen):
+    """The tasks of a batch in their order."""
+
+    tasks: tuple[TaskView, ...]
+
+
 class SessionPage(Frozen):
     sessions: tuple[SessionView, ...]
     next: str | None = None
@@ -63,6 +75,16 @@ class ResultPage(Frozen):
     results: tuple[SessionResult, ...]
     cursor: int
     """Pass as `cursor` to get what comes after; unchanged when nothing came."""
+    policy_version: int = 0
+    """The policy's when the page was made, where there are results."""
+    stale: tuple[Id, ...] = ()
+    """Sessions among them with tokens of an older policy than was asked for."""
+
+    @property
+    def fresh(self) -> tuple[SessionResult, ...]:
+        """The results that are not stale."""
+        stale = frozenset(self.stale)
+        return tuple(result for result in self.results if result.session_id not in stale)
 
 
 class EventPage(Frozen):
@@ -71,6 +93,26 @@ class EventPage(Frozen):
     events: tuple[SessionEvent, ...]
     cursor: int
     """Pass as `cursor` to get what comes after; unchanged when nothing came."""
+
+
+NODE_PROTOCOL = 1
+"""What nodes and servers must agree on: raised whenever one of another number would be misunderstood."""
+
+
+class Join(Frozen):
+    """A node introduces itself before it asks for work."""
+
+    protocol: int = NODE_PROTOCOL
+    version: str = Field(max_length=64)
+    """Of Polar on the node; nodes of other versions may join as long as the protocol is the same."""
+
+
+class Joined(Frozen):
+    """The server takes the node."""
+
+    version: str
+    lease_seconds: float
+    """How long a lease lasts without a heartbeat."""
 
 
 class LeaseRequest(Frozen):
@@ -120,6 +162,24 @@ class ResultPost(Frozen):
     """Stages that no heartbeat has told of."""
 
 
+class Delivery(ResultPost):
+    """What came of one session, and how many bytes that belong to it follow."""
+
+    session_id: Id
+    recording_bytes: int | None = Field(default=None, ge=0)
+    """None: it has none, or it was delivered before."""
+    artifacts_bytes: int | None = Field(default=None, ge=0)
+
+
+class Deliveries(Frozen):
+    """The first line of a body that delivers several sessions.
+
+    After it come the recording and the artifacts of each, in this order, with nothing between.
+    """
+
+    deliveries: tuple[Delivery, ...] = Field(min_length=1, max_length=256)
+
+
 class Release(Frozen):
     """A node gives a session back unfinished, to be run again."""
 
@@ -142,3 +202,15 @@ class Problem(Frozen):
     """One line: what is wrong and, where there is one, what to do."""
     code: str
     """Stable: invalid_input, unauthorized, not_found, conflict, unavailable, too_large, internal."""
+
+
+class DeliveryOutcome(Frozen):
+    """What became of one delivery of several."""
+
+    session_id: Id
+    problem: Problem | None = None
+    """None: it is stored."""
+
+
+class DeliveryOutcomes(Frozen):
+    outcomes: tuple[DeliveryOutcome, ...]

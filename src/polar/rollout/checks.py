@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from polar import plugins
 from polar.errors import InvalidInput
 from polar.models.component import Component
 from polar.models.task import TaskSpec
+
+
+@contextmanager
+def concerning(task_id: str) -> Iterator[None]:
+    """Say which task of several an error is about."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(f"task {task_id!r}: {error.message}", hint=error.hint) from error
 
 
 def check_components(task: TaskSpec) -> None:

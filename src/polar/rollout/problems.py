@@ -46,12 +46,24 @@ def answer_problems(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
+def as_problem(error: PolarError) -> Problem:
+    """The same, where it is only a part of an answer."""
+    return Problem(error=str(error), code=_kind(error)[1])
+
+
 async def _polar_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, PolarError)
+    status, code = _kind(error)
+    if status == 500:
+        log.error("request failed: %s", error)
+    return problem(status, code, str(error))
+
+
+def _kind(error: PolarError) -> tuple[int, str]:
     for kind, status, code in _KINDS:
         if isinstance(error, kind):
-            return problem(status, code, str(error))
-    log.error("request failed: %s", error)
-    return problem(500, "internal", str(error))
+            return status, code
+    return 500, "internal"
 
 
 async def _invalid_request(_request: Request, error: Exception) -> JSONResponse:

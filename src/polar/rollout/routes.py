@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 
 from polar import __version__
-from polar.models.session import SessionStatus
+from polar.models.session import SessionEvent, SessionStatus
 from polar.models.task import Id, TaskSpec, TaskStatus
 from polar.models.views import (
+    DeliveryOutcomes,
+    EventPage,
     Health,
     Heartbeat,
     HeartbeatAnswer,
+    Join,
+    Joined,
     LeaseRequest,
     Leases,
     Release,
@@ -22,15 +26,20 @@ from polar.models.views import (
     ResultPost,
     SessionPage,
     SessionView,
+    TaskBatch,
+    TaskBatchView,
     TaskPage,
     TaskView,
 )
+from polar.rollout.policy_routes import add_policy_node_routes, add_policy_routes
 from polar.rollout.problems import RESPONSES
 from polar.rollout.service import RolloutService
+from polar.store.store import Blob
 
 PREFIX = "/api/v1"
 MAX_WAIT_SECONDS = 60.0
 
+# Of zip archives too: client generators know no other name for bytes.
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -40,6 +49,9 @@ Wait = Annotated[
 ]
 Cursor = Annotated[
     int, Query(ge=0, lt=2**63, description="The `cursor` of the page before; 0: the beginning.")
+]
+Staleness = Annotated[
+    int | None, Query(ge=0, description="How many versions old a result's policy may be; else it is stale.")
 ]
 FencingToken = Annotated[int, Query(ge=0, lt=2**63)]
 
@@ -68,6 +80,11 @@ def user_routes(service: RolloutService) -> APIRouter:
         if not is_new:
             response.status_code = 200
         return view
+
+    @router.post("/tasks/batch", status_code=201)
+    async def submit_tasks(batch: TaskBatch) -> TaskBatchView:
+        """Submit several tasks: all of them or, if one is refused, none. Known ones change nothing."""
+        return await service.submit_all(batch.tasks)
 
     @router.get("/tasks")
     async def list_tasks(
@@ -109,9 +126,27 @@ def user_routes(service: RolloutService) -> APIRouter:
     @router.get(
         "/sessions/{session_id}/recording", response_class=FileResponse, responses={200: {"content": _BINARY}}
     )
-    async def get_recording(session_id: str) -> FileResponse:
+    async def get_recording(session_id: str) -> Response:
         """The recording of an ended session."""
-        return FileResponse(await store.recording(session_id), media_type="application/octet-stream")
+        return _bytes(await store.recording(session_id), "application/octet-stream")
+
+    @router.get("/sessions/{session_id}/events")
+    async def list_session_events(session_id: str) -> tuple[SessionEvent, ...]:
+        """Every change of a session's status, in order, over all its attempts."""
+        await store.sessions.get(session_id)
+        return await store.events.of(session_id)
+
+    @router.get(
+        "/sessions/{session_id}/artifacts", response_class=FileResponse, responses={200: {"content": _BINARY}}
+    )
+    async def get_artifacts(session_id: str) -> Response:
+        """What was kept of an ended session's files and logs, as one zip archive."""
+        return _bytes(await store.artifact_archive(session_id), "application/zip")
+
+    @router.get("/events")
+    async def list_events(cursor: Cursor = 0, limit: Limit = 100) -> EventPage:
+        """Changes of all sessions' statuses in the order in which they were stored."""
+        return await store.events.after(cursor, limit=limit)
 
     @router.get("/results")
     async def list_results(
@@ -120,18 +155,27 @@ def user_routes(service: RolloutService) -> APIRouter:
         limit: Limit = 100,
         wait_seconds: Wait = 0.0,
         task_id: Annotated[list[str] | None, Query(description="Only of these tasks.")] = None,
+        max_staleness: Staleness = None,
     ) -> ResultPage:
         """Results in the order in which they were stored; waits for the first where there is none yet."""
-        return await service.results(
+        page = await service.results(
             cursor, limit=limit, task_ids=task_id, wait_seconds=wait_seconds, gone=request.is_disconnected
         )
+        return await service.marked(page, max_staleness)
 
+    add_policy_routes(router, service.policy)
     return router
 
 
 def node_routes(service: RolloutService) -> APIRouter:
     """Leasing sessions and delivering what came of them."""
     router = _guarded("node")
+    add_policy_node_routes(router, service.policy)
+
+    @router.post("/nodes/{node}/join")
+    async def join_node(node: Id, body: Join) -> Joined:
+        """Introduce a node; one that speaks another protocol is a conflict."""
+        return service.join(node, body)
 
     @router.post("/nodes/{node}/lease")
     async def lease_sessions(node: Id, body: LeaseRequest, request: Request) -> Leases:
@@ -152,15 +196,32 @@ def node_routes(service: RolloutService) -> APIRouter:
         """Deliver the recording of a leased session, before its result."""
         await service.put_recording(session_id, fencing_token, request.stream())
 
+    @router.put(
+        "/sessions/{session_id}/artifacts",
+        status_code=204,
+        openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
+    )
+    async def put_artifacts(session_id: str, fencing_token: FencingToken, request: Request) -> None:
+        """Deliver what is kept of a leased session's files and logs, before its result."""
+        await service.put_artifacts(session_id, fencing_token, request.stream())
+
     @router.post("/sessions/{session_id}/result", status_code=204)
     async def post_result(session_id: str, body: ResultPost) -> None:
         """Deliver the result of a leased session; the same again changes nothing."""
         await service.post_result(session_id, body)
 
+    @router.post(
+        "/nodes/{node}/deliveries",
+        openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
+    )
+    async def deliver(node: Id, request: Request) -> DeliveryOutcomes:
+        """Deliver several leased sessions at once: `Deliveries` as one line of JSON, then their bytes."""
+        return await service.deliver(node, await request.body())
+
     @router.post("/sessions/{session_id}/release", status_code=204)
     async def release_session(session_id: str, body: Release) -> None:
-        """Give a leased session back; the attempt is not counted."""
-        await service.release(session_id, body.fencing_token)
+        """Give a leased session back to be run again; the attempt is counted if it says what failed."""
+        await service.release(session_id, body)
 
     return router
 
@@ -169,3 +230,9 @@ def _guarded(tag: str) -> APIRouter:
     # The gate has checked the token; the dependency only tells the OpenAPI document that there is one.
     token = Depends(HTTPBearer(auto_error=False, scheme_name="token"))
     return APIRouter(prefix=PREFIX, responses=RESPONSES, tags=[tag], dependencies=[token])
+
+
+def _bytes(blob: Blob, media_type: str) -> Response:
+    if blob.path is not None:
+        return FileResponse(blob.path, media_type=media_type)
+    return StreamingResponse(blob.chunks(), media_type=media_type)

@@ -45,7 +45,7 @@ class RolloutServer:
         async with AsyncExitStack() as parts:
             listener = parts.enter_context(_listen(self._settings.host, self._settings.port))
             self._port = listener.getsockname()[1]
-            await parts.enter_async_context(self._service.expiring_leases())
+            await parts.enter_async_context(self._service.housekeeping())
             server = _Server(
                 uvicorn.Config(
                     self._app,

@@ -5,31 +5,47 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
+from polar import __version__
 from polar.config.settings import ServerSettings
-from polar.errors import PolarError
+from polar.errors import Conflict, PolarError
 from polar.models.session import SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.views import (
+    NODE_PROTOCOL,
+    DeliveryOutcome,
+    DeliveryOutcomes,
     Heartbeat,
     HeartbeatAnswer,
+    Join,
+    Joined,
     LeaseRequest,
     Leases,
+    Release,
     ResultPage,
     ResultPost,
     SessionView,
+    TaskBatchView,
     TaskView,
 )
 from polar.rollout.bell import Bell
-from polar.rollout.checks import check_components
+from polar.rollout.checks import check_components, concerning
+from polar.rollout.parcels import unpacked
+from polar.rollout.policy import PolicyService, marked
+from polar.rollout.problems import as_problem
+from polar.store.blobs import BlobName
+from polar.store.retention import Retention, Swept, sweep
 from polar.store.store import Store
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_SECONDS = 1.0
 """How often a waiting request looks for what another server process wrote; our own writes wake it."""
+
+SWEEP_SECONDS = 3600.0
+"""How often the server looks for what was kept long enough."""
 
 Gone = Callable[[], Awaitable[bool]]
 """Whether the caller of a waiting request has hung up."""
@@ -43,6 +59,7 @@ class RolloutService:
         self._settings = settings
         self._queued = Bell()
         self._ended = Bell()
+        self.policy = PolicyService(store.policy)
         self._closing = False
 
     async def submit(self, task: TaskSpec) -> tuple[TaskView, bool]:
@@ -52,6 +69,16 @@ class RolloutService:
         if is_new:
             self._queued.ring()
         return view, is_new
+
+    async def submit_all(self, tasks: Sequence[TaskSpec]) -> TaskBatchView:
+        """Store several tasks, all or none."""
+        for task in tasks:
+            with concerning(task.id):
+                check_components(task)
+        submitted = await self.store.tasks.submit_all(tasks)
+        if any(is_new for _, is_new in submitted):
+            self._queued.ring()
+        return TaskBatchView(tasks=tuple(view for view, _ in submitted))
 
     async def cancel_task(self, id: str) -> TaskView:
         view = await self.store.tasks.cancel(id)
@@ -73,6 +100,25 @@ class RolloutService:
                 return page
         return ResultPage(results=(), cursor=cursor)
 
+    def join(self, node: str, join: Join) -> Joined:
+        """Take a node; Conflict if it speaks another protocol."""
+        if join.protocol != NODE_PROTOCOL:
+            log.warning("node %s refused: it speaks protocol %d", node, join.protocol)
+            raise Conflict(
+                f"node {node} of version {join.version} speaks protocol {join.protocol},"
+                f" this server of version {__version__} speaks {NODE_PROTOCOL}",
+                hint="install the same version of Polar on both",
+            )
+        log.info("node %s of version %s has joined", node, join.version)
+        return Joined(version=__version__, lease_seconds=self._settings.lease_seconds)
+
+    async def marked(self, page: ResultPage, max_staleness: int | None) -> ResultPage:
+        """The page with the policy's version and the names of stale results."""
+        if not page.results:
+            return page
+        limit = self._settings.max_staleness if max_staleness is None else max_staleness
+        return marked(page, (await self.store.policy.wanted()).version, limit)
+
     async def lease(self, node: str, request: LeaseRequest, gone: Gone) -> Leases:
         """Sessions for a node; waits for the first."""
         async for _ in self._looks(self._queued, request.wait_seconds, gone):
@@ -93,14 +139,41 @@ class RolloutService:
 
     async def put_recording(self, session_id: str, fencing_token: int, chunks: AsyncIterator[bytes]) -> None:
         await self.store.leases.check(session_id, fencing_token)
-        await self.store.recordings.put(session_id, fencing_token, chunks)
+        await self.store.recordings.put(BlobName(session_id, fencing_token), chunks)
+
+    async def put_artifacts(self, session_id: str, fencing_token: int, chunks: AsyncIterator[bytes]) -> None:
+        await self.store.leases.check(session_id, fencing_token)
+        await self.store.artifacts.put(BlobName(session_id, fencing_token), chunks)
 
     async def post_result(self, session_id: str, post: ResultPost) -> None:
-        await self.store.complete(session_id, post.fencing_token, post.result)
+        await self.store.complete(session_id, post.fencing_token, post.result, post.entered)
         self._ended.ring()
 
-    async def release(self, session_id: str, fencing_token: int) -> None:
-        await self.store.leases.release(session_id, fencing_token)
+    async def deliver(self, node: str, body: bytes) -> DeliveryOutcomes:
+        """Store what a node delivers of several sessions; what is wrong with one harms no other."""
+        packages = unpacked(body)
+        outcomes = await self.store.deliver(packages)
+        self._ended.ring()
+        refused = [outcome for outcome in outcomes if isinstance(outcome, PolarError)]
+        if refused:
+            log.warning("node %s: %d of %d deliveries refused", node, len(refused), len(packages))
+        return DeliveryOutcomes(
+            outcomes=tuple(
+                DeliveryOutcome(
+                    session_id=package.delivered.session_id,
+                    problem=as_problem(outcome) if isinstance(outcome, PolarError) else None,
+                )
+                for package, outcome in zip(packages, outcomes, strict=True)
+            )
+        )
+
+    async def release(self, session_id: str, given_back: Release) -> None:
+        token, failure = given_back.fencing_token, given_back.failure
+        if failure is None:
+            await self.store.leases.release(session_id, token)
+        else:
+            attempts = self._settings.max_attempts
+            await self.store.leases.retry(session_id, token, failure, max_attempts=attempts)
         self._queued.ring()
         self._ended.ring()
 
@@ -108,18 +181,23 @@ class RolloutService:
         return await self.store.sessions.counts()
 
     @asynccontextmanager
-    async def expiring_leases(self) -> AsyncIterator[None]:
-        """Take sessions back from silent nodes while the body runs."""
-        expiry = asyncio.create_task(self._expire_forever(), name="lease expiry")
+    async def housekeeping(self) -> AsyncIterator[None]:
+        """Take sessions back from silent nodes, and drop what was kept long enough, while the body runs."""
+        chores = {
+            asyncio.create_task(self._expire_forever(), name="lease expiry"),
+            asyncio.create_task(self._sweep_forever(), name="retention"),
+        }
         try:
             yield
         finally:
-            expiry.cancel()
-            await asyncio.wait({expiry})
+            for chore in chores:
+                chore.cancel()
+            await asyncio.wait(chores)
 
     def stop_waiting(self) -> None:
         """Answer every waiting request now, and hold none back from now on."""
         self._closing = True
+        self.policy.stop_waiting()
         self._queued.ring()
         self._ended.ring()
 
@@ -137,6 +215,25 @@ class RolloutService:
                     await rung.wait()
             except TimeoutError:
                 continue
+
+    async def _sweep_forever(self) -> None:
+        keep = Retention(
+            recordings=_days(self._settings.keep_recordings_days),
+            artifacts=_days(self._settings.keep_artifacts_days),
+            events=_days(self._settings.keep_events_days),
+            orphans=self._settings.keep_orphans_hours * 3600,
+        )
+        while True:
+            try:
+                swept = await sweep(self.store, keep)
+            except PolarError as error:
+                log.error("old data could not be let go, will try again: %s", error)
+            except Exception:
+                log.exception("old data could not be let go, will try again")
+            else:
+                if swept != Swept():
+                    log.info("let go of old data: %s", swept)
+            await asyncio.sleep(SWEEP_SECONDS)
 
     async def _expire_forever(self) -> None:
         # While the server was down no node could renew: give those that live one lease to do it.
@@ -156,3 +253,7 @@ class RolloutService:
                     log.warning("%d sessions of silent nodes were ended", expired.ended)
                     self._ended.ring()
             await asyncio.sleep(min(self._settings.lease_seconds / 3, 5.0))
+
+
+def _days(days: float | None) -> float | None:
+    return None if days is None else days * 86_400

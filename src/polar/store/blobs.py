@@ -1,110 +1,115 @@
-"""Recordings on disk: opaque bytes, there whole or not at all."""
+"""What nodes deliver beside results: opaque bytes, there whole or not at all.
+
+Each lease that delivered something has a name of its own, so that a fenced-off node cannot
+overwrite what belongs to another.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import hashlib
-import os
-import tempfile
-from collections.abc import AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from polar.errors import Unavailable
+RECORDINGS = "recordings"
+ARTIFACTS = "artifacts"
+"""Where they are below the data directory, or below `server.blobs_url`."""
 
-FOLDER = "recordings"
-"""Where recordings are below the data directory."""
+CHUNK = 1 << 20
 
-_CHUNK = 1 << 20
+
+@dataclass(frozen=True, slots=True)
+class BlobName:
+    """Whose bytes they are."""
+
+    session_id: str
+    fencing_token: int
+
+    @property
+    def path(self) -> str:
+        """Relative, with slashes; 256 directories keep each one small."""
+        shard = hashlib.sha256(self.session_id.encode()).hexdigest()[:2]
+        return f"{shard}/{self.session_id}/{self.fencing_token}"
+
+    @staticmethod
+    def of(path: str) -> BlobName | None:
+        """The name that a path ends in; None for what is no blob of ours."""
+        *_, session_id, token = ("", "", *path.split("/"))
+        return BlobName(session_id, int(token)) if token.isdigit() and session_id else None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A blob that a listing found."""
+
+    name: BlobName
+    at: float | None
+    """When it was stored, in Unix seconds; None where the storage does not say."""
+
+
+class Blobs(ABC):
+    """One kind of bytes that sessions leave, below one place."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        """recordings or artifacts, for messages."""
+
+    @abstractmethod
+    async def put(self, name: BlobName, chunks: AsyncIterator[bytes]) -> None:
+        """Store the bytes durably; on any failure nothing is left behind."""
+
+    async def put_whole(self, name: BlobName, data: bytes) -> None:
+        """`put` for what is in memory already."""
+
+        async def once() -> AsyncIterator[bytes]:
+            yield data
+
+        await self.put(name, once())
+
+    @abstractmethod
+    async def exists(self, name: BlobName) -> bool: ...
+
+    @abstractmethod
+    def read(self, name: BlobName) -> AsyncIterator[bytes]:
+        """The bytes of a blob that exists, in pieces."""
+
+    @abstractmethod
+    async def keep_only(self, name: BlobName) -> None:
+        """Remove what other leases of the session delivered."""
+
+    @abstractmethod
+    async def found(self) -> list[Stored]:
+        """Everything that is there."""
+
+    @abstractmethod
+    async def remove(self, names: Iterable[BlobName]) -> None:
+        """Remove blobs, and what was left of uploads that broke off long ago."""
+
+    def local_path(self, name: BlobName) -> Path | None:
+        """The file that holds a blob, where blobs are files."""
+        return None
+
+
+def open_blobs(kind: str, data_dir: Path, url: str | None) -> Blobs:
+    """Below the data directory, or below an fsspec URL: file:///…, memory://…, s3://bucket/…"""
+    if url is None:
+        from polar.store.file_blobs import FileBlobs
+
+        return FileBlobs(data_dir / kind)
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        from polar.store.file_blobs import FileBlobs
+
+        return FileBlobs(Path(parts.path) / kind)
+    from polar.store.url_blobs import UrlBlobs
+
+    return UrlBlobs(kind, f"{url.rstrip('/')}/{kind}")
 
 
 def recording_path(data_dir: Path, session_id: str) -> Path | None:
     """The file of a session's newest recording below a data directory, for a person to look at."""
-    directory = Recordings(data_dir / FOLDER).path(session_id, 0).parent
+    directory = (data_dir / RECORDINGS / BlobName(session_id, 0).path).parent
     tokens = [int(path.name) for path in directory.glob("*") if path.name.isdigit()]
     return directory / str(max(tokens)) if tokens else None
-
-
-class Recordings:
-    """One file for each lease that delivered one, so that a fenced-off node cannot overwrite another's."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def path(self, session_id: str, fencing_token: int) -> Path:
-        # 256 directories keep each one small.
-        shard = hashlib.sha256(session_id.encode()).hexdigest()[:2]
-        return self._root / shard / session_id / str(fencing_token)
-
-    async def put(self, session_id: str, fencing_token: int, chunks: AsyncIterator[bytes]) -> None:
-        """Store the bytes durably; on any failure nothing is left behind."""
-        target = self.path(session_id, fencing_token)
-        try:
-            await _write(target, chunks)
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise Unavailable(
-                f"the recording of session {session_id!r} was not stored: "
-                + (f"the disk that holds {self._root} is full" if full else str(error.strerror)),
-                hint="free some space and try again" if full else None,
-            ) from error
-
-    async def exists(self, session_id: str, fencing_token: int) -> bool:
-        return await asyncio.to_thread(self.path(session_id, fencing_token).is_file)
-
-    async def keep_only(self, session_id: str, fencing_token: int) -> None:
-        """Remove what earlier leases of the session delivered."""
-        await asyncio.to_thread(_remove_others, self.path(session_id, fencing_token))
-
-
-async def _write(target: Path, chunks: AsyncIterator[bytes]) -> None:
-    part = await asyncio.to_thread(_begin, target.parent)
-    try:
-        buffer = bytearray()
-        async for chunk in chunks:
-            buffer += chunk
-            if len(buffer) >= _CHUNK:
-                await asyncio.to_thread(_append, part, bytes(buffer))
-                buffer.clear()
-        await asyncio.to_thread(_append, part, bytes(buffer))
-        await asyncio.to_thread(_finish, part, target)
-    finally:
-        await asyncio.to_thread(part.unlink, missing_ok=True)
-
-
-def _begin(directory: Path) -> Path:
-    for missing in (directory.parent.parent, directory.parent, directory):
-        if not missing.is_dir():
-            missing.mkdir(parents=True, exist_ok=True)
-            _sync_directory(missing.parent)
-    descriptor, name = tempfile.mkstemp(prefix=".part-", dir=directory)
-    os.close(descriptor)
-    return Path(name)
-
-
-def _append(part: Path, data: bytes) -> None:
-    with part.open("ab") as file:
-        file.write(data)
-
-
-def _finish(part: Path, target: Path) -> None:
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(part, target)
-    _sync_directory(target.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_others(kept: Path) -> None:
-    if not kept.parent.is_dir():
-        return
-    for path in kept.parent.iterdir():
-        if path != kept:
-            path.unlink(missing_ok=True)

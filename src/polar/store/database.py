@@ -1,139 +1,85 @@
-"""The database: its engine, read and write transactions, and everything special to SQLite."""
+"""The database: transactions as functions over one connection, whichever database it is.
+
+A transaction is a plain function that is given a connection. It may be run again from the start
+when another one got in its way, so it changes nothing but the database.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from sqlalchemy import URL, Connection, event
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from polar.errors import PolarError, Unavailable
 from polar.store.migrate import upgrade
 
-BUSY_SECONDS = 30.0
-"""How long a transaction waits for another process's write."""
+T = TypeVar("T")
 
-_BEGIN = "polar_begin"
+Clock = Callable[[], float]
 
 
-class Database:
-    """Transactions on one database; a row read in `write` cannot change before it commits."""
+class Database(ABC):
+    """One database; a row that `write` reads for update cannot change before it commits."""
 
-    def __init__(self, engine: AsyncEngine, name: str, clock: Callable[[], float]) -> None:
-        self._engine = engine
-        self._writer = engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
-        # SQLite has one writer and lets the others poll; queueing here first is fair and costs nothing.
-        self._turn = asyncio.Lock()
-        self._name = name
-        self.now = clock
-        """Unix seconds."""
+    def __init__(self, name: str, clock: Clock) -> None:
+        self.name = name
+        """As people know it; never with a password."""
+        self._clock = clock
+        self._ahead = 0.0
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, path: Path, clock: Callable[[], float] = time.time) -> AsyncIterator[Database]:
-        """The database in this file, made or migrated to the newest version."""
-        engine = _sqlite_engine(path)
-        database = cls(engine, str(path), clock)
+    async def open(cls, place: Path | str, clock: Clock = time.time) -> AsyncIterator[Database]:
+        """The database in this file or at this PostgreSQL URL, made or migrated to the newest version."""
+        database = await _connected(place, clock)
         try:
-            await database._use_wal()
-            async with database.write() as connection:
-                await connection.run_sync(upgrade, str(path))
+            await database.write(lambda connection: upgrade(connection, database.name))
             yield database
         finally:
-            await engine.dispose()
+            await database.close()
 
-    @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that sees one state of the database and changes nothing."""
-        with self._errors():
-            async with self._engine.connect() as connection:
-                yield connection
+    def now(self) -> float:
+        """Unix seconds, the same for all servers of one database."""
+        return self._clock() + self._ahead
 
-    @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that is stored whole when the block ends, or not at all if it raises."""
-        with self._errors():
-            async with self._turn, self._writer.begin() as connection:
-                yield connection
+    @abstractmethod
+    async def read(self, look: Callable[[Connection], T]) -> T:
+        """Run a transaction that changes nothing."""
 
-    async def _use_wal(self) -> None:
-        """Let readers read while one writes. Kept in the file, so it is asked for once.
+    @abstractmethod
+    async def write(self, change: Callable[[Connection], T]) -> T:
+        """Run a transaction; when this returns it is stored whole, and if it raises not at all."""
 
-        SQLite does not wait for a lock here as it does elsewhere: when two processes make the
-        database at once, the later one has to try again.
-        """
-        deadline = time.monotonic() + BUSY_SECONDS
-        while True:
-            try:
-                async with self._engine.connect() as connection:
-                    await connection.run_sync(_use_wal)
-                return
-            except DBAPIError as error:
-                if "locked" not in str(error.orig) or time.monotonic() > deadline:
-                    raise self._explain(error) from error
-                await asyncio.sleep(0.05)
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @abstractmethod
+    def explain(self, error: DBAPIError) -> PolarError:
+        """What a driver's error means to a person."""
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def errors(self) -> Iterator[None]:
+        """Turn the driver's errors into ours."""
         try:
             yield
         except DBAPIError as error:
-            raise self._explain(error) from error
+            raise self.explain(error) from error
         except PoolTimeout as error:
-            raise Unavailable(f"the database {self._name} is busy", hint="try again") from error
-
-    def _explain(self, error: DBAPIError) -> PolarError:
-        reason = str(error.orig)
-        if "disk is full" in reason:
-            return Unavailable(
-                f"the disk that holds {self._name} is full; nothing was stored",
-                hint="free some space and try again",
-            )
-        if "locked" in reason:
-            return Unavailable(f"the database {self._name} is busy", hint="try again")
-        if "not a database" in reason:
-            return PolarError(
-                f"{self._name} is not a Polar database", hint="move it away or choose another data_dir"
-            )
-        return Unavailable(f"the database {self._name} cannot be used: {reason}")
+            raise Unavailable(f"the database {self.name} is busy", hint="try again") from error
 
 
-def _sqlite_engine(path: Path) -> AsyncEngine:
-    engine = create_async_engine(
-        URL.create("sqlite+aiosqlite", database=str(path)), connect_args={"timeout": BUSY_SECONDS}
-    )
-    event.listen(engine.sync_engine, "connect", _prepare)
-    event.listen(engine.sync_engine, "begin", _begin)
-    return engine
+async def _connected(place: Path | str, clock: Clock) -> Database:
+    if isinstance(place, Path):
+        from polar.store.sqlite import SqliteDatabase
 
+        return await SqliteDatabase.connect(place, clock)
+    from polar.store.postgres import PostgresDatabase
 
-def _prepare(connection: Any, _record: object) -> None:
-    # The driver begins transactions by itself, too late for IMMEDIATE; `_begin` does it instead.
-    connection.isolation_level = None
-    _execute(connection, "PRAGMA foreign_keys=ON")
-    # NORMAL would keep an acknowledged task through kill -9 but not through a power cut. FULL keeps it
-    # through both for one fsync a commit, which is little beside sessions that run for seconds.
-    _execute(connection, "PRAGMA synchronous=FULL")
-
-
-def _use_wal(connection: Connection) -> None:
-    # On the driver's connection, since the mode cannot change inside a transaction.
-    _execute(connection.connection.dbapi_connection, "PRAGMA journal_mode=WAL")
-
-
-def _begin(connection: Connection) -> None:
-    # A writer takes the lock at once: one that read first could find its snapshot stale and fail.
-    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
-
-
-def _execute(connection: Any, statement: str) -> None:
-    cursor = connection.cursor()
-    cursor.execute(statement)
-    cursor.close()
+    return await PostgresDatabase.connect(place, clock)

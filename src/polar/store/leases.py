@@ -6,23 +6,22 @@ its lease and is taken only while that lease is the session's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, bindparam, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row, Select, bindparam, select, update
 
-from polar.errors import Conflict, InvalidInput, NotFound
-from polar.models.session import TRANSITIONS, Lease, Progress, SessionResult, SessionStatus
+from polar.errors import NotFound, PolarError
+from polar.models.session import TRANSITIONS, Lease, Progress, SessionResult, SessionStatus, StageEntry
 from polar.models.task import TaskSpec
 from polar.models.views import HeartbeatAnswer, SessionBeat
 from polar.store.database import Database
+from polar.store.delivery import Delivered, complete_rows
+from polar.store.events import Entry, record
+from polar.store.leased import BATCH, entries, fenced_off, is_held, rows_of
 from polar.store.sessions import HELD, Ending, cancel_rows, end, ended_by_server
-from polar.store.tables import IS_QUEUED, results, sessions, tasks
-
-_BATCH = 500
-"""Rows handled by one statement: well below every database's limit on parameters."""
+from polar.store.tables import IS_QUEUED, sessions, tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,12 @@ class Expired:
 
     requeued: int = 0
     ended: int = 0
+
+
+def waiting(runtime: str) -> Select[Any]:
+    """The queue of a runtime in the order in which it is leased."""
+    queue = select(sessions).where(IS_QUEUED, sessions.c.runtime == runtime)
+    return queue.order_by(sessions.c.priority.desc(), sessions.c.turn, sessions.c.seq)
 
 
 class Leases:
@@ -42,155 +47,212 @@ class Leases:
     async def claim(
         self, node: str, *, limit: int, runtimes: Sequence[str], seconds: float
     ) -> tuple[Lease, ...]:
-        """Lease up to `limit` waiting sessions to a node: highest priority first, then oldest."""
-        expires_at = self._database.now() + seconds
-        async with self._database.write() as connection:
-            rows: list[Row[Any]] = []
-            for runtime in sorted(set(runtimes)):
-                queue = select(sessions).where(IS_QUEUED, sessions.c.runtime == runtime)
-                queue = queue.order_by(sessions.c.priority.desc(), sessions.c.seq).limit(limit)
-                rows += (await connection.execute(queue.with_for_update(skip_locked=True))).all()
-            rows = sorted(rows, key=lambda row: (-row.priority, row.seq))[:limit]
-            if not rows:
-                return ()
-            await connection.execute(
-                update(sessions)
-                .where(sessions.c.seq.in_([row.seq for row in rows]))
-                .values(
-                    status=SessionStatus.INIT.value,
-                    attempt=sessions.c.attempt + 1,
-                    fencing_token=sessions.c.fencing_token + 1,
-                    node=node,
-                    lease_expires_at=expires_at,
-                    updated_at=self._database.now(),
-                )
-            )
-            wanted = {row.task_id for row in rows}
-            found = await connection.execute(select(tasks.c.id, tasks.c.spec).where(tasks.c.id.in_(wanted)))
-            specs = {id: TaskSpec.model_validate_json(spec) for id, spec in found}
-        return tuple(
-            Lease(
-                session_id=row.id,
-                task=specs[row.task_id],
-                sample=row.sample,
-                attempt=row.attempt + 1,
-                fencing_token=row.fencing_token + 1,
-                expires_at=expires_at,
-            )
-            for row in rows
-        )
+        """Lease up to `limit` waiting sessions to a node: highest priority first, then by turn and age."""
+
+        def change(connection: Connection) -> tuple[Lease, ...]:
+            return _claim(connection, node, limit, sorted(set(runtimes)), self._database.now(), seconds)
+
+        return await self._database.write(change)
 
     async def heartbeat(self, node: str, beats: Sequence[SessionBeat], *, seconds: float) -> HeartbeatAnswer:
         """Renew the leases a node still has, and take over what it says of those sessions."""
-        now = self._database.now()
         beat_of = {beat.session_id: beat for beat in beats}
-        renewals: list[dict[str, Any]] = []
-        held: set[str] = set()
-        cancel: set[str] = set()
-        async with self._database.write() as connection:
-            for row in await _rows(connection, list(beat_of)):
-                beat = beat_of[row.id]
-                if row.node != node or not _is_held(row, beat.fencing_token):
-                    continue
-                held.add(row.id)
-                if row.cancel_requested:
-                    cancel.add(row.id)
-                renewals.append(
-                    {
-                        "row": row.seq,
-                        "status": _furthest(SessionStatus(row.status), beat.status).value,
-                        "progress": beat.progress.model_dump_json(),
-                        "lease_expires_at": now + seconds,
-                        "updated_at": now,
-                    }
-                )
-            if renewals:
-                await connection.execute(update(sessions).where(sessions.c.seq == bindparam("row")), renewals)
-        return HeartbeatAnswer(
-            cancel=tuple(id for id in beat_of if id in cancel),
-            lost=tuple(id for id in beat_of if id not in held),
-        )
+
+        def change(connection: Connection) -> HeartbeatAnswer:
+            return _renew(connection, node, beat_of, self._database.now(), seconds)
+
+        return await self._database.write(change)
 
     async def check(self, session_id: str, fencing_token: int) -> None:
         """Conflict unless this token's lease is the session's own."""
-        async with self._database.read() as connection:
-            row = await _row(connection, session_id)
-        if not _is_held(row, fencing_token):
-            raise _fenced_off(session_id)
+        query = select(sessions.c.status, sessions.c.fencing_token).where(sessions.c.id == session_id)
+        row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
+        if row is None:
+            raise NotFound(f"no session {session_id!r}")
+        if not is_held(row, fencing_token):
+            raise fenced_off(session_id)
 
-    async def complete(self, session_id: str, fencing_token: int, result: SessionResult) -> bool:
+    async def held(self, tokens: Mapping[str, int]) -> frozenset[str]:
+        """Which of these sessions are still leased under the token that is named with them."""
+
+        def look(connection: Connection) -> frozenset[str]:
+            rows = rows_of(connection, list(tokens), for_update=False)
+            return frozenset(row.id for row in rows if is_held(row, tokens[row.id]))
+
+        return await self._database.read(look)
+
+    async def complete(
+        self, session_id: str, fencing_token: int, result: SessionResult, entered: Sequence[StageEntry] = ()
+    ) -> bool:
         """Store a session's result exactly once; False: this very result was stored before."""
-        async with self._database.write() as connection:
-            row = await _row(connection, session_id)
-            _check_result(row, result)
-            if _is_held(row, fencing_token):
-                await end(connection, [Ending(result, fencing_token)], self._database.now())
-                return True
-            query = select(results.c.fencing_token, results.c.result).where(
-                results.c.session_id == session_id
-            )
-            stored = (await connection.execute(query)).one_or_none()
-        if stored is None or stored.fencing_token != fencing_token:
-            raise _fenced_off(session_id)
-        if SessionResult.model_validate_json(stored.result) != result:
-            raise Conflict(f"session {session_id!r} already has another result")
-        return False
+        (outcome,) = await self.complete_all([Delivered(session_id, fencing_token, result, entered)])
+        if isinstance(outcome, PolarError):
+            raise outcome
+        return outcome
+
+    async def complete_all(self, delivered: Sequence[Delivered]) -> list[bool | PolarError]:
+        """`complete` for several sessions in one transaction; what is wrong with one harms no other."""
+        return await self._database.write(
+            lambda connection: complete_rows(connection, delivered, self._database.now())
+        )
 
     async def release(self, session_id: str, fencing_token: int) -> None:
         """Put a session back into the queue as if it had not been leased; again: nothing happens."""
-        async with self._database.write() as connection:
-            row = await _row(connection, session_id)
-            if row.fencing_token == fencing_token and row.status == SessionStatus.QUEUED:
-                return
-            if not _is_held(row, fencing_token):
-                raise _fenced_off(session_id)
+
+        def change(connection: Connection) -> None:
+            now, why = self._database.now(), "given back by its node"
+            _give_back(connection, session_id, fencing_token, now, why, attempts_given_back=1)
+
+        await self._database.write(change)
+
+    async def retry(self, session_id: str, fencing_token: int, failure: str, *, max_attempts: int) -> None:
+        """Run a session again whose attempt failed for a passing reason, or end it after the last attempt."""
+
+        def change(connection: Connection) -> None:
             now = self._database.now()
-            await _requeue(connection, [row], now, attempts_given_back=1)
-            if row.cancel_requested:
-                await cancel_rows(connection, [await _row(connection, session_id)], now)
+            row = _row(connection, session_id)
+            if is_held(row, fencing_token) and row.attempt >= max_attempts:
+                error = f"given up after {row.attempt} attempts: {failure}"
+                end(connection, [ended_by_server(row, SessionStatus.FAILED, error)], now)
+            else:
+                _give_back(connection, session_id, fencing_token, now, failure)
+
+        await self._database.write(change)
 
     async def expire(self, *, max_attempts: int) -> Expired:
         """Run again what silent nodes held, or end it where it was tried often enough or cancelled."""
         requeued = ended = 0
         while True:
-            now = self._database.now()
-            async with self._database.write() as connection:
-                overdue = select(sessions).where(sessions.c.lease_expires_at <= now).limit(_BATCH)
-                rows = (await connection.execute(overdue.with_for_update(skip_locked=True))).all()
-                endings = [
-                    ending for row in rows if (ending := _ending_of_silent(row, max_attempts)) is not None
-                ]
-                over = {ending.result.session_id for ending in endings}
-                await end(connection, endings, now)
-                await _requeue(connection, [row for row in rows if row.id not in over], now)
-            ended += len(endings)
-            requeued += len(rows) - len(endings)
-            if len(rows) < _BATCH:
+            batch = await self._database.write(
+                lambda connection: _expire(connection, self._database.now(), max_attempts)
+            )
+            ended += batch.ended
+            requeued += batch.requeued
+            if batch.ended + batch.requeued < BATCH:
                 return Expired(requeued=requeued, ended=ended)
 
 
-async def _row(connection: AsyncConnection, session_id: str) -> Row[Any]:
-    query = select(sessions).where(sessions.c.id == session_id).with_for_update()
-    row = (await connection.execute(query)).one_or_none()
+def _claim(
+    connection: Connection, node: str, limit: int, runtimes: Sequence[str], now: float, seconds: float
+) -> tuple[Lease, ...]:
+    rows: list[Row[Any]] = []
+    for runtime in runtimes:
+        queue = waiting(runtime).limit(limit).with_for_update(skip_locked=True, key_share=True)
+        rows += connection.execute(queue).all()
+    rows = sorted(rows, key=lambda row: (-row.priority, row.turn, row.seq))[:limit]
+    if not rows:
+        return ()
+    connection.execute(
+        update(sessions)
+        .where(sessions.c.seq.in_([row.seq for row in rows]))
+        .values(
+            status=SessionStatus.INIT.value,
+            attempt=sessions.c.attempt + 1,
+            fencing_token=sessions.c.fencing_token + 1,
+            node=node,
+            lease_expires_at=now + seconds,
+            updated_at=now,
+        )
+    )
+    init = SessionStatus.INIT
+    record(connection, [Entry(row.id, row.task_id, row.attempt + 1, init, now, node) for row in rows])
+    wanted = {row.task_id for row in rows}
+    found = connection.execute(select(tasks.c.id, tasks.c.spec).where(tasks.c.id.in_(wanted)))
+    specs = {id: TaskSpec.model_validate_json(spec) for id, spec in found}
+    return tuple(
+        Lease(
+            session_id=row.id,
+            task=specs[row.task_id],
+            sample=row.sample,
+            attempt=row.attempt + 1,
+            fencing_token=row.fencing_token + 1,
+            expires_at=now + seconds,
+        )
+        for row in rows
+    )
+
+
+def _renew(
+    connection: Connection, node: str, beat_of: Mapping[str, SessionBeat], now: float, seconds: float
+) -> HeartbeatAnswer:
+    renewals: list[dict[str, Any]] = []
+    entered: list[Entry] = []
+    held: set[str] = set()
+    cancel: set[str] = set()
+    for row in rows_of(connection, list(beat_of)):
+        beat = beat_of[row.id]
+        if row.node != node or not is_held(row, beat.fencing_token):
+            continue
+        held.add(row.id)
+        if row.cancel_requested:
+            cancel.add(row.id)
+        renewals.append(
+            {
+                "row": row.seq,
+                "status": _furthest(SessionStatus(row.status), beat.status).value,
+                "progress": beat.progress.model_dump_json(),
+                "lease_expires_at": now + seconds,
+                "updated_at": now,
+            }
+        )
+        entered += entries(row, beat.entered, now)
+    if renewals:
+        connection.execute(update(sessions).where(sessions.c.seq == bindparam("row")), renewals)
+    record(connection, entered)
+    return HeartbeatAnswer(
+        cancel=tuple(id for id in beat_of if id in cancel),
+        lost=tuple(id for id in beat_of if id not in held),
+    )
+
+
+def _give_back(
+    connection: Connection,
+    session_id: str,
+    fencing_token: int,
+    now: float,
+    why: str,
+    *,
+    attempts_given_back: int = 0,
+) -> None:
+    row = _row(connection, session_id)
+    if row.fencing_token == fencing_token and row.status == SessionStatus.QUEUED:
+        return
+    if not is_held(row, fencing_token):
+        raise fenced_off(session_id)
+    _requeue(connection, [row], now, why, attempts_given_back=attempts_given_back)
+    if row.cancel_requested:
+        cancel_rows(connection, [_row(connection, session_id)], now)
+
+
+def _expire(connection: Connection, now: float, max_attempts: int) -> Expired:
+    overdue = select(sessions).where(sessions.c.lease_expires_at <= now).limit(BATCH)
+    rows = connection.execute(overdue.with_for_update(skip_locked=True, key_share=True)).all()
+    endings = [ending for row in rows if (ending := _ending_of_silent(row, max_attempts)) is not None]
+    over = {ending.result.session_id for ending in endings}
+    end(connection, endings, now)
+    _requeue(connection, [row for row in rows if row.id not in over], now, "its node fell silent")
+    return Expired(requeued=len(rows) - len(endings), ended=len(endings))
+
+
+def _row(connection: Connection, session_id: str) -> Row[Any]:
+    query = select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True)
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFound(f"no session {session_id!r}")
     return row
 
 
-async def _rows(connection: AsyncConnection, ids: Sequence[str]) -> list[Row[Any]]:
-    rows: list[Row[Any]] = []
-    for start in range(0, len(ids), _BATCH):
-        query = select(sessions).where(sessions.c.id.in_(ids[start : start + _BATCH])).with_for_update()
-        rows += (await connection.execute(query)).all()
-    return rows
-
-
-async def _requeue(
-    connection: AsyncConnection, rows: Sequence[Row[Any]], now: float, *, attempts_given_back: int = 0
+def _requeue(
+    connection: Connection,
+    rows: Sequence[Row[Any]],
+    now: float,
+    why: str,
+    *,
+    attempts_given_back: int = 0,
 ) -> None:
     if not rows:
         return
-    await connection.execute(
+    connection.execute(
         update(sessions)
         .where(sessions.c.seq.in_([row.seq for row in rows]))
         .values(
@@ -202,14 +264,8 @@ async def _requeue(
             updated_at=now,
         )
     )
-
-
-def _is_held(row: Row[Any], fencing_token: int) -> bool:
-    return SessionStatus(row.status) in HELD and row.fencing_token == fencing_token
-
-
-def _fenced_off(session_id: str) -> Conflict:
-    return Conflict(f"session {session_id!r} is no longer leased under this fencing token")
+    queued = SessionStatus.QUEUED
+    record(connection, [Entry(row.id, row.task_id, row.attempt, queued, now, row.node, why) for row in rows])
 
 
 def _furthest(stored: SessionStatus, reported: SessionStatus) -> SessionStatus:
@@ -221,17 +277,6 @@ def _furthest(stored: SessionStatus, reported: SessionStatus) -> SessionStatus:
             return stored
         (stage,) = onward
     return reported
-
-
-def _check_result(row: Row[Any], result: SessionResult) -> None:
-    if result.session_id != row.id:
-        raise InvalidInput(f"result.session_id: must be {row.id!r}, as in the address")
-    if not result.status.ended:
-        raise InvalidInput("result.status: must be completed, failed or cancelled")
-    if result.status is SessionStatus.COMPLETED and result.verdict is None:
-        raise InvalidInput("result.verdict: a completed session needs one")
-    if (result.task_id, result.sample) != (row.task_id, row.sample):
-        raise InvalidInput(f"result: must name task {row.task_id!r} and sample {row.sample}")
 
 
 def _ending_of_silent(row: Row[Any], max_attempts: int) -> Ending | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from polar.models.session import SessionResult
 from polar.models.views import ResultPage
 from polar.store.database import Database
+from polar.store.feed import Feed, horizon
 from polar.store.tables import results
 
 
@@ -25,8 +27,13 @@ class Results:
         query = select(results.c.seq, results.c.result).where(results.c.seq > cursor)
         if task_ids is not None:
             query = query.where(results.c.task_id.in_(task_ids))
-        async with self._database.read() as connection:
-            rows = (await connection.execute(query.order_by(results.c.seq).limit(limit))).all()
+        query = query.order_by(results.c.seq).limit(limit)
+
+        def look(connection: Connection) -> Sequence[Any]:
+            end = horizon(connection, Feed.RESULTS)
+            return connection.execute(query if end is None else query.where(results.c.seq <= end)).all()
+
+        rows = await self._database.read(look)
         return ResultPage(
             results=tuple(SessionResult.model_validate_json(row.result) for row in rows),
             cursor=rows[-1].seq if rows else cursor,
@@ -35,5 +42,4 @@ class Results:
     async def fencing_token(self, session_id: str) -> int | None:
         """The token under which a session's result was stored, None while there is none."""
         query = select(results.c.fencing_token).where(results.c.session_id == session_id)
-        async with self._database.read() as connection:
-            return (await connection.execute(query)).scalar_one_or_none()
+        return await self._database.read(lambda connection: connection.execute(query).scalar_one_or_none())

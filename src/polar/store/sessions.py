@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, func, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
 
 from polar.errors import InvalidInput, NotFound
 from polar.models.session import Progress, SessionResult, SessionStatus
 from polar.models.views import SessionPage, SessionView
 from polar.store.database import Database
+from polar.store.events import Entry, record
+from polar.store.feed import Feed, announce
 from polar.store.tables import results, sessions
 
 HELD = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN})
@@ -49,11 +50,12 @@ class Ending:
     fencing_token: int
 
 
-async def end(connection: AsyncConnection, endings: Sequence[Ending], now: float) -> None:
+def end(connection: Connection, endings: Sequence[Ending], now: float) -> None:
     """Store results and end their sessions, in the caller's transaction."""
     if not endings:
         return
-    await connection.execute(
+    announce(connection, Feed.RESULTS)
+    connection.execute(
         insert(results),
         [
             {
@@ -61,13 +63,14 @@ async def end(connection: AsyncConnection, endings: Sequence[Ending], now: float
                 "task_id": ending.result.task_id,
                 "fencing_token": ending.fencing_token,
                 "reward": ending.result.reward if ending.result.status is SessionStatus.COMPLETED else None,
+                "usable": ending.result.is_usable,
                 "result": ending.result.model_dump_json(),
                 "created_at": now,
             }
             for ending in endings
         ],
     )
-    await connection.execute(
+    connection.execute(
         update(sessions).where(sessions.c.id == bindparam("session")),
         [
             {
@@ -77,6 +80,20 @@ async def end(connection: AsyncConnection, endings: Sequence[Ending], now: float
                 "lease_expires_at": None,
                 "updated_at": now,
             }
+            for ending in endings
+        ],
+    )
+    record(
+        connection,
+        [
+            Entry(
+                ending.result.session_id,
+                ending.result.task_id,
+                ending.result.attempt,
+                ending.result.status,
+                now,
+                detail=ending.result.error,
+            )
             for ending in endings
         ],
     )
@@ -101,17 +118,22 @@ def ended_by_server(row: Row[Any], status: SessionStatus, error: str) -> Ending:
     )
 
 
-async def cancel_rows(connection: AsyncConnection, rows: Sequence[Row[Any]], now: float) -> int:
+def cancel_rows(
+    connection: Connection,
+    rows: Sequence[Row[Any]],
+    now: float,
+    reason: str = "cancelled while it waited",
+) -> int:
     """End the waiting sessions among `rows` and ask for the end of the held ones; how many that were."""
     waiting = [row for row in rows if row.status == SessionStatus.QUEUED]
     held = [row for row in rows if SessionStatus(row.status) in HELD]
-    await end(
+    end(
         connection,
-        [ended_by_server(row, SessionStatus.CANCELLED, "cancelled while it waited") for row in waiting],
+        [ended_by_server(row, SessionStatus.CANCELLED, reason) for row in waiting],
         now,
     )
     if held:
-        await connection.execute(
+        connection.execute(
             update(sessions)
             .where(sessions.c.seq.in_([row.seq for row in held]))
             .values(cancel_requested=True, updated_at=now)
@@ -126,8 +148,7 @@ class Sessions:
         self._database = database
 
     async def get(self, id: str) -> SessionView:
-        async with self._database.read() as connection:
-            return await self._get(connection, id)
+        return await self._database.read(lambda connection: _get(connection, id))
 
     async def page(
         self,
@@ -143,8 +164,7 @@ class Sessions:
             query = query.where(sessions.c.task_id == task_id)
         if status is not None:
             query = query.where(sessions.c.status == status.value)
-        async with self._database.read() as connection:
-            rows = (await connection.execute(query)).all()
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
         shown = rows[:limit]
         return SessionPage(
             sessions=tuple(_view(row) for row in shown),
@@ -153,22 +173,26 @@ class Sessions:
 
     async def cancel(self, id: str) -> SessionView:
         """A waiting session ends now, a held one when its node hears of it, an ended one stays as it is."""
-        async with self._database.write() as connection:
-            found = await connection.execute(select(sessions).where(sessions.c.id == id).with_for_update())
-            await cancel_rows(connection, found.all(), self._database.now())
-            return await self._get(connection, id)
+
+        def change(connection: Connection) -> SessionView:
+            found = connection.execute(select(sessions).where(sessions.c.id == id).with_for_update()).all()
+            cancel_rows(connection, found, self._database.now())
+            return _get(connection, id)
+
+        return await self._database.write(change)
 
     async def counts(self) -> dict[SessionStatus, int]:
         """How many sessions are in each status; statuses without one are absent."""
         query = select(sessions.c.status, func.count()).group_by(sessions.c.status)
-        async with self._database.read() as connection:
-            return {SessionStatus(status): count for status, count in await connection.execute(query)}
+        counted = await self._database.read(lambda connection: connection.execute(query).all())
+        return {SessionStatus(status): count for status, count in counted}
 
-    async def _get(self, connection: AsyncConnection, id: str) -> SessionView:
-        row = (await connection.execute(_views().where(sessions.c.id == id))).one_or_none()
-        if row is None:
-            raise NotFound(f"no session {id!r}", hint="`polar sessions` lists them")
-        return _view(row)
+
+def _get(connection: Connection, id: str) -> SessionView:
+    row = connection.execute(_views().where(sessions.c.id == id)).one_or_none()
+    if row is None:
+        raise NotFound(f"no session {id!r}", hint="`polar sessions` lists them")
+    return _view(row)
 
 
 def _views() -> Select[Any]:

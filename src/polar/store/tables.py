@@ -1,4 +1,4 @@
-"""The tables: tasks, their sessions, and the results of those that ended."""
+"""The tables: tasks, their sessions, what happened to each, and the results of those that ended."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
     literal,
     text,
 )
@@ -42,6 +43,8 @@ tasks = Table(
     Column("spec_digest", String(64), nullable=False),
     Column("priority", Integer, nullable=False),
     Column("runtime", String(64), nullable=False),
+    # Copied from the task, so that a result need not read the whole of it.
+    Column("early_stop", Integer),
     Column("created_at", Double, nullable=False),
     Column("cancelled_at", Double),
     sqlite_autoincrement=True,
@@ -57,6 +60,8 @@ sessions = Table(
     # Copied from the task, so that the queue's order is one index.
     Column("priority", Integer, nullable=False),
     Column("runtime", String(64), nullable=False),
+    # Whose turn it is among tasks of the same priority; see store/turns.py.
+    Column("turn", BigInteger, nullable=False, server_default="0"),
     Column("status", String(16), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("fencing_token", BigInteger, nullable=False),
@@ -77,6 +82,7 @@ Index(
     "ix_sessions_queue",
     sessions.c.runtime,
     sessions.c.priority.desc(),
+    sessions.c.turn,
     sessions.c.seq,
     sqlite_where=text("status = 'queued'"),
     postgresql_where=text("status = 'queued'"),
@@ -106,9 +112,51 @@ results = Table(
     Column("fencing_token", BigInteger, nullable=False),
     # Only of completed sessions, so that a task's mean is one aggregate.
     Column("reward", Double),
+    Column("usable", Boolean, nullable=False, server_default=false()),
     Column("result", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     sqlite_autoincrement=True,
 )
 
 Index("ix_results_task_id_seq", results.c.task_id, results.c.seq)
+
+events = Table(
+    "events",
+    metadata,
+    # The feed's cursor; see `results.seq`.
+    Column("seq", Sequence, primary_key=True),
+    Column("session_id", String(128), ForeignKey("sessions.id"), nullable=False),
+    Column("task_id", String(128), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("at", Double, nullable=False),
+    Column("node", String(128)),
+    Column("detail", Text),
+    sqlite_autoincrement=True,
+)
+
+Index("ix_events_session_id_seq", events.c.session_id, events.c.seq)
+
+policy = Table(
+    "policy",
+    metadata,
+    # One row, made with the table.
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("path", Text),
+    # These three are set exactly while there is a pause.
+    Column("mode", String(16)),
+    Column("holder", String(128)),
+    Column("expires_at", Double),
+)
+
+policy_nodes = Table(
+    "policy_nodes",
+    metadata,
+    Column("node", String(128), primary_key=True),
+    Column("step", BigInteger, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("error", Text),
+    Column("seen_at", Double, nullable=False),
+)

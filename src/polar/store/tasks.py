@@ -8,16 +8,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, exists, func, insert, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, insert, or_, select, update
 
 from polar.errors import Conflict, NotFound
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import TaskPage, TaskView
 from polar.store.database import Database
+from polar.store.leased import BATCH
 from polar.store.sessions import cancel_rows, page_start, session_id
 from polar.store.tables import results, sessions, tasks
+from polar.store.turns import first_turn, turn
 
 _ENDED = [status.value for status in SessionStatus if status.ended]
 
@@ -39,18 +40,18 @@ class Tasks:
 
     async def submit(self, spec: TaskSpec) -> tuple[TaskView, bool]:
         """Store a task with its sessions, all or nothing; False: the same task was there already."""
-        async with self._database.write() as connection:
-            query = select(tasks.c.spec_digest).where(tasks.c.id == spec.id)
-            stored = (await connection.execute(query)).scalar_one_or_none()
-            if stored is None:
-                return await self._insert(connection, spec), True
-            if stored != digest(spec):
-                raise Conflict(f"task {spec.id!r} exists with other content", hint="choose another id")
-            return await self._get(connection, spec.id), False
+        ((view, is_new),) = await self.submit_all([spec])
+        return view, is_new
+
+    async def submit_all(self, specs: Sequence[TaskSpec]) -> list[tuple[TaskView, bool]]:
+        """`submit` for several tasks in one transaction: a conflict of one stores none."""
+        digests = [digest(spec) for spec in specs]
+        return await self._database.write(
+            lambda connection: _submit(connection, specs, digests, self._database.now())
+        )
 
     async def get(self, id: str) -> TaskView:
-        async with self._database.read() as connection:
-            return await self._get(connection, id)
+        return await self._database.read(lambda connection: _get(connection, id))
 
     async def page(
         self, *, status: TaskStatus | None = None, limit: int = 100, after: str | None = None
@@ -59,72 +60,127 @@ class Tasks:
         query = select(tasks).where(tasks.c.seq > page_start(after)).order_by(tasks.c.seq).limit(limit + 1)
         if status is not None:
             query = query.where(_has_status(status))
-        async with self._database.read() as connection:
-            rows = (await connection.execute(query)).all()
-            views = await _views(connection, rows[:limit])
-        return TaskPage(tasks=tuple(views), next=str(rows[limit - 1].seq) if len(rows) > limit else None)
+
+        def look(connection: Connection) -> TaskPage:
+            rows = connection.execute(query).all()
+            views = _views(connection, rows[:limit])
+            return TaskPage(tasks=tuple(views), next=str(rows[limit - 1].seq) if len(rows) > limit else None)
+
+        return await self._database.read(look)
 
     async def cancel(self, id: str) -> TaskView:
         """Cancel every session of the task that has not ended."""
-        now = self._database.now()
-        async with self._database.write() as connection:
+
+        def change(connection: Connection) -> TaskView:
+            now = self._database.now()
             query = select(sessions).where(sessions.c.task_id == id, sessions.c.status.not_in(_ENDED))
-            rows = (await connection.execute(query.with_for_update())).all()
-            if await cancel_rows(connection, rows, now):
-                await connection.execute(
+            rows = connection.execute(query.order_by(sessions.c.seq).with_for_update(key_share=True)).all()
+            if cancel_rows(connection, rows, now):
+                connection.execute(
                     update(tasks)
                     .where(tasks.c.id == id, tasks.c.cancelled_at.is_(None))
                     .values(cancelled_at=now)
                 )
-            return await self._get(connection, id)
+            return _get(connection, id)
 
-    async def _insert(self, connection: AsyncConnection, spec: TaskSpec) -> TaskView:
-        now = self._database.now()
-        queue = {"priority": spec.priority, "runtime": spec.runtime.name, "created_at": now}
-        await connection.execute(
-            insert(tasks).values(id=spec.id, spec=spec.model_dump_json(), spec_digest=digest(spec), **queue)
+        return await self._database.write(change)
+
+
+def _submit(
+    connection: Connection, specs: Sequence[TaskSpec], digests: Sequence[str], now: float
+) -> list[tuple[TaskView, bool]]:
+    known = _digests(connection, [spec.id for spec in specs])
+    before = frozenset(known)
+    new: list[tuple[TaskSpec, str]] = []
+    for spec, its_digest in zip(specs, digests, strict=True):
+        if spec.id not in known:
+            new.append((spec, its_digest))
+        if known.setdefault(spec.id, its_digest) != its_digest:
+            raise Conflict(f"task {spec.id!r} exists with other content", hint="choose another id")
+    _insert(connection, new, now)
+    views = {spec.id: _fresh(spec, now) for spec, _ in new}
+    views |= {id: _get(connection, id) for id in before}
+    return [(views[spec.id], spec.id not in before) for spec in specs]
+
+
+def _digests(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for start in range(0, len(ids), BATCH):
+        query = select(tasks.c.id, tasks.c.spec_digest).where(tasks.c.id.in_(ids[start : start + BATCH]))
+        found |= {row.id: row.spec_digest for row in connection.execute(query)}
+    return found
+
+
+def _insert(connection: Connection, new: Sequence[tuple[TaskSpec, str]], now: float) -> None:
+    if not new:
+        return
+    connection.execute(
+        insert(tasks),
+        [
+            {
+                "id": spec.id,
+                "spec": spec.model_dump_json(),
+                "spec_digest": its_digest,
+                "early_stop": spec.early_stop,
+                **_queue(spec, now),
+            }
+            for spec, its_digest in new
+        ],
+    )
+    blank = {
+        "status": SessionStatus.QUEUED.value,
+        "attempt": 0,
+        "fencing_token": 0,
+        "progress": Progress().model_dump_json(),
+        "cancel_requested": False,
+        "updated_at": now,
+    }
+    first: dict[tuple[str, int], int] = {}
+    rows: list[dict[str, Any]] = []
+    for spec, _ in new:
+        queue = spec.runtime.name, spec.priority
+        if queue not in first:
+            first[queue] = first_turn(connection, spec)
+        shared = {"task_id": spec.id, **blank, **_queue(spec, now)}
+        rows += (
+            {
+                "id": session_id(spec.id, sample),
+                "sample": sample,
+                "turn": turn(first[queue], sample),
+                **shared,
+            }
+            for sample in range(spec.samples)
         )
-        blank = {
-            "task_id": spec.id,
-            "status": SessionStatus.QUEUED.value,
-            "attempt": 0,
-            "fencing_token": 0,
-            "progress": Progress().model_dump_json(),
-            "cancel_requested": False,
-            "updated_at": now,
-        }
-        await connection.execute(
-            insert(sessions),
-            [
-                {"id": session_id(spec.id, sample), "sample": sample, **blank, **queue}
-                for sample in range(spec.samples)
-            ],
-        )
-        return TaskView(
-            spec=spec,
-            status=TaskStatus.QUEUED,
-            created_at=now,
-            sessions={SessionStatus.QUEUED: spec.samples},
-        )
-
-    async def _get(self, connection: AsyncConnection, id: str) -> TaskView:
-        row = (await connection.execute(select(tasks).where(tasks.c.id == id))).one_or_none()
-        if row is None:
-            raise NotFound(f"no task {id!r}", hint="`polar tasks` lists them")
-        return (await _views(connection, [row]))[0]
+    connection.execute(insert(sessions), rows)
 
 
-async def _views(connection: AsyncConnection, rows: Sequence[Row[Any]]) -> list[TaskView]:
+def _queue(spec: TaskSpec, now: float) -> dict[str, Any]:
+    return {"priority": spec.priority, "runtime": spec.runtime.name, "created_at": now}
+
+
+def _fresh(spec: TaskSpec, now: float) -> TaskView:
+    queued = {SessionStatus.QUEUED: spec.samples}
+    return TaskView(spec=spec, status=TaskStatus.QUEUED, created_at=now, sessions=queued)
+
+
+def _get(connection: Connection, id: str) -> TaskView:
+    row = connection.execute(select(tasks).where(tasks.c.id == id)).one_or_none()
+    if row is None:
+        raise NotFound(f"no task {id!r}", hint="`polar tasks` lists them")
+    return _views(connection, [row])[0]
+
+
+def _views(connection: Connection, rows: Sequence[Row[Any]]) -> list[TaskView]:
     ids = [row.id for row in rows]
     counts: dict[str, dict[SessionStatus, int]] = defaultdict(dict)
-    counted = await connection.execute(
+    counted = connection.execute(
         select(sessions.c.task_id, sessions.c.status, func.count())
         .where(sessions.c.task_id.in_(ids))
         .group_by(sessions.c.task_id, sessions.c.status)
     )
     for task_id, status, count in counted:
         counts[task_id][SessionStatus(status)] = count
-    averaged = await connection.execute(
+    averaged = connection.execute(
         select(results.c.task_id, func.avg(results.c.reward))
         .where(results.c.task_id.in_(ids))
         .group_by(results.c.task_id)

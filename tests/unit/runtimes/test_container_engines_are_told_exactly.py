@@ -69,6 +69,20 @@ def test_a_container_is_closed_unless_told_otherwise(tmp_path: Path) -> None:
     assert arguments[-3] == "debian:12"
 
 
+def test_commands_are_told_of_the_proxy_only_where_a_list_opens_it(tmp_path: Path) -> None:
+    for allow in ([], ["pypi.org:443"]):
+        root = tmp_path / f"s{len(allow)}"
+        root.mkdir()
+        options = DockerRuntime.Options.model_validate({"image": "debian:12", "network": {"allow": allow}})
+        sandbox = DockerSandbox(spec(root), options, DockerEngine("docker"), container_name(root))
+        sandbox.launch(Command(("true",)), root / "out", root / "err")
+        (env_file,) = root.glob("env-*")
+        assert ("https_proxy=http://127.0.0.1:47101\n" in env_file.read_text()) is bool(allow)
+        assert list(map(str, DockerRuntime(options).reaches.destinations)) == allow
+        # The container itself has no network in either case.
+        assert value(list(sandbox.create_arguments(rootless=False)), "--network") == "none"
+
+
 def test_limits_reach_the_engine(tmp_path: Path) -> None:
     limits = {"memory": "1GiB", "pids": 100, "cpus": 1.5}
     arguments = described(tmp_path / "s1", limits=limits)

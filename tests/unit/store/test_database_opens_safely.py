@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import sys
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
-from polar.errors import PolarError, Unavailable
+from polar.errors import Conflict, PolarError, Unavailable
 from polar.store.database import Database
 from polar.store.store import Store
 from polar.store.tables import metadata
+from tests.databases import postgres_url
 from tests.fakes.control_plane import idle_task, result_of
 
 OPEN_AND_SUBMIT = """
 import asyncio, sys
 from pathlib import Path
 from polar.store.store import Store
+from tests.databases import postgres_url
 from tests.fakes.control_plane import idle_task
 
 async def main():
-    async with Store.open(Path(sys.argv[1])) as store:
-        await store.tasks.submit(idle_task(sys.argv[2]))
+    async with Store.open(Path(sys.argv[1]), database_url=sys.argv[2] or None) as store:
+        await store.tasks.submit(idle_task(sys.argv[3]))
 
 asyncio.run(main())
 """
@@ -35,6 +36,7 @@ SUBMIT_AND_BE_KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from polar.store.store import Store
+from tests.databases import postgres_url
 from tests.fakes.control_plane import idle_task
 
 async def main():
@@ -51,30 +53,33 @@ async def python(program: str, *arguments: object) -> int:
     return await process.wait()
 
 
-async def test_migrations_make_exactly_the_tables_of_the_code(tmp_path: Path) -> None:
+async def test_migrations_make_exactly_the_tables_of_the_code(empty_place: Path | str) -> None:
     def differences(connection: Connection) -> list[object]:
         return list(compare_metadata(MigrationContext.configure(connection), metadata))
 
-    async with Database.open(tmp_path / "db") as database, database.read() as connection:
-        assert await connection.run_sync(differences) == []
+    async with Database.open(empty_place) as database:
+        assert await database.read(differences) == []
 
 
-async def test_reopening_keeps_tasks_leases_and_results(tmp_path: Path) -> None:
-    async with Store.open(tmp_path) as store:
+async def test_reopening_keeps_tasks_leases_and_results(tmp_path: Path, database_url: str | None) -> None:
+    async with Store.open(tmp_path, database_url=database_url) as store:
         await store.tasks.submit(idle_task(samples=3))
         first, second = await store.leases.claim("node", limit=2, runtimes=["idle"], seconds=60)
         await store.complete(first.session_id, first.fencing_token, result_of(first))
         before = await store.sessions.page()
-    async with Store.open(tmp_path) as store:
+    async with Store.open(tmp_path, database_url=database_url) as store:
         assert await store.sessions.page() == before
         assert await store.complete(second.session_id, second.fencing_token, result_of(second))
         assert len((await store.results.after(0)).results) == 2
 
 
-async def test_processes_that_start_at_once_share_one_database(tmp_path: Path) -> None:
-    codes = await asyncio.gather(*(python(OPEN_AND_SUBMIT, tmp_path / "new", f"t{n}") for n in range(4)))
+async def test_processes_that_start_at_once_share_one_database(
+    tmp_path: Path, empty_place: Path | str
+) -> None:
+    url = empty_place if isinstance(empty_place, str) else ""
+    codes = await asyncio.gather(*(python(OPEN_AND_SUBMIT, tmp_path, url, f"t{n}") for n in range(4)))
     assert codes == [0, 0, 0, 0]
-    async with Store.open(tmp_path / "new") as store:
+    async with Store.open(tmp_path, database_url=url or None) as store:
         assert {view.spec.id for view in (await store.tasks.page()).tasks} == {"t0", "t1", "t2", "t3"}
 
 
@@ -85,14 +90,13 @@ async def test_acknowledged_task_survives_kill_9(tmp_path: Path) -> None:
         assert len((await store.sessions.page()).sessions) == 4
 
 
-async def test_database_from_the_future_is_refused(tmp_path: Path) -> None:
-    async with Store.open(tmp_path):
-        pass
-    with sqlite3.connect(tmp_path / "polar.db") as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
+async def test_database_from_the_future_is_refused(empty_place: Path | str) -> None:
+    async with Database.open(empty_place) as database:
+        await database.write(
+            lambda connection: connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        )
     with pytest.raises(PolarError, match="made by a newer Polar"):
-        async with Store.open(tmp_path):
+        async with Database.open(empty_place):
             pass
 
 
@@ -103,13 +107,58 @@ async def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql://nobody:secret@127.0.0.1:1/polar", r"postgresql://nobody:\*\*\*@.* cannot be reached"),
+        ("mysql://host/polar", "'mysql' is not supported"),
+        ("polar", "not a URL"),
+    ],
+)
+async def test_wrong_address_is_one_clear_line_without_the_password(url: str, words: str) -> None:
+    with pytest.raises(PolarError, match=words) as caught:
+        async with Database.open(url):
+            pass
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_database_that_is_not_there_is_one_clear_line() -> None:
+    with pytest.raises(PolarError, match=r"/nowhere\S* is not there \(make it with `createdb`\)"):
+        async with Database.open(postgres_url("nowhere")):
+            pass
+
+
 async def test_full_disk_stores_nothing_and_says_so(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as store:
         await store.tasks.submit(idle_task("before"))
-        database = store.tasks._database
-        async with database.read() as connection:
-            pages = (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
-            await connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 1}")
+
+        def fill(connection: Connection) -> None:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+            connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 1}")
+
+        await store.tasks._database.write(fill)
         with pytest.raises(Unavailable, match="is full; nothing was stored"):
             await store.tasks.submit(idle_task("big", instruction="x" * 100_000))
         assert [view.spec.id for view in (await store.tasks.page()).tasks] == ["before"]
+
+
+async def test_writers_that_share_a_commit_fail_alone(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as store:
+        await store.tasks.submit(idle_task("taken"))
+
+        def fill(connection: Connection) -> None:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+            connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 8}")
+
+        await store.tasks._database.write(fill)
+        outcomes = await asyncio.gather(
+            store.tasks.submit(idle_task("one")),
+            store.tasks.submit(idle_task("taken", samples=2)),
+            store.tasks.submit(idle_task("big", instruction="x" * 1_000_000)),
+            store.tasks.submit(idle_task("two")),
+            return_exceptions=True,
+        )
+        kinds = [type(outcome) for outcome in outcomes]
+        assert kinds == [tuple, Conflict, Unavailable, tuple]
+        assert {view.spec.id for view in (await store.tasks.page()).tasks} == {"taken", "one", "two"}

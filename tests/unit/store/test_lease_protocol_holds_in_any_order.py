@@ -23,6 +23,7 @@ from polar.models.session import TRANSITIONS, Lease, SessionResult, SessionStatu
 from polar.models.task import TaskStatus
 from polar.models.views import SessionBeat, SessionView
 from polar.store.store import Store
+from tests.databases import fresh_postgres
 from tests.fakes.control_plane import Clock, idle_task, result_of
 
 T = TypeVar("T")
@@ -74,11 +75,17 @@ def reachable(start: SessionStatus) -> set[SessionStatus]:
 
 
 class LeaseProtocol(RuleBasedStateMachine):
+    """On SQLite; see below for PostgreSQL."""
+
+    def new_database(self) -> str | None:
+        return None
+
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
         self.data_dir = Path(tempfile.mkdtemp(prefix="polar-lease-"))
         shutil.copytree(empty_data_dir(), self.data_dir, dirs_exist_ok=True)
+        self.database_url = self.new_database()
         self.clock = Clock()
         self.parts = AsyncExitStack()
         self.store: Store
@@ -88,7 +95,8 @@ class LeaseProtocol(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.store = self.do(self.parts.enter_async_context(Store.open(self.data_dir, self.clock)))
+        opened = Store.open(self.data_dir, self.clock, database_url=self.database_url)
+        self.store = self.do(self.parts.enter_async_context(opened))
 
     def do(self, work: Awaitable[T]) -> T:
         async def wait() -> T:
@@ -271,5 +279,12 @@ class LeaseProtocol(RuleBasedStateMachine):
         assert {result.session_id: result for result in feed} == {it.session_id: it for it in ended}
 
 
+class LeaseProtocolOnPostgres(LeaseProtocol):
+    def new_database(self) -> str | None:
+        return fresh_postgres()
+
+
 TestLeaseProtocol = LeaseProtocol.TestCase
 TestLeaseProtocol.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestLeaseProtocolOnPostgres = LeaseProtocolOnPostgres.TestCase
+TestLeaseProtocolOnPostgres.settings = settings(max_examples=10, stateful_step_count=25, deadline=None)

@@ -6,14 +6,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from polar.errors import Conflict, InvalidInput, NotFound
 from polar.models.session import Lease, Progress, SessionStatus
 from polar.models.views import SessionBeat
 from polar.store.database import Database
+from polar.store.leases import waiting
 from polar.store.store import Store
-from polar.store.tables import IS_QUEUED, sessions
+from tests.databases import fresh_postgres
 from tests.fakes.control_plane import Clock, idle_task, result_of
 
 
@@ -34,29 +35,52 @@ async def test_only_allowed_runtimes_are_leased_and_order_spans_them(store: Stor
     assert [lease.task.id for lease in leases] == ["a", "b", "d"]
 
 
-async def test_many_callers_never_get_the_same_session(tmp_path: Path) -> None:
-    async with Store.open(tmp_path) as one, Store.open(tmp_path) as two:
+async def test_many_callers_never_get_the_same_session(tmp_path: Path, database_url: str | None) -> None:
+    async with (
+        Store.open(tmp_path, database_url=database_url) as one,
+        Store.open(tmp_path, database_url=database_url) as two,
+    ):
         for number in range(10):
             await one.tasks.submit(idle_task(f"t{number}", samples=10))
         stores = [one, two] * 10
         answers = await asyncio.gather(
             *(claim(store, f"n{number}", limit=7) for number, store in enumerate(stores))
         )
-    leased = [lease.session_id for leases in answers for lease in leases]
+        # What one transaction has locked another skips, and finds again when it is left over.
+        rest = await claim(one, limit=100)
+    leased = [lease.session_id for leases in (*answers, rest) for lease in leases]
     assert len(leased) == len(set(leased)) == 100
 
 
 async def test_claim_reads_the_queue_index_in_order(tmp_path: Path) -> None:
-    async with Database.open(tmp_path / "db") as database, database.read() as connection:
-        query = (
-            sessions.select()
-            .where(IS_QUEUED, sessions.c.runtime == "idle")
-            .order_by(sessions.c.priority.desc(), sessions.c.seq)
+    def plan(connection: Connection) -> list[str]:
+        compiled = (
+            waiting("idle")
             .limit(4)
+            .compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         )
-        compiled = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
-        plan = (await connection.execute(text(f"EXPLAIN QUERY PLAN {compiled}"))).all()
-    assert [row.detail for row in plan] == ["SEARCH sessions USING INDEX ix_sessions_queue (runtime=?)"]
+        return [row.detail for row in connection.execute(text(f"EXPLAIN QUERY PLAN {compiled}"))]
+
+    async with Database.open(tmp_path / "db") as database:
+        assert await database.read(plan) == ["SEARCH sessions USING INDEX ix_sessions_queue (runtime=?)"]
+
+
+async def test_claim_on_postgres_reads_the_queue_index_and_skips_what_others_lock() -> None:
+    def plan(connection: Connection) -> str:
+        connection.execute(text("SET LOCAL enable_seqscan = off"))
+        compiled = (
+            waiting("idle")
+            .limit(4)
+            .with_for_update(skip_locked=True, key_share=True)
+            .compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+        )
+        assert "SKIP LOCKED" in str(compiled)
+        return "\n".join(row[0] for row in connection.execute(text(f"EXPLAIN {compiled}")))
+
+    async with Database.open(fresh_postgres()) as database:
+        found = await database.write(plan)
+    assert "Index Scan using ix_sessions_queue" in found
+    assert "Sort" not in found
 
 
 async def test_heartbeats_may_skip_stages_and_never_go_back(store: Store) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from polar.errors import Conflict, NotFound, Unavailable
 from polar.models.session import Lease
-from polar.store.blobs import Recordings, recording_path
+from polar.store.blobs import BlobName, recording_path
+from polar.store.file_blobs import FileBlobs
 from polar.store.store import Store
 from tests.fakes.control_plane import Clock, idle_task, result_of
 
@@ -31,11 +32,11 @@ def files_below(root: Path) -> list[Path]:
 
 
 async def test_bytes_come_back_as_they_were(tmp_path: Path) -> None:
-    recordings = Recordings(tmp_path / "recordings")
+    recordings = FileBlobs(tmp_path / "recordings")
     data = os.urandom(3_000_000)
-    await recordings.put("s.0", 1, chunks(data[:10], data[10:2_000_000], data[2_000_000:]))
+    await recordings.put(BlobName("s.0", 1), chunks(data[:10], data[10:2_000_000], data[2_000_000:]))
     assert recordings.path("s.0", 1).read_bytes() == data
-    assert await recordings.exists("s.0", 1)
+    assert await recordings.exists(BlobName("s.0", 1))
     assert recording_path(tmp_path, "s.0") == recordings.path("s.0", 1)
     assert recording_path(tmp_path, "s.1") is None
 
@@ -45,9 +46,9 @@ async def test_interrupted_upload_leaves_nothing(tmp_path: Path) -> None:
         yield b"x" * 2_000_000
         raise ConnectionResetError("the node died")
 
-    recordings = Recordings(tmp_path)
+    recordings = FileBlobs(tmp_path)
     with pytest.raises(Unavailable):
-        await recordings.put("s.0", 1, breaks_off())
+        await recordings.put(BlobName("s.0", 1), breaks_off())
     assert files_below(tmp_path) == []
 
 
@@ -55,28 +56,29 @@ async def test_full_disk_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch:
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    recordings = Recordings(tmp_path)
-    await recordings.put("s.0", 1, chunks(b"earlier"))
+    recordings = FileBlobs(tmp_path / "recordings")
+    await recordings.put(BlobName("s.0", 1), chunks(b"earlier"))
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
-        Unavailable, match=r"the recording of session 's\.0' was not stored: the disk .* is full"
+        Unavailable, match=r"recordings of session 's\.0' were not stored: the disk .* is full"
     ):
-        await recordings.put("s.0", 2, chunks(b"later"))
+        await recordings.put(BlobName("s.0", 2), chunks(b"later"))
     assert files_below(tmp_path) == [recordings.path("s.0", 1)]
 
 
 async def test_fenced_off_node_cannot_replace_the_recording(store: Store, clock: Clock) -> None:
     await store.tasks.submit(idle_task())
     old = await lease_one(store)
-    await store.recordings.put("task.0", old.fencing_token, chunks(b"old"))
+    await store.recordings.put(BlobName("task.0", old.fencing_token), chunks(b"old"))
     clock.now += 11
     await store.leases.expire(max_attempts=3)
     new = await lease_one(store)
-    await store.recordings.put("task.0", new.fencing_token, chunks(b"new"))
+    await store.recordings.put(BlobName("task.0", new.fencing_token), chunks(b"new"))
     # The old node was let in before its lease ended and writes last.
-    await store.recordings.put("task.0", old.fencing_token, chunks(b"old again"))
+    await store.recordings.put(BlobName("task.0", old.fencing_token), chunks(b"old again"))
     await store.complete("task.0", new.fencing_token, result_of(new, has_recording=True))
-    path = await store.recording("task.0")
+    path = (await store.recording("task.0")).path
+    assert path is not None
     assert path.read_bytes() == b"new"
     assert files_below(path.parent) == [path]
 
@@ -85,13 +87,13 @@ async def test_result_that_promises_a_missing_recording_is_refused(store: Store)
     await store.tasks.submit(idle_task())
     lease = await lease_one(store)
     result = result_of(lease, has_recording=True)
-    with pytest.raises(NotFound, match="was not delivered before its result"):
+    with pytest.raises(NotFound, match="were not delivered before its result"):
         await store.complete("task.0", lease.fencing_token, result)
     with pytest.raises(Conflict):
         await store.complete("task.0", lease.fencing_token - 1, result)
-    await store.recordings.put("task.0", lease.fencing_token, chunks(b""))
+    await store.recordings.put(BlobName("task.0", lease.fencing_token), chunks(b""))
     assert await store.complete("task.0", lease.fencing_token, result)
-    assert (await store.recording("task.0")).read_bytes() == b""
+    assert [chunk async for chunk in (await store.recording("task.0")).chunks()] == []
 
 
 async def test_recording_of_a_session_without_one_is_not_found(store: Store) -> None:

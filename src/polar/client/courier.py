@@ -1,0 +1,123 @@
+"""Delivers what came of a node's sessions: one request at a time, with all that became ready meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from polar.client.calls import refusal
+from polar.client.clients import AsyncClient
+from polar.errors import PolarError
+from polar.models.session import SessionResult, StageEntry
+from polar.models.views import Deliveries, Delivery, ResultPost
+
+MOST = 64
+MOST_BYTES = 16 << 20
+"""How much one request carries. A session with more than this goes alone, piece by piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What came of one session."""
+
+    fencing_token: int
+    result: SessionResult
+    recording: bytes | None = None
+    artifacts: bytes | None = None
+    entered: tuple[StageEntry, ...] = ()
+    """Stages that no heartbeat has told of."""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        return tuple(part for part in (self.recording, self.artifacts) if part is not None)
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts))
+
+
+class Courier:
+    """`await courier.deliver(parcel)` returns when the parcel is stored, and raises if it is refused."""
+
+    def __init__(self, client: AsyncClient, node: str) -> None:
+        self._client = client
+        self._node = node
+        self._waiting: list[tuple[Parcel, asyncio.Future[None]]] = []
+        self._turn = asyncio.Lock()
+
+    async def deliver(self, parcel: Parcel) -> None:
+        if parcel.size > MOST_BYTES:
+            await self._deliver_alone(parcel)
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((parcel, mine))
+        try:
+            # Whoever has the turn takes along all that wait; the others find theirs delivered.
+            async with self._turn:
+                # Lets in those that became ready in the same moment.
+                await asyncio.sleep(0)
+                while not mine.done():
+                    await self._deliver_waiting()
+            await mine
+        finally:
+            mine.cancel()
+
+    async def _deliver_waiting(self) -> None:
+        taken = self._taken()
+        try:
+            outcomes = await self._client.deliver(
+                self._node,
+                Deliveries(deliveries=tuple(_delivery(parcel) for parcel, _ in taken)),
+                [part for parcel, _ in taken for part in parcel.parts],
+            )
+        except PolarError as error:
+            for _, done in taken:
+                _settle(done, error)
+        except BaseException:
+            # Only this caller stops; delivering the others' again changes nothing.
+            self._waiting[:0] = taken
+            raise
+        else:
+            for (_, done), outcome in zip(taken, outcomes, strict=True):
+                _settle(done, refusal(outcome.problem) if outcome.problem else None)
+
+    def _taken(self) -> list[tuple[Parcel, asyncio.Future[None]]]:
+        """As many as fit, without those whose caller has stopped waiting."""
+        self._waiting = [(parcel, done) for parcel, done in self._waiting if not done.done()]
+        count = size = 0
+        for parcel, _ in self._waiting[:MOST]:
+            size += parcel.size
+            if size > MOST_BYTES:
+                break
+            count += 1
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+    async def _deliver_alone(self, parcel: Parcel) -> None:
+        session_id, token = parcel.result.session_id, parcel.fencing_token
+        if parcel.recording is not None:
+            await self._client.put_recording(session_id, token, parcel.recording)
+        if parcel.artifacts is not None:
+            await self._client.put_artifacts(session_id, token, parcel.artifacts)
+        post = ResultPost(fencing_token=token, result=parcel.result, entered=parcel.entered)
+        await self._client.post_result(session_id, post)
+
+
+def _delivery(parcel: Parcel) -> Delivery:
+    return Delivery(
+        session_id=parcel.result.session_id,
+        fencing_token=parcel.fencing_token,
+        result=parcel.result,
+        entered=parcel.entered,
+        recording_bytes=len(parcel.recording) if parcel.recording is not None else None,
+        artifacts_bytes=len(parcel.artifacts) if parcel.artifacts is not None else None,
+    )
+
+
+def _settle(done: asyncio.Future[None], error: PolarError | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

@@ -1,0 +1,110 @@
+"""A copy of a data directory's state that can be taken while servers write, and put back elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from polar.errors import Conflict, InvalidInput, NotFound, PolarError
+from polar.store.blobs import ARTIFACTS, RECORDINGS
+
+DATABASE = "polar.db"
+TOKEN = "token"
+
+
+def back_up(data_dir: Path, into: Path) -> None:
+    """Copy a data directory's tasks, results, recordings, artifacts and token; all of it or nothing.
+
+    The database is copied first, as it was at one moment: whatever recordings its results have were
+    stored before them, and are copied after.
+    """
+    if not (data_dir / DATABASE).is_file():
+        raise NotFound(f"there is no database in {data_dir}", hint="name its data directory")
+
+    def fill(part: Path) -> None:
+        with (
+            closing(sqlite3.connect(data_dir / DATABASE)) as source,
+            closing(sqlite3.connect(part / DATABASE)) as target,
+        ):
+            source.backup(target)
+        _copy_files(data_dir, part)
+
+    _whole(into, fill)
+
+
+def restore(backup: Path, data_dir: Path) -> None:
+    """Put a back-up into a data directory that has no state yet."""
+    if not (backup / DATABASE).is_file():
+        raise NotFound(f"{backup} is no back-up: it holds no {DATABASE}")
+    if (data_dir / DATABASE).exists():
+        raise Conflict(f"{data_dir} has a database already", hint="choose another data_dir, or move it away")
+    with closing(sqlite3.connect(backup / DATABASE)) as source:
+        try:
+            (verdict,) = source.execute("PRAGMA integrity_check").fetchone()
+        except sqlite3.DatabaseError as error:
+            verdict = str(error)
+    if verdict != "ok":
+        raise InvalidInput(f"{backup / DATABASE} is damaged: {verdict}")
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _copy_files(backup, data_dir)
+        # Last, and at once: a directory that has a database has all that belongs to it.
+        part = data_dir / f".{DATABASE}.part"
+        shutil.copyfile(backup / DATABASE, part)
+        _sync(part)
+        os.replace(part, data_dir / DATABASE)
+        _sync(data_dir)
+    except OSError as error:
+        raise PolarError(f"{backup} could not be restored: {error.strerror}") from error
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    for kind in (RECORDINGS, ARTIFACTS):
+        if (source / kind).is_dir():
+            shutil.copytree(
+                source / kind,
+                target / kind,
+                ignore=shutil.ignore_patterns(".part-*"),
+                copy_function=_copy_if_there,
+                dirs_exist_ok=True,
+            )
+    if (source / TOKEN).is_file():
+        shutil.copy2(source / TOKEN, target / TOKEN)
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    # A server may let go of an old blob while it is being copied.
+    try:
+        shutil.copy2(source, target)
+    except FileNotFoundError:
+        return
+
+
+def _whole(target: Path, fill: Callable[[Path], None]) -> None:
+    if target.exists():
+        raise Conflict(f"{target} is there already", hint="name a directory to be made")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
+        try:
+            fill(part)
+            os.rename(part, target)
+            _sync(target.parent)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+    except (OSError, sqlite3.Error) as error:
+        raise PolarError(f"the back-up {target} could not be made: {error}") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

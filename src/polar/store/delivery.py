@@ -1,0 +1,116 @@
+"""Taking results from nodes: each exactly once, and only under the lease that is its session's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select
+
+from polar.errors import Conflict, InvalidInput, NotFound, PolarError
+from polar.models.session import SessionResult, SessionStatus, StageEntry
+from polar.store.events import Entry, record
+from polar.store.leased import entries, fenced_off, is_held, rows_of
+from polar.store.sessions import HELD, Ending, cancel_rows, end
+from polar.store.tables import results, sessions, tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A result as it came from a node."""
+
+    session_id: str
+    fencing_token: int
+    result: SessionResult
+    entered: Sequence[StageEntry] = ()
+
+
+def complete_rows(
+    connection: Connection, delivered: Sequence[Delivered], now: float
+) -> list[bool | PolarError]:
+    """Of each: True if it is stored now, False if this very result was stored before, or what is wrong."""
+    enough = _early_stops(connection, delivered)
+    rows = {row.id: row for row in rows_of(connection, [item.session_id for item in delivered])}
+    known = _stored(connection, delivered, rows)
+    outcomes: list[bool | PolarError] = []
+    endings: list[Ending] = []
+    entered: list[Entry] = []
+    for item in delivered:
+        outcome = _outcome(item, rows.get(item.session_id), known)
+        if outcome is True:
+            known[item.session_id] = Ending(item.result, item.fencing_token)
+            endings.append(known[item.session_id])
+            entered += entries(rows[item.session_id], item.entered, now)
+        outcomes.append(outcome)
+    record(connection, entered)
+    end(connection, endings, now)
+    for task_id in sorted({it.result.task_id for it in endings if it.result.is_usable} & enough.keys()):
+        _stop_early(connection, task_id, enough[task_id], now)
+    return outcomes
+
+
+def _outcome(item: Delivered, row: Row[Any] | None, known: Mapping[str, Ending]) -> bool | PolarError:
+    if row is None:
+        return NotFound(f"no session {item.session_id!r}")
+    if (problem := _problem(row, item.result)) is not None:
+        return problem
+    stored = known.get(item.session_id)
+    if stored is None:
+        return True if is_held(row, item.fencing_token) else fenced_off(item.session_id)
+    if stored.fencing_token != item.fencing_token:
+        return fenced_off(item.session_id)
+    if stored.result != item.result:
+        return Conflict(f"session {item.session_id!r} already has another result")
+    return False
+
+
+def _stored(
+    connection: Connection, delivered: Sequence[Delivered], rows: Mapping[str, Row[Any]]
+) -> dict[str, Ending]:
+    """The results that some of these sessions have already."""
+    ended = {item.session_id for item in delivered if item.session_id in rows} - {
+        id for id, row in rows.items() if SessionStatus(row.status) in HELD
+    }
+    if not ended:
+        return {}
+    query = select(results.c.session_id, results.c.fencing_token, results.c.result)
+    found = connection.execute(query.where(results.c.session_id.in_(ended)))
+    return {id: Ending(SessionResult.model_validate_json(text), token) for id, token, text in found}
+
+
+def _early_stops(connection: Connection, delivered: Sequence[Delivered]) -> dict[str, int]:
+    """Of the tasks that may have enough now: how many samples are enough.
+
+    Locked before their sessions, so that of two last results the later one counts both.
+    """
+    ids = {item.result.task_id for item in delivered if item.result.is_usable}
+    if not ids:
+        return {}
+    query = select(tasks.c.id, tasks.c.early_stop).where(tasks.c.id.in_(ids), tasks.c.early_stop.is_not(None))
+    found = connection.execute(query.order_by(tasks.c.seq).with_for_update(key_share=True))
+    return {row.id: row.early_stop for row in found}
+
+
+def _stop_early(connection: Connection, task_id: str, enough: int, now: float) -> None:
+    """Cancel what is left of a task that has as many usable samples as it asked for."""
+    counted = select(func.count()).where(results.c.task_id == task_id, results.c.usable)
+    if connection.execute(counted).scalar_one() < enough:
+        return
+    is_open = sessions.c.status.in_([SessionStatus.QUEUED.value, *(status.value for status in HELD)])
+    rest = select(sessions).where(sessions.c.task_id == task_id, is_open).order_by(sessions.c.seq)
+    rows = connection.execute(rest.with_for_update(key_share=True)).all()
+    cancel_rows(connection, rows, now, f"early_stop: {enough} samples are enough")
+
+
+def _problem(row: Row[Any], result: SessionResult) -> PolarError | None:
+    """What a result says that its session contradicts."""
+    if result.session_id != row.id:
+        return InvalidInput(f"result.session_id: must be {row.id!r}, as in the address")
+    if not result.status.ended:
+        return InvalidInput("result.status: must be completed, failed or cancelled")
+    if result.status is SessionStatus.COMPLETED and result.verdict is None:
+        return InvalidInput("result.verdict: a completed session needs one")
+    if (result.task_id, result.sample) != (row.task_id, row.sample):
+        return InvalidInput(f"result: must name task {row.task_id!r} and sample {row.sample}")
+    return None

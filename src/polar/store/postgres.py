@@ -1,0 +1,163 @@
+"""PostgreSQL by URL: many servers share it; what one transaction locks, others skip or wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import URL, Connection, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from polar.errors import InvalidInput, NotInstalled, PolarError, Unavailable
+from polar.store.database import Clock, Database
+
+T = TypeVar("T")
+
+POOL = 10
+"""Connections a server keeps; it opens as many again when they are all in use."""
+
+WAIT_SECONDS = 30.0
+"""How long a transaction waits for a connection, or for a row that another one has locked."""
+
+ATTEMPTS = 5
+"""How often a transaction is run that others keep getting in the way of."""
+
+# Deadlock, serialisation failure, and the same id inserted by two at once: run again, it sees the other's.
+_IN_THE_WAY = frozenset({"40P01", "40001", "23505"})
+
+
+class PostgresDatabase(Database):
+    """A database of a PostgreSQL server, version 14 or newer."""
+
+    def __init__(self, url: URL, clock: Clock) -> None:
+        super().__init__(url.set(drivername="postgresql").render_as_string(hide_password=True), clock)
+        self._engine = _engine(url)
+        self._has_server_clock = clock is time.time
+
+    @classmethod
+    async def connect(cls, url: str, clock: Clock) -> Self:
+        database = cls(parsed(url), clock)
+        try:
+            await database._set_clock()
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    async def read(self, look: Callable[[Connection], T]) -> T:
+        with self._network_errors():
+            async with self._engine.connect() as connection:
+                return await connection.run_sync(look)
+
+    async def write(self, change: Callable[[Connection], T]) -> T:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with self._network_errors():
+                    async with self._engine.begin() as connection:
+                        return await connection.run_sync(change)
+            except _InTheWay as error:
+                if attempt == ATTEMPTS:
+                    raise Unavailable(str(error), hint="try again") from error
+                await asyncio.sleep(0.01 * attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def explain(self, error: DBAPIError) -> PolarError:
+        reason = _reason(error)
+        match _state(error):
+            case "28P01" | "28000":
+                return PolarError(
+                    f"the database {self.name} refused the user or the password: {reason}",
+                    hint="check server.database_url",
+                )
+            case "3D000":
+                return PolarError(f"the database {self.name} is not there", hint="make it with `createdb`")
+            case "42501":
+                return PolarError(f"the database {self.name} does not allow this: {reason}")
+            case "53100":
+                return Unavailable(
+                    f"the disk that holds {self.name} is full; nothing was stored",
+                    hint="free some space and try again",
+                )
+            case "53300" | "57P03" | "55P03":
+                return Unavailable(f"the database {self.name} is busy: {reason}", hint="try again")
+            case state if state in _IN_THE_WAY:
+                return _InTheWay(f"the database {self.name} is busy: {reason}")
+            case _:
+                return Unavailable(f"the database {self.name} cannot be used: {reason}")
+
+    @contextmanager
+    def _network_errors(self) -> Iterator[None]:
+        try:
+            with self.errors():
+                yield
+        except OSError as error:
+            raise Unavailable(
+                f"the database {self.name} cannot be reached: {error.strerror or error}",
+                hint="is PostgreSQL running there?",
+            ) from error
+
+    async def _set_clock(self) -> None:
+        """Go by the database's clock, so that several servers agree on when a lease ends."""
+        query = text("SELECT extract(epoch FROM clock_timestamp())::float8")
+        theirs = await self.read(lambda connection: float(connection.execute(query).scalar_one()))
+        if self._has_server_clock:
+            self._ahead = theirs - time.time()
+
+
+class _InTheWay(Unavailable):
+    """Another transaction was faster; running this one again helps."""
+
+
+def parsed(url: str) -> URL:
+    """A PostgreSQL URL with the driver that is used; InvalidInput for anything else."""
+    try:
+        given = make_url(url)
+    except ArgumentError:
+        raise InvalidInput(
+            "server.database_url: not a URL", hint="postgresql://user@host:5432/database"
+        ) from None
+    if given.get_backend_name() not in ("postgresql", "postgres"):
+        raise InvalidInput(
+            f"server.database_url: {given.drivername!r} is not supported",
+            hint="postgresql://…, or leave it out for SQLite in data_dir",
+        )
+    return given.set(drivername="postgresql+asyncpg")
+
+
+def _engine(url: URL) -> AsyncEngine:
+    try:
+        return create_async_engine(
+            url,
+            pool_size=POOL,
+            max_overflow=POOL,
+            pool_timeout=WAIT_SECONDS,
+            connect_args={
+                "timeout": WAIT_SECONDS,
+                "server_settings": {
+                    "application_name": "polar",
+                    "jit": "off",
+                    "lock_timeout": f"{WAIT_SECONDS:.0f}s",
+                },
+            },
+        )
+    except ImportError:
+        raise NotInstalled(
+            "PostgreSQL needs the package asyncpg", hint="pip install 'polar[postgres]'"
+        ) from None
+
+
+def _state(error: DBAPIError) -> str:
+    return str(getattr(error.orig, "sqlstate", None) or "")
+
+
+def _reason(error: DBAPIError) -> str:
+    """The server's own words, on one line and without the driver's."""
+    cause: Any = getattr(error.orig, "__cause__", None) or error.orig
+    return " ".join(str(cause).split())

@@ -1,0 +1,114 @@
+"""What is let go, and when: bytes that belong to no result, and what was kept long enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import Connection, delete, func, select
+
+from polar.store.blobs import BlobName, Blobs, Stored
+from polar.store.leased import BATCH, is_held
+from polar.store.store import Store
+from polar.store.tables import events, results, sessions
+
+_EVENTS_AT_ONCE = 5_000
+"""Rows deleted by one transaction, so that writers wait little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How many seconds each is kept after its session ended; None: for ever."""
+
+    recordings: float | None = None
+    artifacts: float | None = None
+    events: float | None = None
+    orphans: float = 86_400.0
+    """How long what a fenced-off lease delivered stays for inspection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """How much was let go."""
+
+    recordings: int = 0
+    artifacts: int = 0
+    orphans: int = 0
+    events: int = 0
+
+
+async def sweep(store: Store, keep: Retention) -> Swept:
+    """Let go of what need not be kept; safe beside nodes that deliver and servers that sweep too."""
+    recordings, lost_recordings = await _sweep_blobs(store, store.recordings, keep.recordings, keep.orphans)
+    artifacts, lost_artifacts = await _sweep_blobs(store, store.artifacts, keep.artifacts, keep.orphans)
+    dropped = await _sweep_events(store, keep.events) if keep.events is not None else 0
+    return Swept(recordings, artifacts, lost_recordings + lost_artifacts, dropped)
+
+
+async def _sweep_blobs(store: Store, blobs: Blobs, keep: float | None, grace: float) -> tuple[int, int]:
+    """How many results' blobs were kept long enough, and how many belonged to no result."""
+    now = store.database.now()
+    found = await blobs.found()
+    old = orphaned = 0
+    for start in range(0, len(found), BATCH):
+        batch = found[start : start + BATCH]
+        known = await store.database.read(partial(_known, batch=batch))
+        expired = [
+            blob
+            for blob in batch
+            if keep is not None and (at := known.ended.get(blob.name)) and at < now - keep
+        ]
+        # A lease that has ended never comes back: what it delivered can become no one's result.
+        lost = [
+            blob
+            for blob in batch
+            if blob.name not in known.ended
+            and blob.name not in known.held
+            and (blob.at is None or blob.at < now - grace)
+        ]
+        await blobs.remove(blob.name for blob in (*expired, *lost))
+        old += len(expired)
+        orphaned += len(lost)
+    return old, orphaned
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    ended: dict[BlobName, float]
+    """The names that belong to a result, and when it was stored."""
+    held: frozenset[BlobName]
+    """The names under which a node may deliver now."""
+
+
+def _known(connection: Connection, batch: Iterable[Stored]) -> _Known:
+    ids = {blob.name.session_id for blob in batch}
+    ended = connection.execute(
+        select(results.c.session_id, results.c.fencing_token, results.c.created_at).where(
+            results.c.session_id.in_(ids)
+        )
+    )
+    leased = connection.execute(
+        select(sessions.c.id, sessions.c.fencing_token, sessions.c.status).where(sessions.c.id.in_(ids))
+    )
+    return _Known(
+        {BlobName(row.session_id, row.fencing_token): row.created_at for row in ended},
+        frozenset(BlobName(row.id, row.fencing_token) for row in leased if is_held(row, row.fencing_token)),
+    )
+
+
+async def _sweep_events(store: Store, keep: float) -> int:
+    """Drop the oldest events; a cursor goes on from where it was."""
+    dropped = 0
+    before = store.database.now() - keep
+
+    def change(connection: Connection) -> int:
+        oldest = select(events.c.seq).order_by(events.c.seq).limit(_EVENTS_AT_ONCE).subquery()
+        last = connection.execute(select(func.max(oldest.c.seq))).scalar_one()
+        if last is None:
+            return 0
+        return connection.execute(delete(events).where(events.c.seq <= last, events.c.at < before)).rowcount
+
+    while (count := await store.database.write(change)) > 0:
+        dropped += count
+    return dropped

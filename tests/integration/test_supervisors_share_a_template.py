@@ -1,0 +1,78 @@
+"""Supervisors are forked from one process: its death costs nothing, and it dies with its node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path, PurePosixPath
+
+import psutil
+
+from polar.runtimes.template import template
+from tests.conformance import Target, eventually, output, sh, spec
+
+
+def template_pid() -> int:
+    assert template._process is not None
+    return template._process.pid
+
+
+async def test_commands_outlive_the_template_and_the_next_has_a_new_one(tmp_path: Path) -> None:
+    sandbox = await Target("process").runtime().start(spec(tmp_path / "s1"))
+    try:
+        script = "echo > up; while ! test -e go; do sleep 0.01; done; exit 5"
+        running = asyncio.create_task(sandbox.exec(sh(script), timeout=30, log_name="first"))
+        await eventually((tmp_path / "s1/files/workspace/up").exists)
+        killed = template_pid()
+        os.kill(killed, signal.SIGKILL)
+        assert await output(sandbox, "echo on") == "on\n"
+        assert template_pid() != killed
+        await sandbox.upload(PurePosixPath("go"), b"")
+        assert (await running).exit_code == 5
+    finally:
+        await sandbox.stop()
+
+
+async def test_descriptors_and_processes_do_not_add_up(tmp_path: Path) -> None:
+    sandbox = await Target("process").runtime().start(spec(tmp_path / "s1"))
+    try:
+        await output(sandbox, "true")
+        kept = psutil.Process(template_pid())
+        before = len(os.listdir("/proc/self/fd")), kept.num_fds()
+        for _ in range(20):
+            await output(sandbox, "true")
+        assert (len(os.listdir("/proc/self/fd")), kept.num_fds()) == before
+        assert kept.children() == []
+    finally:
+        await sandbox.stop()
+
+
+NODE = """
+import asyncio, sys
+from pathlib import Path
+from polar.runtimes.base import Command, SandboxSpec
+from polar.runtimes.process import ProcessRuntime
+from polar.runtimes.template import template
+async def main(root):
+    runtime = ProcessRuntime(ProcessRuntime.Options())
+    sandbox = await runtime.start(SandboxSpec("s1", Path(root), "127.0.0.1", 9))
+    await sandbox.exec(Command(("true",)), timeout=60, log_name="agent")
+    await sandbox.stop()
+    print(template._process.pid, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_the_template_dies_with_a_killed_node(tmp_path: Path) -> None:
+    node = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", NODE, str(tmp_path / "s1"), stdout=asyncio.subprocess.PIPE
+    )
+    assert node.stdout is not None
+    pid = int(await node.stdout.readline())
+    assert psutil.pid_exists(pid)
+    node.kill()
+    await node.wait()
+    await eventually(lambda: not psutil.pid_exists(pid))
