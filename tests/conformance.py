@@ -23,6 +23,7 @@ from polar import plugins
 from polar.errors import InvalidInput
 from polar.models.component import Component
 from polar.runtimes.base import Command, Mount, PathRefused, Runtime, Sandbox, SandboxError, SandboxSpec
+from polar.runtimes.disk import mounts_below
 from polar.runtimes.limits import Limit
 
 
@@ -285,6 +286,34 @@ async def test_stop_of_a_busy_sandbox_and_a_second_stop(sandbox: Sandbox, token:
     await sandbox.stop()
     assert sleepers(token) == []
     assert (await task).exit_code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.002, 0.006])
+async def test_cancelling_a_start_leaves_nothing(target: Target, tmp_path: Path, delay: float) -> None:
+    starting = asyncio.create_task(target.runtime().start(spec(tmp_path / "s1")))
+    await asyncio.sleep(delay)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert mounts_below(tmp_path) == []
+    root = tmp_path / "s1"
+    assert not root.exists() or {path.name for path in root.iterdir()} <= {"logs"}
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.001, 0.004])
+async def test_cancelling_a_stop_does_not_leave_it_half_done(
+    target: Target, tmp_path: Path, delay: float
+) -> None:
+    sandbox = await target.runtime().start(spec(tmp_path / "s1"))
+    await output(sandbox, "echo > file")
+    stopping = asyncio.create_task(sandbox.stop())
+    # A task that has not begun cannot know that it is not to be cancelled.
+    await asyncio.sleep(0)
+    await asyncio.sleep(delay)
+    stopping.cancel()
+    await asyncio.wait({stopping})
+    assert mounts_below(tmp_path) == []
+    assert [path.name for path in (tmp_path / "s1").iterdir()] == ["logs"]
 
 
 async def test_a_root_holds_one_sandbox_at_a_time(target: Target, sandbox: Sandbox, tmp_path: Path) -> None:

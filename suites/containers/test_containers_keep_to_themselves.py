@@ -12,7 +12,7 @@ import pytest
 
 from polar.assets.node import node
 from polar.runtimes.base import Command, ImageNotFound, Mount, PathRefused, SandboxError, SandboxSpec
-from polar.runtimes.containers import INSIDE_PORT
+from polar.runtimes.network import GATEWAY_PORT, PROXY_PORT
 from tests.conformance import Target, output, sh, spec
 
 
@@ -30,12 +30,26 @@ async def gateway() -> AsyncIterator[int]:
 async def test_only_the_gateway_is_reachable(target: Target, gateway: int, tmp_path: Path) -> None:
     sandbox = await target.runtime().start(SandboxSpec("s1", tmp_path / "s1", "127.0.0.1", gateway))
     try:
-        assert await output(sandbox, f"nc 127.0.0.1 {INSIDE_PORT} </dev/null") == "gateway"
+        assert await output(sandbox, f"nc 127.0.0.1 {GATEWAY_PORT} </dev/null") == "gateway"
         for address in (f"127.0.0.1 {gateway}", f"192.0.2.1 {gateway}"):
             result = await sandbox.exec(sh(f"nc -w 2 {address} </dev/null"), timeout=20, log_name="test")
             assert result.exit_code != 0
             assert result.stdout.read_text() == ""
         assert (await output(sandbox, "tail -n +3 /proc/net/dev | cut -d: -f1")).split() == ["lo"]
+    finally:
+        await sandbox.stop()
+
+
+async def test_a_listed_server_is_reached_through_the_proxy(
+    target: Target, gateway: int, tmp_path: Path
+) -> None:
+    runtime = target.runtime(network={"allow": [f"localhost:{gateway}"]})
+    sandbox = await runtime.start(SandboxSpec("s1", tmp_path / "s1", "127.0.0.1", gateway))
+    try:
+        for port, told in ((gateway, "gateway"), (1, "403 Forbidden")):
+            ask = f"printf 'CONNECT localhost:{port} HTTP/1.1\\r\\n\\r\\n' | nc 127.0.0.1 {PROXY_PORT}"
+            assert told in await output(sandbox, ask)
+        assert await output(sandbox, f"nc 127.0.0.1 {GATEWAY_PORT} </dev/null") == "gateway"
     finally:
         await sandbox.stop()
 

@@ -27,6 +27,7 @@ async def test_commands_outlive_the_template_and_the_next_has_a_new_one(tmp_path
         await eventually((tmp_path / "s1/files/workspace/up").exists)
         killed = template_pid()
         os.kill(killed, signal.SIGKILL)
+        await eventually(lambda: template._process is not None and template._process.poll() is not None)
         assert await output(sandbox, "echo on") == "on\n"
         assert template_pid() != killed
         await sandbox.upload(PurePosixPath("go"), b"")

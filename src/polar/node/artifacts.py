@@ -33,8 +33,7 @@ class Artifacts:
 
     def __init__(self, limit: int) -> None:
         self._left = limit
-        self._buffer = io.BytesIO()
-        self._zip = zipfile.ZipFile(self._buffer, "w", zipfile.ZIP_DEFLATED)
+        self._files: list[tuple[str, bytes]] = []
         self._omitted: list[str] = []
 
     def add(self, name: str, data: bytes) -> None:
@@ -42,7 +41,7 @@ class Artifacts:
             self.omit(name, f"{len(data)} bytes, over the limit of node.artifact_bytes")
             return
         self._left -= len(data)
-        self._zip.writestr(name, data)
+        self._files.append((name, data))
 
     def omit(self, name: str, why: str) -> None:
         self._omitted.append(f"{name}: {why}\n")
@@ -54,12 +53,16 @@ class Artifacts:
                 self.add(f"{prefix}/{path.relative_to(directory).as_posix()}", _end_of(path, self._left))
 
     def archive(self) -> bytes | None:
-        """The whole as bytes; None if there is nothing in it. No more can be added."""
-        if self._omitted:
-            self._zip.writestr("omitted.txt", "".join(self._omitted))
-        is_empty = not self._zip.namelist()
-        self._zip.close()
-        return None if is_empty else self._buffer.getvalue()
+        """The whole as bytes; None if there is nothing in it."""
+        omitted = [("omitted.txt", "".join(self._omitted).encode())] if self._omitted else []
+        files = [*self._files, *omitted]
+        if not files:
+            return None
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in files:
+                archive.writestr(name, data)
+        return buffer.getvalue()
 
 
 async def collect_diff(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from polar.config.settings import engine_environment
+from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import (
     Command,
     ImageNotFound,
@@ -28,7 +29,7 @@ from polar.runtimes.containers import ContainerOptions, ContainerSandbox
 from polar.runtimes.disk import can_mount_images, keep, make_disk
 from polar.runtimes.engine import Engine, container_name, csv_fields, name_prefix
 from polar.runtimes.files import remove_tree
-from polar.runtimes.local import ENGINE, make_root, reap_sandbox, reap_sessions
+from polar.runtimes.local import ENGINE, make_root, reap_sandbox, reap_sessions, started_whole
 
 START_SECONDS = 3600.0
 """Long, because an image named by its address is fetched and converted first."""
@@ -120,6 +121,10 @@ class ApptainerRuntime(Runtime):
     options: Options
     supports_snapshots = True
 
+    @property
+    def reaches(self) -> AllowList:
+        return self.options.network.allowed
+
     @classmethod
     def engine(cls) -> ApptainerEngine:
         found = shutil.which(NAME, path=engine_environment().get("PATH"))
@@ -148,9 +153,8 @@ class ApptainerRuntime(Runtime):
         engine = self.engine()
         self._check_image(spec)
         sandbox = ApptainerSandbox(spec, self.options, engine, container_name(spec.root))
-        await asyncio.to_thread(make_root, spec)
+        await started_whole(lambda: self._with_files(sandbox))
         try:
-            await asyncio.to_thread(self._make_files, sandbox)
             await engine.call("instance", "start", *sandbox.start_arguments(), timeout=START_SECONDS)
             running = await engine.instances(sandbox.name)
             if sandbox.name not in running:
@@ -186,11 +190,18 @@ class ApptainerRuntime(Runtime):
         if not resolved.exists():
             raise ImageNotFound(f"apptainer: no such image: {image}")
 
-    def _make_files(self, sandbox: ApptainerSandbox) -> None:
-        (sandbox.spec.root / ENGINE).write_text(NAME)
-        make_disk(sandbox.spec.root, self.options.limits.disk, None, sandbox.spec.base)
-        if self.options.root == "overlay":
-            sandbox.overlay.mkdir()
+    def _with_files(self, sandbox: ApptainerSandbox) -> ApptainerSandbox:
+        spec = sandbox.spec
+        make_root(spec)
+        try:
+            (spec.root / ENGINE).write_text(NAME)
+            make_disk(spec.root, self.options.limits.disk, None, spec.base)
+            if self.options.root == "overlay":
+                sandbox.overlay.mkdir()
+        except BaseException:
+            reap_sandbox(spec.root)
+            raise
+        return sandbox
 
     async def _undo(self, sandbox: ApptainerSandbox) -> None:
         await sandbox.close()

@@ -11,6 +11,7 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from polar.errors import PolarError
+from polar.runtimes.allow_list import AllowList
 from polar.runtimes.limits import Limit
 
 
@@ -160,6 +161,11 @@ class Runtime(ABC):
     @abstractmethod
     async def unavailable(cls) -> str | None:
         """Why this runtime cannot work on this machine (with what to do), or None if it can. Cached."""
+
+    @property
+    def reaches(self) -> AllowList:
+        """What its sandboxes reach besides the gateway because the task asks for it."""
+        return AllowList()
 
     @classmethod
     async def enforcement(cls) -> Mapping[str, str]:

@@ -3,7 +3,8 @@
 Every command gets its own short-lived sandbox over the session's directories, so the kernel ends
 whatever it started together with it. Its network holds nothing but a loopback; the one listener
 there was made by the supervisor before the sandbox began and is served by the node, which carries
-its connections to the gateway. No helper of ours runs where the agent is.
+its connections to the gateway; a second leads to what the task's allow list names. No helper of ours
+runs where the agent is.
 """
 
 from __future__ import annotations
@@ -22,17 +23,23 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
+from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxError, SandboxSpec, Snapshot
 from polar.runtimes.disk import FILES, keep
 from polar.runtimes.files import remove_tree
-from polar.runtimes.forwarding import forwarded
 from polar.runtimes.limits import Limit
-from polar.runtimes.local import LocalOptions, LocalSandbox, enforcement, make_sandbox, reap_sessions
+from polar.runtimes.local import (
+    ClosedOptions,
+    LocalSandbox,
+    enforcement,
+    make_sandbox,
+    reap_sessions,
+    started_whole,
+)
+from polar.runtimes.network import GATEWAY_PORT
 from polar.runtimes.seccomp import program
 from polar.runtimes.supervision import Launch, Supervised, staged_path
 
-INSIDE_PORT = 47100
-"""Where the gateway is found on the loopback of every sandbox; high, to be in no agent's way."""
 INSIDE_ID = "1000"
 
 ETC = (
@@ -95,7 +102,7 @@ def _own_directory(path: str) -> str:
 OwnDirectory = Annotated[str, AfterValidator(_own_directory)]
 
 
-class BubblewrapOptions(LocalOptions):
+class BubblewrapOptions(ClosedOptions):
     """What tasks of other systems expect to find where, such as `/app`, `/tests` and `/logs`."""
 
     workspace: OwnDirectory = "/workspace"
@@ -118,7 +125,7 @@ class BubblewrapSandbox(LocalSandbox):
 
     home = PurePosixPath("/home/agent")
     tmp = PurePosixPath("/tmp")
-    gateway_url = f"http://127.0.0.1:{INSIDE_PORT}"
+    gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"
     options: BubblewrapOptions
 
     @property
@@ -159,7 +166,7 @@ class BubblewrapSandbox(LocalSandbox):
             stderr=stderr,
             output_limit=self.options.output_limit,
             limits=self.resource_limits,
-            closed_network_port=INSIDE_PORT,
+            closed_network_ports=self.options.network.ports,
             is_wrapped=True,
             staged=staged,
             user=self.owner,
@@ -183,8 +190,7 @@ class BubblewrapSandbox(LocalSandbox):
 
     @asynccontextmanager
     async def attend(self, running: Supervised) -> AsyncIterator[None]:
-        listener = await running.listener()
-        async with forwarded(listener, self.spec.gateway_host, self.spec.gateway_port):
+        async with self.options.network.attended(await running.listeners(), self.spec):
             yield
 
     def exit_code(self, reported: int) -> int:
@@ -204,7 +210,7 @@ class BubblewrapSandbox(LocalSandbox):
 
     def _environment(self, command: Command) -> Iterator[str]:
         yield "--clearenv"
-        for name, value in {**self.env, **command.env}.items():
+        for name, value in {**self.env, **self.options.network.env, **command.env}.items():
             yield from ("--setenv", name, value)
 
 
@@ -251,6 +257,10 @@ class BubblewrapRuntime(Runtime):
     supports_snapshots = True
     _probed: ClassVar[list[str | None]] = []
 
+    @property
+    def reaches(self) -> AllowList:
+        return self.options.network.allowed
+
     @classmethod
     async def unavailable(cls) -> str | None:
         if not cls._probed:
@@ -259,7 +269,7 @@ class BubblewrapRuntime(Runtime):
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         spec = replace(spec, root=spec.root.absolute())
-        return await asyncio.to_thread(_make, BubblewrapSandbox, spec, self.options)
+        return await started_whole(lambda: _make(BubblewrapSandbox, spec, self.options))
 
     async def discard(self, snapshot: Snapshot) -> None:
         await asyncio.to_thread(remove_tree, snapshot.directory)
@@ -319,7 +329,7 @@ async def _answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 async def _probe(spec: SandboxSpec) -> str | None:
     """What went wrong in a sandbox that runs nothing, or in its network."""
-    connect = (sys.executable, "-I", "-c", _CONNECT, str(INSIDE_PORT))
+    connect = (sys.executable, "-I", "-c", _CONNECT, str(GATEWAY_PORT))
     probes: tuple[tuple[type[BubblewrapSandbox], tuple[str, ...]], ...] = (
         (BubblewrapSandbox, ("/bin/sh", "-c", "exit 0")),
         (_NetworkProbe, connect),

@@ -2,8 +2,9 @@
 
 The engine makes the container; the node keeps it in hand from outside. Its writable directories are
 the node's own, on a disk of limited size. Its network is a loopback, on which the node listens and
-carries connections to the gateway. Its processes are found by their pid namespace and killed by the
-node, because an engine's command line that is killed leaves what it started running.
+carries connections to the gateway and to what the task's allow list names. Its processes are found by
+their pid namespace and killed by the node, because an engine's command line that is killed leaves what
+it started running.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path, PurePosixPath
 
@@ -34,9 +35,9 @@ from polar.runtimes.base import (
 from polar.runtimes.cgroups import Group, find_hierarchies
 from polar.runtimes.disk import FILES, IMAGE
 from polar.runtimes.engine import Engine
-from polar.runtimes.forwarding import forwarded
 from polar.runtimes.limits import Limit
-from polar.runtimes.local import LocalOptions, LocalSandbox
+from polar.runtimes.local import ClosedOptions, LocalSandbox
+from polar.runtimes.network import GATEWAY_PORT
 from polar.runtimes.processes import (
     SANDBOX_VARIABLE,
     ProcessIdentity,
@@ -48,8 +49,6 @@ from polar.runtimes.supervision import GRACE_SECONDS, Launch, Supervised
 
 WORKSPACE = PurePosixPath("/workspace")
 """A directory of the session's own, empty at first."""
-INSIDE_PORT = 47100
-"""Where the gateway is found on the loopback of every container."""
 COMMAND_VARIABLE = "POLAR_COMMAND"
 """Tells the processes of commands that run side by side apart."""
 ATTACH_SECONDS = 5.0
@@ -58,7 +57,7 @@ LAST_WORDS_SECONDS = 10.0
 """How long the engine may take to tell of a command whose processes are gone."""
 
 
-class ContainerOptions(LocalOptions):
+class ContainerOptions(ClosedOptions):
     """What all container runtimes can be told."""
 
     image: str = Field(min_length=1, max_length=4096)
@@ -90,7 +89,7 @@ class ContainerSandbox(LocalSandbox):
     options: ContainerOptions
     home = PurePosixPath("/home/agent")
     tmp = PurePosixPath("/tmp")
-    gateway_url = f"http://127.0.0.1:{INSIDE_PORT}"
+    gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"
 
     def __init__(self, spec: SandboxSpec, options: ContainerOptions, engine: Engine, name: str) -> None:
         super().__init__(spec, options)
@@ -133,10 +132,9 @@ class ContainerSandbox(LocalSandbox):
         self._spared = inside(init)
         self._meters = _meters(pid)
         self.owner = _adopt(self.spec.root / FILES, pid)
-        listener = await container_listener(pid, INSIDE_PORT)
-        await self._attached.enter_async_context(
-            forwarded(listener, self.spec.gateway_host, self.spec.gateway_port)
-        )
+        network = self.options.network
+        listeners = await container_listeners(pid, network.ports)
+        await self._attached.enter_async_context(network.attended(listeners, self.spec))
 
     def path_inside(self, mount: Mount) -> PurePosixPath:
         return mount.target
@@ -170,7 +168,7 @@ class ContainerSandbox(LocalSandbox):
 
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
         token = secrets.token_hex(8)
-        env = {**self.env, **command.env, COMMAND_VARIABLE: token}
+        env = {**self.env, **self.options.network.env, **command.env, COMMAND_VARIABLE: token}
         argv = self.engine.exec_argv(
             self.name, command, command.cwd or self.workspace, self._env_file(env, token)
         )
@@ -209,7 +207,7 @@ class ContainerSandbox(LocalSandbox):
         await asyncio.to_thread(self._kill_all_but, set())
         await super().kill()
 
-    async def stop(self) -> None:
+    async def clear_away(self) -> None:
         await self.kill()
         await self.close()
         await asyncio.to_thread(self._remove_all_but_logs)
@@ -281,11 +279,11 @@ class ContainerSandbox(LocalSandbox):
 _KILL_ROUNDS = 2000
 
 
-async def container_listener(pid: int, port: int) -> socket.socket:
-    """A listening socket on the loopback of a process's network."""
+async def container_listeners(pid: int, ports: Sequence[int]) -> list[socket.socket]:
+    """Listening sockets on the loopback of a process's network."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        arguments = [str(theirs.fileno()), str(pid), str(port)]
+        arguments = [str(theirs.fileno()), str(pid), *map(str, ports)]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -298,11 +296,11 @@ async def container_listener(pid: int, port: int) -> socket.socket:
         )
         theirs.close()
         await process.wait()
-        message, descriptors, _, _ = socket.recv_fds(ours, 65536, 1)
+        message, descriptors, _, _ = socket.recv_fds(ours, 65536, len(ports))
     if not descriptors:
         reason = message.decode(errors="replace").removeprefix("failed ") or "the listener died"
         raise SandboxError(f"the gateway cannot be reached from the container: {reason}")
-    return socket.socket(fileno=descriptors[0])
+    return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
 
 def _meters(pid: int) -> Group:

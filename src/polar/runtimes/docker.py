@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from polar.config.settings import engine_environment
+from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import (
     Command,
     Runtime,
@@ -29,7 +30,14 @@ from polar.runtimes.containers import ContainerOptions, ContainerSandbox
 from polar.runtimes.disk import can_mount_images, keep, make_disk
 from polar.runtimes.engine import Engine, container_name, csv_fields, name_prefix, node_label
 from polar.runtimes.files import remove_tree
-from polar.runtimes.local import ENGINE, make_root, reap_sandbox, reap_sessions, start_supervised
+from polar.runtimes.local import (
+    ENGINE,
+    make_root,
+    reap_sandbox,
+    reap_sessions,
+    start_supervised,
+    started_whole,
+)
 from polar.runtimes.processes import SANDBOX_VARIABLE
 from polar.runtimes.supervision import Launch, Supervised
 
@@ -150,6 +158,10 @@ class DockerRuntime(Runtime):
     install_hint: ClassVar[str] = "install Docker (Debian: docker.io) and start its daemon"
     _probed: ClassVar[dict[str, tuple[str | None, bool]]] = {}
 
+    @property
+    def reaches(self) -> AllowList:
+        return self.options.network.allowed
+
     @classmethod
     def engine(cls) -> DockerEngine:
         found = shutil.which(cls.binary, path=engine_environment().get("PATH"))
@@ -174,9 +186,8 @@ class DockerRuntime(Runtime):
         spec = replace(spec, root=spec.root.absolute())
         engine = self.engine()
         sandbox = DockerSandbox(spec, self.options, engine, container_name(spec.root))
-        await asyncio.to_thread(make_root, spec)
+        await started_whole(lambda: self._with_files(sandbox))
         try:
-            await asyncio.to_thread(self._make_files, spec)
             arguments = tuple(sandbox.create_arguments(rootless=rootless))
             await engine.call("create", *arguments, timeout=PULL_SECONDS)
             await self._begin(sandbox)
@@ -208,9 +219,16 @@ class DockerRuntime(Runtime):
             if name.startswith(name_prefix(sessions_root)):
                 await engine.remove(name)
 
-    def _make_files(self, spec: SandboxSpec) -> None:
-        (spec.root / ENGINE).write_text(self.binary)
-        make_disk(spec.root, self.options.limits.disk, None, spec.base)
+    def _with_files(self, sandbox: DockerSandbox) -> DockerSandbox:
+        spec = sandbox.spec
+        make_root(spec)
+        try:
+            (spec.root / ENGINE).write_text(self.binary)
+            make_disk(spec.root, self.options.limits.disk, None, spec.base)
+        except BaseException:
+            reap_sandbox(spec.root)
+            raise
+        return sandbox
 
     async def _begin(self, sandbox: DockerSandbox) -> None:
         engine, root = sandbox.engine, sandbox.spec.root

@@ -6,9 +6,10 @@ import asyncio
 import errno
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -40,6 +41,7 @@ from polar.runtimes.disk import (
 )
 from polar.runtimes.files import read_file, remove_tree, write_file
 from polar.runtimes.limits import Limit, Limits
+from polar.runtimes.network import Network
 from polar.runtimes.processes import ProcessIdentity, end_strays
 from polar.runtimes.supervision import GRACE_SECONDS, Launch, Supervised
 
@@ -56,6 +58,10 @@ CONSTANT_ENV = {
 }
 
 
+T = TypeVar("T")
+S = TypeVar("S", bound=Sandbox)
+
+
 class LocalOptions(BaseModel):
     """What all runtimes of this machine can be told."""
 
@@ -64,6 +70,12 @@ class LocalOptions(BaseModel):
     output_limit: int = Field(default=DEFAULT_OUTPUT_LIMIT, ge=1024)
     """Bytes kept of each command's stdout and of its stderr."""
     limits: Limits = Limits()
+
+
+class ClosedOptions(LocalOptions):
+    """Of runtimes whose sandboxes have a network of their own."""
+
+    network: Network = Network()
 
 
 class LocalSandbox(Sandbox):
@@ -176,6 +188,10 @@ class LocalSandbox(Sandbox):
             await asyncio.to_thread(self.group.kill)
 
     async def stop(self) -> None:
+        await to_its_end(self.clear_away())
+
+    async def clear_away(self) -> None:
+        """What `stop` does, whether or not it is cancelled."""
         await self.kill()
         await asyncio.to_thread(self._remove_all_but_logs)
 
@@ -202,6 +218,28 @@ class LocalSandbox(Sandbox):
                 return base, absolute.relative_to(inside).parts
         names = ", ".join(map(str, self.writable))
         raise PathRefused(f"{path}: not below a writable directory of the sandbox", hint=f"these are {names}")
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Do what must not be left half done: a cancellation takes effect only when it is finished."""
+    working = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait({working})
+        raise
+
+
+async def started_whole(make: Callable[[], S]) -> S:
+    """A sandbox made in a thread; if the call is cancelled meanwhile, the sandbox is stopped again."""
+    making = asyncio.create_task(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.wait({making})
+        if making.exception() is None:
+            await making.result().stop()
+        raise
 
 
 def start_supervised(launch: Launch, root: Path) -> Supervised:

@@ -7,12 +7,22 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import model_validator
 
 from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxSpec
 from polar.runtimes.cgroups import Group
 from polar.runtimes.disk import FILES
 from polar.runtimes.forwarding import reachable_host
-from polar.runtimes.local import LocalOptions, LocalSandbox, enforcement, make_sandbox, reap_sessions
+from polar.runtimes.local import (
+    LocalOptions,
+    LocalSandbox,
+    enforcement,
+    make_sandbox,
+    reap_sessions,
+    started_whole,
+)
 from polar.runtimes.processes import SANDBOX_VARIABLE
 from polar.runtimes.supervision import Launch
 
@@ -48,7 +58,14 @@ class ProcessSandbox(LocalSandbox):
 
 class ProcessRuntime(Runtime):
     class Options(LocalOptions):
-        pass
+        @model_validator(mode="before")
+        @classmethod
+        def _network_is_the_hosts(cls, given: Any) -> Any:
+            if isinstance(given, dict) and "network" in given:
+                raise ValueError(
+                    "network: a plain process cannot be kept to a list; use bubblewrap or docker"
+                )
+            return given
 
     options: Options
 
@@ -62,8 +79,9 @@ class ProcessRuntime(Runtime):
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         spec = replace(spec, root=spec.root.absolute())
-        group = await asyncio.to_thread(make_sandbox, spec, self.options.limits, None)
-        return ProcessSandbox(spec, self.options, group)
+        return await started_whole(
+            lambda: ProcessSandbox(spec, self.options, make_sandbox(spec, self.options.limits, None))
+        )
 
     @classmethod
     async def reap(cls, sessions_root: Path) -> int:

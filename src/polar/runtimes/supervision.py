@@ -6,12 +6,9 @@ import asyncio
 import marshal
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,16 +16,12 @@ from polar.runtimes import supervisor
 from polar.runtimes.base import SandboxError, SandboxUnavailable
 from polar.runtimes.limits import Limit
 from polar.runtimes.processes import ProcessIdentity
+from polar.runtimes.template import template
 
 GRACE_SECONDS = 2.0
 """How long a command that ran out of time may take to end by itself."""
 END_SECONDS = 30.0
 """How long killed processes may take to be gone before that is an error (they hang in the kernel)."""
-
-_SOURCE = Path(supervisor.__file__)
-_COMPILED = Path(cache_from_source(str(_SOURCE)))
-_SUPERVISOR = str(_COMPILED if _COMPILED.is_file() else _SOURCE)
-"""Compiled, where importing it has left it so: Python does not keep what it compiles of a script."""
 
 
 def staged_path(number: int) -> Path:
@@ -53,8 +46,8 @@ class Launch:
     """Resource limits by name (core, nofile, …)."""
     label: str = ""
     """What the sandbox knows the command by."""
-    closed_network_port: int | None = None
-    """Run in a network of its own, of which only a listener on this loopback port is handed out."""
+    closed_network_ports: tuple[int, ...] = ()
+    """Run in a network of its own, of which only listeners on these loopback ports are handed out."""
     inherited: tuple[bytes, ...] = ()
     """Contents of files that the command finds open as descriptors 3, 4, …."""
     staged: tuple[Path, ...] = ()
@@ -79,11 +72,19 @@ class Supervised:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         self._stdin_end, stdin = _open_stdin(launch)
-        with theirs, stdin:
-            self._process = _start_supervisor(launch, theirs, stdin)
-        identity = ProcessIdentity.of(self._process.pid)
-        self._pid_file = identity.save(pids) if identity else None
-        self._listener: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        try:
+            with theirs, stdin:
+                _order_supervisor(launch, theirs, stdin)
+        except BaseException:
+            self._control.close()
+            if self._stdin_end:
+                self._stdin_end.close()
+            raise
+        self._pids = pids
+        self._pid: int | None = None
+        self._life: int | None = None
+        """A pidfd of the supervisor."""
+        self._listeners: asyncio.Future[list[socket.socket]] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.create_task(self._watch())
         """The exit code, negative for a signal."""
         self.label = launch.label
@@ -97,12 +98,12 @@ class Supervised:
     def kill(self) -> None:
         self._send(b"kill")
 
-    async def listener(self) -> socket.socket:
-        """The listening socket inside the command's closed network; the caller's own to close."""
-        either: set[asyncio.Future[Any]] = {self._listener, self.ended}
+    async def listeners(self) -> list[socket.socket]:
+        """The listening sockets inside the command's closed network; the caller's own to close."""
+        either: set[asyncio.Future[Any]] = {self._listeners, self.ended}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if self._listener.done():
-            return self._listener.result().dup()
+        if self._listeners.done():
+            return [listener.dup() for listener in self._listeners.result()]
         self.ended.result()
         raise SandboxError("the sandbox ended before its network was ready")
 
@@ -116,7 +117,7 @@ class Supervised:
                 self.terminate()
                 return await asyncio.wait_for(asyncio.shield(self.ended), GRACE_SECONDS + END_SECONDS), True
         except TimeoutError:
-            raise SandboxError(f"process {self._process.pid} could not be ended") from None
+            raise SandboxError(f"process {self._pid} could not be ended") from None
         finally:
             if not self.ended.done():
                 await self.end()
@@ -126,7 +127,7 @@ class Supervised:
         self.kill()
         done, _ = await asyncio.wait({self.ended}, timeout=END_SECONDS)
         if not done:
-            raise SandboxError(f"process {self._process.pid} could not be ended")
+            raise SandboxError(f"process {self._pid} could not be ended")
 
     def _send(self, message: bytes) -> None:
         try:
@@ -135,12 +136,17 @@ class Supervised:
             return  # It has already ended.
 
     async def _watch(self) -> int:
+        pid_file = None
         try:
             while True:
                 message, descriptors = await _receive(self._control)
                 match message.split(b" ", 1):
+                    case [b"began", pid]:
+                        (self._life,) = descriptors
+                        self._pid = int(pid)
+                        pid_file = _record(self._pid, self._pids)
                     case [b"listening"]:
-                        self._listener.set_result(socket.socket(fileno=descriptors[0]))
+                        self._listeners.set_result([socket.socket(fileno=number) for number in descriptors])
                     case [b"exit", rest]:
                         code, _, exceeded = rest.decode().partition(" ")
                         self.exceeded = Limit(exceeded) if exceeded else None
@@ -155,11 +161,23 @@ class Supervised:
             self._control.close()
             if self._stdin_end:
                 self._stdin_end.close()
-            await asyncio.to_thread(self._process.wait)
-            if self._pid_file:
-                self._pid_file.unlink(missing_ok=True)
-            if self._listener.done():
-                self._listener.result().close()
+            if self._life is not None:
+                await _readable(self._life)
+                os.close(self._life)
+            if pid_file:
+                pid_file.unlink(missing_ok=True)
+            if self._listeners.done():
+                for listener in self._listeners.result():
+                    listener.close()
+
+
+def _record(pid: int, directory: Path) -> Path | None:
+    """Name the supervisor for a later life of the node; nothing if it has already ended."""
+    identity = ProcessIdentity.of(pid)
+    try:
+        return identity.save(directory) if identity else None
+    except OSError as error:
+        raise SandboxError(f"a command could not be started: {directory}: {error.strerror}") from None
 
 
 def _open_stdin(launch: Launch) -> tuple[BinaryIO | None, BinaryIO]:
@@ -170,7 +188,7 @@ def _open_stdin(launch: Launch) -> tuple[BinaryIO | None, BinaryIO]:
     return os.fdopen(node_end, "wb"), os.fdopen(command_end, "rb")
 
 
-def _start_supervisor(launch: Launch, control: socket.socket, stdin: BinaryIO) -> subprocess.Popen[bytes]:
+def _order_supervisor(launch: Launch, control: socket.socket, stdin: BinaryIO) -> None:
     request = marshal.dumps(
         {
             "argv": [os.fsencode(argument) for argument in launch.argv],
@@ -179,7 +197,7 @@ def _start_supervisor(launch: Launch, control: socket.socket, stdin: BinaryIO) -
             "limits": dict(launch.limits),
             "output_limit": launch.output_limit,
             "grace": GRACE_SECONDS,
-            "closed_network_port": launch.closed_network_port,
+            "closed_network_ports": list(launch.closed_network_ports),
             "is_wrapped": launch.is_wrapped,
             "staged": [str(path) for path in launch.staged],
             "user": launch.user,
@@ -191,18 +209,7 @@ def _start_supervisor(launch: Launch, control: socket.socket, stdin: BinaryIO) -
     with ExitStack() as stack:
         stdout, stderr = (stack.enter_context(path.open("wb")) for path in (launch.stdout, launch.stderr))
         passed = [stack.enter_context(_memory_file(data)) for data in (request, *launch.inherited)]
-        descriptors = [control.fileno(), *(file.fileno() for file in passed)]
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", _SUPERVISOR, *map(str, descriptors)],
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=descriptors,
-            env={},
-            cwd="/",
-            # Ctrl-C in a terminal is for the node alone; it ends its sandboxes in order.
-            start_new_session=True,
-        )
+        template.order([control.fileno(), *(file.fileno() for file in (stdin, stdout, stderr, *passed))])
 
 
 def _memory_file(data: bytes) -> BinaryIO:
@@ -214,17 +221,22 @@ def _memory_file(data: bytes) -> BinaryIO:
 
 async def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
     """The next message with the descriptors that came along; empty once the other side is gone."""
-    loop = asyncio.get_running_loop()
     while True:
         try:
-            message, descriptors, _, _ = socket.recv_fds(control, 65536, 1)
+            message, descriptors, _, _ = socket.recv_fds(control, 65536, supervisor.MAX_DESCRIPTORS)
             return message, descriptors
         except BlockingIOError:
-            readable = loop.create_future()
-            loop.add_reader(control, readable.set_result, None)
-            try:
-                await readable
-            finally:
-                loop.remove_reader(control)
+            await _readable(control.fileno())
         except ConnectionResetError:
             return b"", []
+
+
+async def _readable(descriptor: int) -> None:
+    """Wait until there is something to read, which of a pidfd there is when its process has ended."""
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+    loop.add_reader(descriptor, readable.set_result, None)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(descriptor)

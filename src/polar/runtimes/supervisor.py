@@ -1,13 +1,17 @@
-"""A program of its own: runs one command and, however that ends, leaves no process of it behind.
+"""A program of its own: for each command a process that, however that ends, leaves nothing of it behind.
 
-Started as `python -I -S supervisor.py CONTROL REQUEST INHERITED...`. It imports nothing of Polar and
-little of the standard library, since every command waits for it. CONTROL is a socket to whoever
-started it; its closing means that they died. REQUEST is a marshalled dictionary, each INHERITED a
-file that the command gets as descriptor 3, 4, …. Its own stdin goes to the command; its stdout and
-stderr are the log files, to which it copies what the command writes.
+Started once a node as `python -I -S supervisor.py ORDERS`. Python takes longer to start than a sandbox,
+and a supervisor's memory is nearly all the interpreter's; so the first process waits at ORDERS, a
+socket, and forks a supervisor for every order. It imports nothing of Polar and little of the standard
+library, and ends when ORDERS closes.
 
-It is the reaper of every orphan below it (PR_SET_CHILD_SUBREAPER), so a process that daemonises
-becomes its child instead of escaping. Limits that no control group keeps it watches over itself.
+An order is a message with descriptors. CONTROL is a socket to whoever ordered; its closing means that
+they died. STDIN goes to the command; STDOUT and STDERR are the log files, to which the supervisor
+copies what the command writes. REQUEST is a marshalled dictionary; what follows are files that the
+command gets as descriptors 3, 4, ….
+
+A supervisor is the reaper of every orphan below it (PR_SET_CHILD_SUBREAPER), so a process that
+daemonises becomes its child instead of escaping. Limits that no control group keeps it watches itself.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]
 import ctypes
 import fcntl
+import gc
 import marshal
 import os
 import resource
@@ -25,6 +30,8 @@ import time
 from _socket import (
     AF_INET,
     AF_UNIX,
+    CMSG_SPACE,
+    MSG_CMSG_CLOEXEC,
     MSG_DONTWAIT,
     SCM_RIGHTS,
     SOCK_SEQPACKET,
@@ -39,6 +46,7 @@ MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 STAGE = "/tmp"
 WATCH_SECONDS, COUNT_SECONDS = 0.25, 0.5
 PAGE = os.sysconf("SC_PAGE_SIZE")
+MAX_DESCRIPTORS = 16
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -71,14 +79,23 @@ def enter_closed_network() -> None:
     interface.close()
 
 
-def hand_out_listener(control: socket, port: int) -> None:
-    """Listen inside the closed network and give the socket to the host: the only way in or out."""
-    listener = socket(AF_INET, SOCK_STREAM)
-    listener.bind(("127.0.0.1", port))
-    listener.listen(128)
-    descriptor = listener.fileno().to_bytes(4, sys.byteorder)
-    control.sendmsg([b"listening"], [(SOL_SOCKET, SCM_RIGHTS, descriptor)])
-    listener.close()
+def hand_out(control: socket, message: str, *descriptors: int) -> None:
+    """Send a message and descriptors with it."""
+    numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
+    control.sendmsg([message.encode()], [(SOL_SOCKET, SCM_RIGHTS, numbers)])
+
+
+def hand_out_listeners(control: socket, ports: list[int]) -> None:
+    """Listen inside the closed network and give the sockets to the host: the only ways in or out."""
+    listeners = []
+    for port in ports:
+        listener = socket(AF_INET, SOCK_STREAM)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
+        listeners.append(listener)
+    hand_out(control, "listening", *(listener.fileno() for listener in listeners))
+    for listener in listeners:
+        listener.close()
 
 
 class Output:
@@ -144,7 +161,7 @@ def become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def spawn(request: dict[str, object], outputs: list[Output]) -> int:
+def spawn(request: dict[str, object], outputs: list[Output], inherited: list[int]) -> int:
     """Start the command in a session of its own, under its limits."""
     pid = os.fork()
     if pid:
@@ -169,8 +186,8 @@ def spawn(request: dict[str, object], outputs: list[Output]) -> int:
         for target, output in enumerate(outputs, start=1):
             os.dup2(output.command_end, target)
         # First out of the way of the numbers they are to have.
-        inherited = [fcntl.fcntl(int(given), fcntl.F_DUPFD, 100) for given in sys.argv[3:]]
-        for target, descriptor in enumerate(inherited, start=3):
+        moved = [fcntl.fcntl(given, fcntl.F_DUPFD, 100) for given in inherited]
+        for target, descriptor in enumerate(moved, start=3):
             os.dup2(descriptor, target)
             os.close(descriptor)
         signal.set_wakeup_fd(-1)
@@ -270,7 +287,7 @@ def descendants() -> list[int]:
 class Supervision:
     """The command's life from its start until nothing of it is left."""
 
-    def __init__(self, control: socket, request: dict[str, object]) -> None:
+    def __init__(self, control: socket, request: dict[str, object], inherited: list[int]) -> None:
         self.control = control
         self.is_wrapped = bool(request["is_wrapped"])
         self.grace = float(str(request["grace"]))
@@ -285,7 +302,7 @@ class Supervision:
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self.end_now)
-        self.command = spawn(request, self.outputs)
+        self.command = spawn(request, self.outputs, inherited)
         for output in self.outputs:
             os.close(output.command_end)
 
@@ -357,26 +374,65 @@ class Supervision:
                     continue
 
 
-def main() -> None:
-    control = socket(AF_UNIX, SOCK_SEQPACKET, 0, int(sys.argv[1]))
-    for descriptor in sys.argv[1:]:
-        os.set_inheritable(int(descriptor), False)
-    with open(int(sys.argv[2]), "rb") as file:
-        request = marshal.load(file)
+def supervise(control: socket, request: dict[str, object], inherited: list[int]) -> None:
+    """Run one command to its end and tell of it."""
     try:
+        myself = os.pidfd_open(os.getpid())
+        hand_out(control, f"began {os.getpid()}", myself)
+        os.close(myself)
         check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "cannot become a subreaper")
-        if request["closed_network_port"] is not None:
+        ports = request["closed_network_ports"]
+        assert isinstance(ports, list)
+        if ports:
             enter_closed_network()
-            hand_out_listener(control, request["closed_network_port"])
-        supervision = Supervision(control, request)
+            hand_out_listeners(control, ports)
+        supervision = Supervision(control, request, inherited)
         message = f"exit {supervision.run()} {supervision.exceeded or ''}"
     except OSError as error:
         message = f"failed {error}"
     try:
         control.send(message.encode(errors="replace"))
     except OSError:
-        os._exit(1)  # Whoever started us is gone; so is the command.
-    os._exit(0)
+        os._exit(1)  # Whoever ordered it is gone; so is the command.
+
+
+def take_order(descriptors: list[int]) -> None:
+    """Be the supervisor that an order asks for."""
+    os.setsid()
+    control, stdin, stdout, stderr, request, *inherited = descriptors
+    for target, descriptor in enumerate((stdin, stdout, stderr)):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    with open(request, "rb") as file:
+        wanted = marshal.load(file)
+    supervise(socket(AF_UNIX, SOCK_SEQPACKET, 0, control), wanted, inherited)
+
+
+def main() -> None:
+    orders = socket(AF_UNIX, SOCK_SEQPACKET, 0, int(sys.argv[1]))
+    os.set_inheritable(orders.fileno(), False)
+    # The kernel takes in supervisors that ended: nobody here waits for them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()
+    while True:
+        message, ancillary, _, _ = orders.recvmsg(16, CMSG_SPACE(MAX_DESCRIPTORS * 4), MSG_CMSG_CLOEXEC)
+        if not message:
+            return
+        descriptors = [number for _, _, data in ancillary for number in memoryview(data).cast("i")]
+        try:
+            is_supervisor = os.fork() == 0
+        except OSError:
+            is_supervisor = False  # Whoever ordered sees that nobody took it.
+        if is_supervisor:
+            try:
+                orders.close()
+                take_order(descriptors)
+            except Exception as error:
+                os.write(2, f"the supervisor failed: {error!r}\n".encode(errors="replace"))
+            finally:
+                os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 if __name__ == "__main__":
