@@ -1,0 +1,113 @@
+"""Checkpoints: everything a run needs to go on exactly, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polar.errors import PolarError
+
+WEIGHTS = "weights"
+"""In a checkpoint: what `from_pretrained` reads, or the adapter."""
+STATE = "state.pt"
+_NAME = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A run after a step."""
+
+    path: Path
+    step: int
+
+    @property
+    def weights(self) -> Path:
+        return self.path / WEIGHTS
+
+    def state(self) -> dict[str, Any]:
+        """What `write` was given."""
+        try:
+            state: dict[str, Any] = torch.load(self.path / STATE, weights_only=False, map_location="cpu")
+        except (OSError, RuntimeError, EOFError) as error:
+            raise PolarError(
+                f"{self.path}: the checkpoint cannot be read: {error}",
+                hint="delete it to go on from the one before",
+            ) from None
+        return state
+
+
+def latest(directory: Path) -> Checkpoint | None:
+    found = checkpoints(directory)
+    return found[-1] if found else None
+
+
+def checkpoints(directory: Path) -> list[Checkpoint]:
+    """Those that are complete, oldest first."""
+    if not directory.is_dir():
+        return []
+    named = ((path, _NAME.fullmatch(path.name)) for path in directory.iterdir())
+    found = [Checkpoint(path, int(match[1])) for path, match in named if match]
+    return sorted(found, key=lambda one: one.step)
+
+
+def write(
+    directory: Path, step: int, save_weights: Callable[[Path], None], state: dict[str, Any], keep: int
+) -> Checkpoint:
+    """Write a checkpoint under a temporary name, give it its own, and remove all but the last ones."""
+    part = directory / ".part"
+    # What a killed process left of one.
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    save_weights(part / WEIGHTS)
+    torch.save(state, part / STATE)
+    for path in [*part.rglob("*"), part]:
+        _sync(path)
+    made = Checkpoint(directory / f"step-{step:06d}", step)
+    shutil.rmtree(made.path, ignore_errors=True)
+    part.rename(made.path)
+    _sync(directory)
+    for old in checkpoints(directory)[:-keep]:
+        shutil.rmtree(old.path)
+    return made
+
+
+def random_state() -> dict[str, Any]:
+    """Of every generator that a step may draw from."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_random(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _sync(path: Path) -> None:
+    """Have what is written survive the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

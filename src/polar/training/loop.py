@@ -1,0 +1,114 @@
+"""The training loop, the same for GRPO and SFT: collect, learn, push, log, keep."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polar.training import checkpoint
+from polar.training.checkpoint import Checkpoint
+from polar.training.groups import Material
+from polar.training.learner import Diverged, Learner
+from polar.training.metrics import Board
+from polar.training.settings import RunSettings
+from polar.training.sinks import WeightSink
+from polar.training.sources import Source
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"
+
+HeldOutNumbers = Callable[[int], dict[str, float]]
+"""What is known of the policy after a step from tasks that are not learnt from."""
+
+
+def nothing_held_out(_step: int) -> dict[str, float]:
+    return {}
+
+
+@dataclass(slots=True)
+class Training:
+    """A run and how far it is."""
+
+    settings: RunSettings
+    source: Source
+    learner: Learner
+    sink: WeightSink
+    held_out: HeldOutNumbers = nothing_held_out
+    step: int = 0
+
+    def run(self, board: Board) -> Checkpoint:
+        """Train to the last step; the checkpoint it ends with."""
+        kept = self._keep() if self.step == 0 else checkpoint.latest(self.directory)
+        assert kept is not None
+        version = self.sink.push(self.learner.policy)
+        while self.step < self.settings.steps:
+            began = time.monotonic()
+            material = self.source.take(version)
+            taken = time.monotonic()
+            try:
+                numbers = self.learner.learn(material.packing.batches)
+            except Diverged as error:
+                raise Diverged(f"step {self.step + 1}: {error.message}", hint=_advice(kept)) from None
+            learnt = time.monotonic()
+            self.step += 1
+            if material.packing.batches:
+                version = self.sink.push(self.learner.policy)
+            numbers |= _speed(material, began, taken, learnt, time.monotonic()) | {"version": version}
+            board.write(self.step, numbers | _told(self.step, material) | self.held_out(self.step))
+            if self.step % self.settings.checkpoint.every == 0 or self.step == self.settings.steps:
+                kept = self._keep()
+        return kept
+
+    @property
+    def directory(self) -> Path:
+        return self.settings.out / CHECKPOINTS
+
+    def resume(self, found: Checkpoint) -> None:
+        """Go on after a checkpoint, whose weights the learner's policy has."""
+        state = found.state()
+        self.step = found.step
+        self.learner.restore(state["learner"])
+        self.source.restore(state["source"])
+        checkpoint.restore_random(state["random"])
+
+    def _keep(self) -> Checkpoint:
+        state: dict[str, Any] = {
+            "learner": self.learner.state(),
+            "source": self.source.state(),
+            "random": checkpoint.random_state(),
+        }
+        save = self.learner.policy.save
+        return checkpoint.write(self.directory, self.step, save, state, self.settings.checkpoint.keep)
+
+
+def _told(step: int, material: Material) -> dict[str, float]:
+    """The material's numbers; what of it was left out is also logged, by name."""
+    left_out = {name: count for name, count in material.excluded.items() if count}
+    if left_out:
+        named = ", ".join(f"{count} {name}" for name, count in sorted(left_out.items()))
+        log.warning("step %d: left out: %s", step, named)
+    if not material.packing.batches:
+        log.warning("step %d: nothing to learn from; the weights stay", step)
+    return material.numbers | {f"excluded/{name}": float(count) for name, count in left_out.items()}
+
+
+def _speed(material: Material, began: float, taken: float, learnt: float, ended: float) -> dict[str, float]:
+    stats = material.packing.stats
+    return {
+        "tokens": float(stats.packed_tokens),
+        "packing_ratio": stats.ratio,
+        "collect_seconds": taken - began,
+        "learn_seconds": learnt - taken,
+        "push_seconds": ended - learnt,
+        "busy": (learnt - taken) / max(ended - began, 1e-9),
+        "tokens_per_second": stats.packed_tokens / max(learnt - taken, 1e-9),
+    }
+
+
+def _advice(kept: Checkpoint) -> str:
+    return f"the last good checkpoint is {kept.path}; go on from it with a lower learning rate"

@@ -1,0 +1,168 @@
+"""Where a run's numbers go: a table in the terminal, metrics.jsonl, and TensorBoard or W&B if asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from polar.errors import NotInstalled
+from polar.training.settings import MetricsSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+FILE = "metrics.jsonl"
+COLUMNS = (
+    "reward",
+    "held_out_success",
+    "loss",
+    "entropy",
+    "kl",
+    "clip_fraction",
+    "tis_fraction",
+    "staleness",
+    "tokens_per_second",
+)
+"""What the terminal shows of the numbers that there are; the file has them all."""
+LINES = 20
+"""How many steps the terminal shows."""
+
+
+class Writer(Protocol):
+    """Takes each step's numbers."""
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Board:
+    """All writers of a run."""
+
+    def __init__(self, writers: Iterable[Writer]) -> None:
+        self._writers = list(writers)
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        for writer in self._writers:
+            writer.write(step, finite)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ExitStack() as stack:
+            for writer in self._writers:
+                stack.callback(writer.close)
+
+
+def board(settings: MetricsSettings, out: Path, step: int, console: Console) -> Board:
+    """The writers that are asked for; numbers of steps after `step` are forgotten, for they come again."""
+    writers: list[Writer] = [JsonLines(out / FILE, step)]
+    if settings.tensorboard:
+        writers.append(TensorBoard(out / "tensorboard", step))
+    if settings.wandb is not None:
+        writers.append(WeightsAndBiases(settings.wandb, out))
+    return Board([*writers, Terminal(console)])
+
+
+class JsonLines:
+    """One object a step, each step once also where a run was killed and went on."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [line for line in _lines(path) if _step(line) <= step]
+        path.write_text("".join(line + "\n" for line in kept))
+        self._file = path.open("a", buffering=1)
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._file.write(json.dumps({"step": step, **numbers}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Terminal:
+    """A table that grows, or lines where nobody watches."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._console = console
+        self._rows: list[tuple[int, Mapping[str, float]]] = []
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        if self._live is not None:
+            self._live.start()
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        if self._live is None:
+            shown = " ".join(f"{name}={numbers[name]:.4g}" for name in COLUMNS if name in numbers)
+            self._console.print(f"step {step}: {shown}", markup=False)
+            return
+        self._rows = [*self._rows, (step, numbers)][-LINES:]
+        self._live.update(self._table(), refresh=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _table(self) -> RenderableType:
+        from rich.table import Table
+
+        names = [name for name in COLUMNS if any(name in numbers for _, numbers in self._rows)]
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in ("step", *names):
+            table.add_column(name.replace("_", " "), justify="right")
+        for step, numbers in self._rows:
+            table.add_row(str(step), *(f"{numbers[name]:.4g}" if name in numbers else "-" for name in names))
+        return table
+
+
+class TensorBoard:
+    def __init__(self, directory: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise NotInstalled(
+                "metrics.tensorboard needs tensorboard", hint="pip install tensorboard"
+            ) from None
+        self._writer: Any = SummaryWriter(str(directory), purge_step=step + 1)
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    def __init__(self, project: str, out: Path) -> None:
+        try:
+            wandb = import_module("wandb")
+        except ImportError:
+            raise NotInstalled("metrics.wandb needs wandb", hint="pip install wandb") from None
+        self._run: Any = wandb.init(project=project, name=out.name, dir=str(out), resume="allow")
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.is_file() else []
+
+
+def _step(line: str) -> float:
+    """Which step a line is of; one that a killed process left half is of none that was reached."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf

@@ -1,0 +1,271 @@
+"""The model that is trained: its weights, and how likely it holds what was sampled.
+
+On a GPU it computes in bfloat16 with FlexAttention over block masks; on a CPU in float32 with a dense mask.
+Whatever is trained is kept in float32: steps of a usual learning rate are lost between two bfloat16 numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from polar.engines.embedded.weights import ensure_model
+from polar.errors import InvalidInput, NotInstalled
+from polar.training.settings import Lora, ModelSettings
+from polar.trajectory.packing.batch import Batch
+from polar.trajectory.packing.masks import BLOCK, block_mask, dense_mask
+
+SHAPES = 8
+"""On a GPU batches are padded to so many sizes at most, so that kernels are compiled that often."""
+PROBE = (1, 2, 3, 5, 8, 13)
+"""Tokens that every vocabulary has."""
+PROBE_TOLERANCE = 1e-3
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges*")
+ADAPTER = "adapter_config.json"
+FULL = "full_attention"
+
+
+class Policy:
+    """A causal language model with what is needed to train it on packed batches."""
+
+    def __init__(
+        self,
+        model: Any,
+        directory: Path,
+        settings: ModelSettings,
+        *,
+        temperature: float = 1.0,
+        most_tokens: int = 16_384,
+        has_reference: bool = False,
+    ) -> None:
+        self.model = model
+        """A transformers model, or a `peft` model around one."""
+        self.directory = directory
+        """Where the model came from: of an adapter, what it is an adapter to."""
+        self._causal = model.get_base_model() if settings.lora else model
+        self._is_adapter = settings.lora is not None
+        self._device = next(model.parameters()).device
+        self._chunk = settings.chunk
+        self._temperature = temperature
+        self._granule = _granule(most_tokens)
+        self._reference = self._frozen_copy(settings) if has_reference else None
+        self._check_layers(most_tokens)
+        self._check_head()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that are trained."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """For each term of the batch, its token's logprob and the entropy it was drawn at."""
+        return self._measure(self._causal, batch)
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """For each term, its token's logprob; nothing can be learnt from it."""
+        with torch.no_grad():
+            return self._measure(self._causal, batch)[0]
+
+    def reference_logprobs(self, batch: Batch) -> Tensor:
+        """The same of the policy that the run began with."""
+        without_adapter = nullcontext() if self._reference is not None else self.model.disable_adapter()
+        with torch.no_grad(), without_adapter:
+            return self._measure(self._reference or self._causal, batch)[0]
+
+    def save(self, directory: Path) -> None:
+        """Write the weights, or the adapter alone, as `from_pretrained` reads them."""
+        self.model.save_pretrained(directory)
+        for pattern in _TOKENIZER_FILES:
+            for file in self.directory.glob(pattern):
+                shutil.copy(file, directory)
+
+    def _measure(self, causal: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        # A token that several rows train is computed once and stands in several terms.
+        targets, inverse = np.unique(batch.terms.targets, return_inverse=True)
+        sources, labels, back = (
+            torch.as_tensor(array, device=self._device).long()
+            for array in (batch.predecessors[targets], batch.ids[targets], inverse)
+        )
+        with self._precision():
+            hidden = self._hidden(causal, batch)[sources]
+            head = causal.get_output_embeddings()
+            parts = [
+                # Made again for the backward pass: no more than one chunk's logits are ever there.
+                checkpoint(self._score, head, some, ids, use_reentrant=False)
+                for some, ids in zip(hidden.split(self._chunk), labels.split(self._chunk), strict=True)
+            ]
+        logprobs, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
+        return logprobs[back], entropy[back]
+
+    def _score(self, head: Any, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = (head(hidden).float() / self._temperature).log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(-1, labels[:, None])[:, 0], entropy
+
+    def _hidden(self, causal: Any, batch: Batch) -> Tensor:
+        """The last layer's output for each token."""
+        mask: Any
+        if self._device.type == "cuda":
+            batch = batch.padded(-(-len(batch) // self._granule) * self._granule)
+            mask = block_mask(batch, self._device)
+        else:
+            mask = torch.as_tensor(dense_mask(batch))[None, None]
+        ids, positions = (
+            torch.as_tensor(array, device=self._device).long()[None] for array in (batch.ids, batch.positions)
+        )
+        made = causal.base_model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
+        hidden: Tensor = made.last_hidden_state[0]
+        return hidden
+
+    def _precision(self) -> Any:
+        is_gpu = self._device.type == "cuda"
+        return torch.autocast("cuda", torch.bfloat16) if is_gpu else nullcontext()
+
+    def _frozen_copy(self, settings: ModelSettings) -> Any:
+        """The model as it is now; None where leaving the adapter out gives the same."""
+        if self._is_adapter and settings.start is None:
+            return None
+        return copy.deepcopy(self._causal).requires_grad_(False)
+
+    def _check_layers(self, most_tokens: int) -> None:
+        """Refuse models with layers that a mask cannot keep from seeing other traces of a batch."""
+        config = self._causal.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or [FULL])
+        window = getattr(config, "sliding_window", None)
+        if window is not None and window >= most_tokens:
+            kinds.discard("sliding_attention")
+        if others := sorted(kinds - {FULL}):
+            raise InvalidInput(
+                f"model {self.directory.name}: it has layers of {', '.join(others)}, which cannot be packed",
+                hint="train a model whose layers all have full attention",
+            )
+
+    def _check_head(self) -> None:
+        """Refuse models that do more to their logits than their last layer says."""
+        ids = torch.tensor([PROBE], device=self._device)
+        with torch.no_grad(), self._precision():
+            whole = self._causal(input_ids=ids, use_cache=False).logits.float()
+            hidden = self._causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            ours = self._causal.get_output_embeddings()(hidden).float()
+        if float((whole - ours).abs().max()) > PROBE_TOLERANCE * max(1.0, float(whole.abs().max())):
+            raise InvalidInput(
+                f"model {self.directory.name}: its logits are scaled or capped after its last layer",
+                hint="this trainer computes them in chunks and would train another model",
+            )
+
+
+def load_policy(
+    settings: ModelSettings,
+    *,
+    weights: Path | None = None,
+    temperature: float = 1.0,
+    most_tokens: int = 16_384,
+    has_reference: bool = False,
+) -> Policy:
+    """The model with the weights of a checkpoint, or those that the settings begin with."""
+    directory = ensure_model(settings.name)
+    device = _device(settings.device)
+    start = settings.start if weights is None or has_reference else weights
+    model = (
+        _adapted(settings.lora, directory, start, device)
+        if settings.lora
+        else _load(start or directory, device)
+    )
+    _without_dropout(model)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.config.use_cache = False
+    model.train()
+    policy = Policy(
+        model,
+        directory,
+        settings,
+        temperature=temperature,
+        most_tokens=most_tokens,
+        has_reference=has_reference,
+    )
+    if weights is not None and start != weights:
+        # The reference is what the run began with, so that is loaded first.
+        _replace(policy, weights)
+    return policy
+
+
+def _load(directory: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if not (directory / "config.json").is_file():
+        raise InvalidInput(f"{directory}: holds no model", hint="to begin with an adapter, set model.lora")
+    attention = "flex_attention" if device.type == "cuda" else "sdpa"
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInput(f"model {directory.name}: cannot be trained: {reason}") from None
+    return model.to(device)
+
+
+def _adapted(lora: Lora, directory: Path, start: Path | None, device: torch.device) -> Any:
+    try:
+        from peft import LoraConfig, PeftModel, get_peft_model
+    except ImportError:
+        raise NotInstalled("model.lora needs peft", hint="pip install 'polar[train]'") from None
+    base = _load(directory, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    if start is not None:
+        if not (start / ADAPTER).is_file():
+            raise InvalidInput(f"{start}: holds no adapter", hint=f"{ADAPTER} is missing")
+        return PeftModel.from_pretrained(base, start, is_trainable=True)
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+    return get_peft_model(base, config)
+
+
+def _replace(policy: Policy, weights: Path) -> None:
+    """Put a checkpoint's weights in the place of those that are there."""
+    from safetensors.torch import load_file
+
+    tensors = {
+        name: tensor
+        for file in sorted(weights.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+    if (weights / ADAPTER).is_file():
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(policy.model, tensors)
+    else:
+        # What is tied to other weights is not in the file.
+        policy.model.load_state_dict(tensors, strict=False)
+
+
+def _without_dropout(model: Any) -> None:
+    """The policy that is trained is the one that samples, and engines drop nothing."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+
+
+def _device(asked: str) -> torch.device:
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise NotInstalled("model.device: cuda: torch sees no GPU", hint="set it to cpu or auto")
+    if asked == "auto":
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(asked)
+
+
+def _granule(most_tokens: int) -> int:
+    """Batch sizes on a GPU are multiples of this."""
+    return -(-most_tokens // (SHAPES * BLOCK)) * BLOCK

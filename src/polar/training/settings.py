@@ -1,0 +1,254 @@
+"""One YAML file → the frozen, validated settings of a training run; unknown keys are errors."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from polar.config.settings import DEFAULT_MODEL, explain
+from polar.errors import InvalidInput
+from polar.models.component import Frozen
+
+
+class Advantage(StrEnum):
+    """What a reward is compared with."""
+
+    GROUP = "group"
+    """The group's mean, divided by the group's standard deviation (GRPO)."""
+    LEAVE_ONE_OUT = "leave_one_out"
+    """The mean of the group's other samples (RLOO)."""
+
+
+class Level(StrEnum):
+    """What counts alike in the loss."""
+
+    TOKEN = "token"
+    """Every trained token of the step."""
+    SEQUENCE = "sequence"
+    """Every session of the step, however many tokens and traces it has."""
+
+
+class Pack(StrEnum):
+    """How traces are laid out in batches."""
+
+    TREE = "tree"
+    """Traces that begin alike share the tokens they begin with."""
+    SEQUENCE = "sequence"
+    """Each whole and apart."""
+
+
+class Lora(Frozen):
+    """A low-rank adapter is trained instead of all weights."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: int = Field(default=32, ge=1)
+    targets: str | tuple[str, ...] = "all-linear"
+    """Names of the layers to adapt, as `peft` takes them."""
+
+
+class ModelSettings(Frozen):
+    """The policy: where it starts and how it is computed."""
+
+    name: str = DEFAULT_MODEL
+    """The default model, a directory, or a Hugging Face model id."""
+    start: Path | None = None
+    """Weights or an adapter to begin with, as a checkpoint's `weights` holds them; None: the model's own."""
+    lora: Lora | None = None
+    """None: all weights are trained."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them."""
+    chunk: int = Field(default=1024, ge=1)
+    """How many tokens' logits are there at once: tokens × vocabulary is what fills a memory."""
+
+
+class OptimizerSettings(Frozen):
+    """AdamW and its learning rate."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Down to zero at the last step, except `constant`."""
+    warmup_steps: int = Field(default=0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    updates: int = Field(default=1, ge=1, le=64)
+    """Optimizer steps made with one batch of groups; beyond the first, clipping holds the policy back."""
+
+
+class ObjectiveSettings(Frozen):
+    """The loss; docs/training.md has the formula."""
+
+    advantage: Advantage = Advantage.GROUP
+    level: Level = Level.TOKEN
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    clip_high: float = Field(default=0.28, ge=0)
+    """The ratio of new to old policy counts up to 1 + this, and down to 1 − `clip_low`."""
+    max_importance: float = Field(default=2.0, gt=0)
+    """Where the ratio of trainer to recorded policy is truncated."""
+    kl: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence to the policy that the run began with; 0: not computed."""
+    entropy: float = Field(default=0.0, ge=0)
+    """Weight of an entropy bonus."""
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """What sessions are sampled with. Tokens sampled otherwise are left out, and counted."""
+    max_staleness: int = Field(default=2, ge=0)
+    """Tokens of a policy more versions ago are left out, and counted. It also bounds how far rollouts run
+    ahead of training: 0 is synchronous."""
+
+
+class BatchSettings(Frozen):
+    """How many tokens are computed together."""
+
+    tokens: int = Field(default=16_384, ge=2)
+    """The budget of one forward pass; a longer trace is left out, and counted."""
+    pack: Pack = Pack.TREE
+
+
+class CheckpointSettings(Frozen):
+    every: int = Field(default=10, ge=1)
+    """Steps; the last step always makes one."""
+    keep: int = Field(default=2, ge=1)
+    """How many of the latest stay."""
+
+
+class MetricsSettings(Frozen):
+    """Where numbers go, beside the terminal and metrics.jsonl."""
+
+    tensorboard: bool = False
+    wandb: str | None = None
+    """The project; None: not used."""
+
+
+class Limits(Frozen):
+    """What stops a run as diverged, beside a loss or gradient that is not finite."""
+
+    behaviour_kl: float | None = Field(default=10.0, gt=0)
+    """Mean KL divergence between the recorded policy and the trainer's, over a step."""
+    loss: float | None = Field(default=None, gt=0)
+
+
+class RunSettings(Frozen):
+    """What every run has."""
+
+    out: Path
+    """The run's directory: checkpoints, metrics.jsonl. A run that has begun there goes on."""
+    steps: int = Field(ge=1)
+    seed: int = Field(default=0, ge=0)
+    model: ModelSettings = ModelSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    batch: BatchSettings = BatchSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    limits: Limits = Limits()
+
+
+class HeldOutSettings(Frozen):
+    """Tasks that are not learnt from, to see how well the policy does."""
+
+    tasks: tuple[Path, ...] = Field(min_length=1)
+    samples: int = Field(default=1, ge=1, le=1024)
+    every: int = Field(default=10, ge=1)
+    """Steps; also after the last."""
+
+
+class RolloutSettings(Frozen):
+    """Tasks that are rolled out with the policy as it learns."""
+
+    tasks: tuple[Path, ...] = Field(min_length=1)
+    """Task files, tasksets, or directories of them."""
+    samples: int = Field(default=8, ge=2, le=1024)
+    """Sessions of each group."""
+    server: str | None = None
+    """The URL of a `polar serve` that runs the model; its token comes from $POLAR_TOKEN or its data
+    directory. None: a whole system is started for this run, with its data in `out`."""
+    config: Path | None = None
+    """Settings of that system (a polar.yaml): its engine, its node."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Agents that it runs at once."""
+    synchronous: bool = False
+    """Roll out and train in turns; otherwise rollouts go on while training, `max_staleness` steps ahead."""
+    weights: Path | None = None
+    """A directory that nodes read weights from (below their `weight_roots`); None: shared memory, or the
+    data of a system of the run's own."""
+    held_out: HeldOutSettings | None = None
+
+
+class GrpoSettings(RunSettings):
+    """`polar train RUN.yaml`."""
+
+    groups: int = Field(default=4, ge=1)
+    """Of each step."""
+    rollouts: RolloutSettings | None = None
+    recordings: Path | None = None
+    """A directory of recordings to learn from, instead of rolling out: no engine is needed."""
+    objective: ObjectiveSettings = ObjectiveSettings()
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> GrpoSettings:
+        if (self.rollouts is None) == (self.recordings is None):
+            raise ValueError("exactly one of 'rollouts' and 'recordings' is needed")
+        return self
+
+    @property
+    def ahead(self) -> int:
+        """How many steps rollouts may run ahead of training."""
+        synchronous = self.rollouts is not None and self.rollouts.synchronous
+        return 0 if synchronous else self.objective.max_staleness
+
+
+class SftSettings(RunSettings):
+    """`polar train sft RUN.yaml`."""
+
+    data: tuple[Path, ...] = Field(min_length=1)
+    """Datasets of `polar generate`: directories, or their tokens.parquet."""
+    rows: int = Field(default=16, ge=1)
+    """Of each step; after the last row all are shuffled and read again."""
+    level: Level = Level.TOKEN
+
+
+R = TypeVar("R", bound=RunSettings)
+
+
+def load_run(path: Path, kind: type[R]) -> R:
+    """The settings in a file. Paths in it are relative to its directory, `out` to the current one."""
+    try:
+        document: Any = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise InvalidInput(f"{path}: must be a mapping of settings")
+    try:
+        return _relative_to(path.parent, kind.model_validate(document))
+    except ValidationError as error:
+        raise InvalidInput(f"{path}: {explain(error)}") from None
+
+
+def _relative_to(directory: Path, run: R) -> R:
+    changed: dict[str, Any] = {}
+    if run.model.start is not None:
+        changed["model"] = run.model.model_copy(update={"start": directory / run.model.start})
+    match run:
+        case GrpoSettings(rollouts=RolloutSettings() as rollouts):
+            changed["rollouts"] = rollouts.model_copy(update=_tasks_relative_to(directory, rollouts))
+        case GrpoSettings(recordings=Path() as recordings):
+            changed["recordings"] = directory / recordings
+        case SftSettings(data=data):
+            changed["data"] = tuple(directory / one for one in data)
+    return run.model_copy(update=changed)
+
+
+def _tasks_relative_to(directory: Path, rollouts: RolloutSettings) -> dict[str, Any]:
+    changed: dict[str, Any] = {"tasks": tuple(directory / one for one in rollouts.tasks)}
+    if rollouts.config is not None:
+        changed["config"] = directory / rollouts.config
+    if rollouts.held_out is not None:
+        tasks = tuple(directory / one for one in rollouts.held_out.tasks)
+        changed["held_out"] = rollouts.held_out.model_copy(update={"tasks": tasks})
+    return changed

@@ -1,0 +1,69 @@
+"""Where the trainer's weights go after a step: to the engines that sample, or nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+from polar.client import Client
+from polar.errors import Unavailable
+from polar.training.policy import Policy
+
+log = logging.getLogger(__name__)
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Nodes take weights from there unless their settings say otherwise, and no disk is written."""
+
+
+class WeightSink(Protocol):
+    """Takes the policy as it is now."""
+
+    def push(self, policy: Policy) -> int:
+        """Have everything that is sampled from now on sampled with these weights; the version it carries."""
+
+
+class Nowhere:
+    """Nobody samples: recordings and datasets are learnt from as they are."""
+
+    def push(self, policy: Policy) -> int:
+        return 0
+
+
+class Engines:
+    """The engines of a rollout server's nodes, through its policy-update call.
+
+    Engines freeze between two tokens while they load, and generations go on with the new weights: every
+    token carries the version it was sampled with. The newest weights stay when the run has ended, for nodes
+    that join later.
+    """
+
+    def __init__(self, client: Client, out: Path, directory: Path | None = None) -> None:
+        """`directory` is one that the nodes see, below one of their `weight_roots`."""
+        self._client = client
+        self._version: int | None = None
+        # The same for the same run, so that what a killed one left is found and removed.
+        run = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]
+        self._root = (directory or SHARED_MEMORY) / f"polar-weights-{run}"
+
+    def push(self, policy: Policy) -> int:
+        """Engines that cannot load keep what they have: the version stays, and training goes on."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        before = sorted(self._root.iterdir())
+        path = Path(tempfile.mkdtemp(dir=self._root))
+        path.chmod(0o755)
+        policy.save(path)
+        try:
+            self._version = self._client.update_policy(path).version
+        except Unavailable as error:
+            if self._version is None:
+                raise
+            log.error("the engines stay at version %d: %s", self._version, error)
+            shutil.rmtree(path)
+            return self._version
+        for old in before:
+            shutil.rmtree(old)
+        return self._version

@@ -1,0 +1,164 @@
+"""What a run learns from: an endless supply of material for steps, that can be continued exactly."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from polar.errors import InvalidInput
+from polar.models.trace import Trace
+from polar.training.groups import Excluded, Group, Material, Sample, material, pack
+from polar.training.settings import GrpoSettings, Level, SftSettings
+from polar.trajectory.packing.rows import Row, row
+from polar.trajectory.recording import MAGIC, DamagedRecording, decode
+
+log = logging.getLogger(__name__)
+
+TOKENS_FILE = "tokens.parquet"
+
+
+class Source(Protocol):
+    """Where each step's material comes from."""
+
+    def take(self, version: int) -> Material:
+        """The next step's, for a policy that is at `version`; waits until it is there."""
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs to give the same from here on; plain values only."""
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Shuffled:
+    """Numbers below `count` in a random order, another one each time round; goes on from anywhere."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._count = count
+        self._seed = seed
+        self.position = 0
+
+    def next(self) -> int:
+        time_round, at = divmod(self.position, self._count)
+        self.position += 1
+        return int(np.random.default_rng([self._seed, time_round]).permutation(self._count)[at])
+
+
+class Recordings:
+    """Groups from recordings on disk: learning without an engine, and over again exactly."""
+
+    def __init__(self, settings: GrpoSettings, directory: Path) -> None:
+        self._settings = settings
+        self._groups, self._newest = _index(directory)
+        self._order = Shuffled(len(self._groups), settings.seed)
+
+    def take(self, version: int) -> Material:
+        chosen = [self._groups[self._order.next()] for _ in range(self._settings.groups)]
+        groups = [_read_group(task_id, files) for task_id, files in chosen]
+        # How stale a token is, is counted from the newest policy recorded.
+        return material(groups, self._settings.objective, self._settings.batch, self._newest)
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self._order.position}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._order.position = state["position"]
+
+
+class Dataset:
+    """Rows of `polar generate`'s token tables."""
+
+    def __init__(self, settings: SftSettings) -> None:
+        self._settings = settings
+        self._traces = [trace for path in settings.data for trace in _read_traces(path)]
+        if not self._traces:
+            raise InvalidInput("the datasets hold no rows", hint="generate with another --accept condition")
+        self._order = Shuffled(len(self._traces), settings.seed)
+
+    def take(self, version: int) -> Material:
+        chosen = [self._order.next() for _ in range(self._settings.rows)]
+        # A row that comes twice in a step keeps two names.
+        rows = [row(f"{place}-{number}", self._traces[number]) for place, number in enumerate(chosen)]
+        made = pack(iter(_weighted(rows, self._settings)), self._settings.batch)
+        found = Material(made, {"rows": float(len(rows))})
+        found.excluded[Excluded.TRACES_OVER_BUDGET] += len(made.over_budget)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self._order.position}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._order.position = state["position"]
+
+
+def _index(directory: Path) -> tuple[list[tuple[str, list[Path]]], int]:
+    """The files of each task's recordings in the order of its samples, and the newest policy in them."""
+    if not directory.is_dir():
+        raise InvalidInput(f"{directory}: no such directory")
+    found: dict[str, list[tuple[int, Path]]] = defaultdict(list)
+    newest = 0
+    for path in sorted(directory.rglob("*")):
+        data = path.read_bytes() if path.is_file() else b""
+        if not data.startswith(MAGIC):
+            continue
+        try:
+            result = decode(data).result
+        except DamagedRecording as error:
+            log.warning("%s is left out: %s", path, error)
+            continue
+        found[result.task_id].append((result.sample, path))
+        newest = max(newest, result.policy_version_max or 0)
+    if not found:
+        raise InvalidInput(f"{directory}: there is no recording in it")
+    groups = [(task, [path for _, path in sorted(found[task])]) for task in sorted(found)]
+    return groups, newest
+
+
+def _read_group(task_id: str, files: Sequence[Path]) -> Group:
+    recordings = [decode(path.read_bytes()) for path in files]
+    return Group(task_id, tuple(Sample(recording.result, recording) for recording in recordings))
+
+
+def _read_traces(path: Path) -> list[Trace]:
+    import pyarrow.parquet as pq
+
+    file = path / TOKENS_FILE if path.is_dir() else path
+    columns = ["input_ids", "loss_mask", "logprobs", "policy_versions", "prompt_length"]
+    try:
+        table = pq.read_table(file, columns=columns).to_pydict()
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            f"{file}: cannot be read as tokens: {str(error).splitlines()[0]}",
+            hint="name a directory that `polar generate` wrote, or the tokens.parquet in it",
+        ) from None
+    return [_trace(*values) for values in zip(*(table[name] for name in columns), strict=True)]
+
+
+def _trace(ids: list[int], mask: list[int], logprobs: list[float], versions: list[int], prompt: int) -> Trace:
+    return Trace(
+        prompt_ids=np.array(ids[:prompt], np.int32),
+        response_ids=np.array(ids[prompt:], np.int32),
+        loss_mask=np.array(mask[prompt:], np.uint8),
+        logprobs=np.array(logprobs[prompt:], np.float32),
+        policy_versions=np.array(versions[prompt:], np.int32),
+        reward=None,
+        completion_ids=(),
+    )
+
+
+def _weighted(rows: Sequence[Row], settings: SftSettings) -> list[Row]:
+    """The rows that fit, with weights that add up to one over tokens or over rows alike."""
+    fitting = [one for one in rows if len(one.ids) <= settings.batch.tokens and len(one.trained.depths)]
+    tokens = sum(len(one.trained.depths) for one in fitting)
+    weighted = []
+    for one in fitting:
+        own = len(one.trained.depths)
+        weight = 1 / tokens if settings.level is Level.TOKEN else 1 / (own * len(fitting))
+        weights = np.full(own, weight, np.float32)
+        weighted.append(replace(one, trained=replace(one.trained, weights=weights)))
+    return weighted + [one for one in rows if len(one.ids) > settings.batch.tokens]

@@ -1,0 +1,137 @@
+"""What cannot be learnt from is left out and counted by name; the rest is learnt from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.models.chat import Sampling
+from polar.models.trace import TraceRef
+from polar.training.groups import Excluded, Group, Material, baselines, material
+from polar.training.settings import Advantage, BatchSettings, ObjectiveSettings
+from tests.fakes.scripted_rollouts import group, sample, turns, with_completions
+
+ANSWERS = ([[10, 11], [12]], [[20, 21], [22]])
+GOOD = group(ANSWERS, (1.0, 0.0), task_id="good")
+
+
+def made(*groups: Group, version: int = 0, tokens: int = 1000) -> Material:
+    return material(groups, ObjectiveSettings(), BatchSettings(tokens=tokens), version)
+
+
+def trained(found: Material) -> int:
+    return sum(len(batch.terms) for batch in found.packing.batches)
+
+
+def left_out(found: Material) -> dict[str, int]:
+    return {name: count for name, count in found.excluded.items() if count}
+
+
+def test_a_good_group_loses_nothing() -> None:
+    found = made(GOOD)
+    assert (trained(found), left_out(found)) == (6, {})
+    assert found.numbers["reward"] == 0.5
+
+
+def test_equal_rewards_teach_nothing() -> None:
+    found = made(GOOD, group(ANSWERS, (0.5, 0.5)))
+    assert (trained(found), left_out(found)) == (6, {Excluded.GROUPS_EQUAL: 1})
+
+
+def test_a_group_without_rewards_is_empty() -> None:
+    found = made(GOOD, group(ANSWERS, (None, None)), Group("nothing", ()))
+    assert (trained(found), left_out(found)) == (6, {Excluded.GROUPS_EMPTY: 2, Excluded.SESSIONS_FAILED: 2})
+
+
+def test_a_failed_sample_leaves_its_group() -> None:
+    found = made(group((*ANSWERS, [[30]]), (1.0, 0.0, None)))
+    assert (trained(found), left_out(found)) == (6, {Excluded.SESSIONS_FAILED: 1})
+
+
+def test_an_unreadable_recording_still_counts_in_the_baseline() -> None:
+    lost = replace(GOOD.samples[1], recording=None)
+    found = made(Group("good", (GOOD.samples[0], lost)))
+    assert (trained(found), left_out(found)) == (3, {Excluded.SESSIONS_UNREADABLE: 1})
+    assert found.packing.batches[0].terms.advantages == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf"), 0.5])
+def test_unsound_logprobs_leave_alone(wrong: float) -> None:
+    completions = turns((1, 2), ANSWERS[0])
+    good = sample(completions, 1.0)
+    assert good.recording is not None
+    # Past the builder, that has refused such a completion before: as if the file had been altered.
+    trajectory = good.recording.trajectory
+    segments = tuple(
+        replace(one, logprobs=np.array([wrong, -1.0], np.float32)) if one.completion_id == "c0" else one
+        for one in trajectory.segments
+    )
+    bad = replace(good, recording=replace(good.recording, trajectory=replace(trajectory, segments=segments)))
+    found = made(Group("task", (bad, sample(turns((1, 2), ANSWERS[1]), 0.0, number=1))))
+    assert (trained(found), left_out(found)) == (5, {Excluded.TOKENS_UNSOUND: 1})
+    assert np.isfinite(found.packing.batches[0].terms.logprobs).all()
+
+
+def test_stale_tokens_are_left_out_one_by_one() -> None:
+    old = group(ANSWERS, (1.0, 0.0), version=3)
+    assert trained(made(old, version=5)) == 6
+    found = made(old, GOOD, version=6)
+    assert (trained(found), left_out(found)) == (0, {Excluded.TOKENS_STALE: 12})
+    assert not found.packing.batches
+
+
+def test_a_trace_over_the_budget_is_left_out_whole() -> None:
+    found = made(group(([[10] * 50], *ANSWERS), (1.0, 0.0, 1.0)), tokens=20)
+    assert (trained(found), left_out(found)) == (6, {Excluded.TRACES_OVER_BUDGET: 1})
+    assert sum(batch.terms.weights.sum() for batch in found.packing.batches) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        Sampling(temperature=0.7),
+        Sampling(temperature=0.0),
+        Sampling(top_p=0.9),
+        Sampling(top_k=20),
+        Sampling(logit_bias=((3, 1.0),)),
+    ],
+)
+def test_tokens_of_another_distribution_are_left_out(used: Sampling) -> None:
+    other = with_completions(GOOD.samples[0], used=used)
+    found = made(Group("good", (other, GOOD.samples[1])))
+    assert (trained(found), left_out(found)) == (3, {Excluded.TOKENS_SAMPLED_OTHERWISE: 3})
+
+
+rewards = st.lists(st.floats(-10, 10, width=16), min_size=2, max_size=12)
+
+
+@given(rewards, st.sampled_from(Advantage))
+def test_advantages_of_a_group_add_up_to_nothing(given_rewards: list[float], kind: Advantage) -> None:
+    against = baselines(given_rewards, kind)
+    if against is None:
+        assert len(set(given_rewards)) == 1
+        return
+    ref = TraceRef(trained=(0,))
+    advantages = [one.advantage(ref, reward) for one, reward in zip(against, given_rewards, strict=True)]
+    assert sum(advantages) == pytest.approx(0, abs=1e-6 * max(1, *map(abs, advantages)))
+    order = sorted(range(len(given_rewards)), key=given_rewards.__getitem__)
+    assert all(advantages[a] <= advantages[b] + 1e-9 for a, b in pairwise(order))
+
+
+def test_leave_one_out_compares_with_the_others() -> None:
+    against = baselines([1.0, 0.0, 0.5], Advantage.LEAVE_ONE_OUT)
+    assert against is not None
+    assert [one.mean for one in against] == [0.25, 0.75, 0.5]
+
+
+def test_a_share_of_the_reward_is_compared_with_a_share_of_the_mean() -> None:
+    against = baselines([1.0, 0.0], Advantage.GROUP)
+    assert against is not None
+    half = TraceRef(trained=(0,), reward=0.5, share=0.5)
+    own = TraceRef(trained=(0,), reward=0.25)
+    assert [against[0].advantage(ref, 1.0) for ref in (half, own)] == [0.5, -0.5]

@@ -1,0 +1,94 @@
+"""Rollouts run ahead of training by no more than they may, and a run that goes on takes the same groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from polar.models.task import TaskSpec
+from polar.training import rollouts
+from polar.training.groups import Excluded, Material
+from polar.training.rollouts import Rollouts, rollout_of
+from polar.training.settings import GrpoSettings
+from tests.fakes.rollout_client import RolloutClient
+from tests.systems import shell_task
+
+TASKS = [shell_task(f"t{number}", "true") for number in range(3)]
+GROUPS = 2
+
+
+def settings(**changes: Any) -> GrpoSettings:
+    document = {
+        "out": Path("unused"),
+        "steps": 9,
+        "groups": GROUPS,
+        "rollouts": {"tasks": ["unused"], "samples": 2, "synchronous": changes.pop("synchronous", False)},
+        "objective": {"max_staleness": 2},
+    }
+    return GrpoSettings.model_validate({**document, **changes})
+
+
+def source(client: RolloutClient, **changes: Any) -> Rollouts:
+    return Rollouts(settings(**changes), cast(Any, client), TASKS, samples=2)
+
+
+def names(made: Material) -> list[str]:
+    return sorted({name.partition("/")[0] for batch in made.packing.batches for name in batch.names})
+
+
+@pytest.mark.parametrize(("synchronous", "ahead"), [(True, 0), (False, 2)])
+def test_what_is_in_flight_while_training_is_bounded(synchronous: bool, ahead: int) -> None:
+    client = RolloutClient()
+    made = source(client, synchronous=synchronous)
+    for step in range(1, 5):
+        assert len(names(made.take(0))) == 2 * GROUPS
+        assert len(client.submitted) == GROUPS * (step + ahead)
+
+
+def test_every_task_is_rolled_out_in_each_round_and_sampled_as_the_trainer_computes() -> None:
+    client = RolloutClient()
+    made = source(client, synchronous=True, objective={"temperature": 0.7})
+    for _ in range(3):
+        made.take(0)
+    assert len({task.id for task in client.submitted}) == 6
+    assert [sorted(t.id.rpartition("-")[2] for t in client.submitted[at : at + 3]) for at in (0, 3)] == (
+        [["t0", "t1", "t2"]] * 2
+    )
+    pins = {(t.sampling.temperature, t.sampling.top_p, t.sampling.top_k) for t in client.submitted}
+    assert pins == {(0.7, 1.0, 0)}
+
+
+def test_a_run_that_goes_on_takes_the_groups_that_it_would_have_taken() -> None:
+    client = RolloutClient()
+    whole = source(client)
+    whole.take(0)
+    state = whole.state()
+    expected = [names(whole.take(0)) for _ in range(3)]
+    again = source(client)
+    again.restore(state)
+    assert [names(again.take(0)) for _ in range(3)] == expected
+    ids = [task.id for task in client.submitted]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_lost_recording_is_counted_and_training_goes_on() -> None:
+    client = RolloutClient()
+    made = source(client, synchronous=True)
+    made.take(0)
+    made._submit()
+    client.lost.add(client.feed[-1].session_id)
+    assert made.take(0).excluded[Excluded.SESSIONS_UNREADABLE] == 1
+
+
+def test_a_server_that_is_away_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "PAUSES", (0.0, 0.0, 0.0))
+    client = RolloutClient()
+    client.failures = 2
+    assert names(source(client).take(0))
+
+
+def test_names_of_rollouts_are_valid_ids_however_long_the_tasks_are() -> None:
+    long = shell_task("x" * 128, "true")
+    assert TaskSpec.model_validate(rollout_of(long, "run-1", 2, 1.0).model_dump()).id.startswith("run-1-xxx")

@@ -1,0 +1,61 @@
+"""A run's YAML file is one run: what it does not understand it refuses, and paths are found from it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from polar.errors import InvalidInput
+from polar.tasksets.files import load_tasks
+from polar.training.settings import GrpoSettings, RunSettings, SftSettings, load_run
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "grpo-pi"
+GOOD = "out: runs/a\nsteps: 3\nrecordings: there\n"
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD + "stepz: 3\n", "stepz: Extra inputs"),
+        (GOOD + "objective: {clip: 0.2}\n", "objective.clip: Extra inputs"),
+        (GOOD + "optimizer: {lr: -1}\n", "optimizer.lr"),
+        ("out: a\nsteps: 3\n", "exactly one of 'rollouts' and 'recordings'"),
+        (GOOD + "rollouts: {tasks: [a]}\n", "exactly one of 'rollouts' and 'recordings'"),
+        ("- 1\n", "must be a mapping"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_what_is_not_understood_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        load_run(written(tmp_path, text), GrpoSettings)
+
+
+def test_paths_are_relative_to_the_file_and_out_is_not(tmp_path: Path) -> None:
+    run = load_run(written(tmp_path, GOOD), GrpoSettings)
+    assert (run.recordings, run.out) == (tmp_path / "there", Path("runs/a"))
+    sft = load_run(written(tmp_path, "out: o\nsteps: 1\ndata: [d, /e]\nmodel: {start: s}\n"), SftSettings)
+    assert sft.data == (tmp_path / "d", Path("/e"))
+    assert sft.model.start == tmp_path / "s"
+
+
+def test_synchronous_runs_are_never_ahead(tmp_path: Path) -> None:
+    text = "out: o\nsteps: 1\nrollouts: {tasks: [t], synchronous: %s}\nobjective: {max_staleness: 3}\n"
+    aheads = [load_run(written(tmp_path, text % flag), GrpoSettings).ahead for flag in ("true", "false")]
+    assert aheads == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("tiny.yaml", GrpoSettings), ("gpu.yaml", GrpoSettings), ("sft.yaml", SftSettings)]
+)
+def test_the_examples_are_sound(name: str, kind: type[RunSettings]) -> None:
+    run = load_run(EXAMPLES / name, kind)
+    if isinstance(run, GrpoSettings) and run.rollouts is not None:
+        assert len(load_tasks(*run.rollouts.tasks)) >= run.groups

@@ -1,0 +1,169 @@
+"""A run improves its objective, goes on exactly where it was killed, and stops before it spoils weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polar.errors import Conflict
+from polar.training.checkpoint import checkpoints, latest
+from polar.training.learner import Diverged
+from polar.training.loop import CHECKPOINTS
+from polar.training.run import _alone, assemble, train
+from tests.fakes.training_runs import preference, quiet, same_tensors, settings, tensors
+
+KILLED_IN_A_STEP = """
+import os, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from polar.training.learner import Learner
+from polar.training.objective import Measured
+from polar.training.run import train
+from tests.fakes.training_runs import quiet, settings
+
+measured, dies_at = 0, int(sys.argv[3])
+whole = Learner._update
+
+def update(self, batches, olds, references):
+    global measured
+    measured += 1
+    if measured == dies_at:
+        # Half of the gradient is there, and the weights are those of the step before.
+        self._loss(batches[0], Measured(*self.policy.measure(batches[0]))).value.backward()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(self, batches, olds, references)
+
+Learner._update = update
+train(settings(Path(sys.argv[1]), Path(sys.argv[2])), quiet())
+"""
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_prefers_what_was_rewarded(tiny_model: Path, tmp_path: Path) -> None:
+    run = settings(tiny_model, tmp_path)
+    before = preference(run.model)
+    kept = train(run, quiet())
+    assert preference(run.model, kept.weights) > before + 0.5
+    found = lines(run.out)
+    assert [line["step"] for line in found] == [1, 2, 3, 4, 5, 6]
+    assert {
+        "reward",
+        "loss",
+        "entropy",
+        "behaviour_kl",
+        "tis_fraction",
+        "clip_fraction",
+        "staleness",
+        "lr",
+    } <= (found[0].keys())
+    assert found[0]["reward"] == 0.5
+    assert [one.step for one in checkpoints(run.out / CHECKPOINTS)] == [4, 6]
+
+
+def test_an_adapter_learns_and_leaves_the_model_alone(tiny_model: Path, tmp_path: Path) -> None:
+    model = {"name": str(tiny_model), "device": "cpu", "lora": {"rank": 4, "alpha": 8}}
+    run = settings(tiny_model, tmp_path, model=model, optimizer={"lr": 1e-2}, steps=4)
+    before = preference(run.model)
+    kept = train(run, quiet())
+    assert preference(run.model, kept.weights) > before + 0.5
+    assert all("lora" in name for name in tensors(kept.weights))
+
+
+def test_a_run_killed_in_a_step_goes_on_to_the_same_bits(tiny_model: Path, tmp_path: Path) -> None:
+    whole = train(settings(tiny_model, tmp_path / "whole"), quiet())
+    killed = settings(tiny_model, tmp_path / "killed")
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED_IN_A_STEP, str(tiny_model), str(tmp_path / "killed"), "4"],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert len(lines(killed.out)) == 3
+    left = latest(killed.out / CHECKPOINTS)
+    assert left is not None
+    assert left.step == 2
+    resumed = train(killed, quiet())
+    assert same_tensors(whole.weights, resumed.weights)
+    told = [{name: line[name] for name in ("step", "loss", "grad_norm", "lr")} for line in lines(killed.out)]
+    assert told == [{name: line[name] for name in told[0]} for line in lines(tmp_path / "whole" / "run")]
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "adapter"])
+def test_going_on_keeps_the_reference_of_the_beginning(
+    tiny_model: Path, tmp_path: Path, lora: dict[str, int] | None
+) -> None:
+    changes: dict[str, Any] = {
+        "model": {"name": str(tiny_model), "device": "cpu", "lora": lora},
+        "objective": {"kl": 0.1},
+        "optimizer": {"lr": 1e-2, "updates": 2},
+        "checkpoint": {"every": 1},
+        "steps": 3,
+    }
+    whole = train(settings(tiny_model, tmp_path / "whole", **changes), quiet())
+    halves = settings(tiny_model, tmp_path / "halves", **changes)
+    train(halves.model_copy(update={"steps": 2}), quiet())
+    assert same_tensors(whole.weights, train(halves, quiet()).weights)
+    assert all(line["kl"] > 0 for line in lines(halves.out))
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    run = settings(tiny_model, tmp_path)
+    with ExitStack() as stack:
+        training = assemble(run, stack, print)
+        with pytest.raises(Diverged, match=r"step 1: the loss is nan.*step-000000"):
+            _poison_then_run(training)
+    kept = latest(run.out / CHECKPOINTS)
+    assert kept is not None
+    assert all(bool(value.isfinite().all()) for value in tensors(kept.weights).values())
+
+
+def _poison_then_run(training: Any) -> None:
+    from polar.training.metrics import Board
+
+    policy = training.learner.policy
+    measure = policy.measure
+
+    def poisoned(batch: Any) -> Any:
+        logprobs, entropy = measure(batch)
+        return logprobs * torch.tensor(float("nan")), entropy
+
+    policy.measure = poisoned
+    training.run(Board([]))
+
+
+def test_a_policy_far_from_the_recorded_one_counts_as_diverged(tiny_model: Path, tmp_path: Path) -> None:
+    run = settings(tiny_model, tmp_path, limits={"behaviour_kl": 1e-6})
+    with pytest.raises(Diverged, match="behaviour_kl"):
+        train(run, quiet())
+
+
+def test_a_step_without_anything_to_learn_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    run = settings(tiny_model, tmp_path, objective={"temperature": 0.5}, steps=2)
+    kept = train(run, quiet())
+    assert same_tensors(tiny_model, kept.weights)
+    assert [line["excluded/tokens_sampled_otherwise"] for line in lines(run.out)] == [32.0, 32.0]
+
+
+def test_two_trainers_do_not_share_a_directory(tiny_model: Path, tmp_path: Path) -> None:
+    run = settings(tiny_model, tmp_path)
+    run.out.mkdir()
+    with _alone(run.out), pytest.raises(Conflict):
+        train(run, quiet())

@@ -1,0 +1,78 @@
+"""What the trainer pushes is what an engine computes with; one that cannot load does not end the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from polar.engines.embedded.policy import read_policy
+from polar.errors import Unavailable
+from polar.models.policy import PolicyView
+from polar.training.policy import load_policy
+from polar.training.settings import ModelSettings
+from polar.training.sinks import Engines
+
+IDS = torch.tensor([[1, 2, 3, 4, 5]])
+
+
+class Server:
+    """Takes weights as an embedded engine of this model does."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self.engine: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self.version = 0
+        self.is_down = False
+
+    def update_policy(self, path: Path) -> PolicyView:
+        if self.is_down:
+            raise Unavailable("no node could load it")
+        self.version += 1
+        state = self.engine.state_dict()
+        found = read_policy(self.version, path, self._model, state)
+        for name, tensor in found.tensors.items():
+            state[name].copy_(tensor)
+        return PolicyView(version=self.version)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["full", "adapter"])
+def test_an_engine_computes_with_what_was_pushed(
+    tiny_model: Path, tmp_path: Path, lora: dict[str, int] | None
+) -> None:
+    settings = ModelSettings.model_validate({"name": str(tiny_model), "device": "cpu", "lora": lora})
+    policy, server = load_policy(settings), Server(tiny_model)
+    sink = Engines(cast(Any, server), tmp_path / "run", tmp_path / "weights")
+    before = server.engine(IDS).logits.detach()
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    assert sink.push(policy) == 1
+    ours = policy.model(IDS).logits.detach()
+    assert float((ours - before).abs().max()) > 1e-2
+    assert float((ours - server.engine(IDS).logits.detach()).abs().max()) < 1e-4
+
+
+def test_only_the_newest_weights_are_kept(tiny_model: Path, tmp_path: Path) -> None:
+    policy, server = load_policy(ModelSettings(name=str(tiny_model), device="cpu")), Server(tiny_model)
+    for _ in range(2):
+        sink = Engines(cast(Any, server), tmp_path / "run", tmp_path / "weights")
+        sink.push(policy)
+    assert len(list((tmp_path / "weights").glob("*/*"))) == 1
+
+
+def test_engines_that_cannot_load_stay_where_they_are(tiny_model: Path, tmp_path: Path) -> None:
+    policy, server = load_policy(ModelSettings(name=str(tiny_model), device="cpu")), Server(tiny_model)
+    sink = Engines(cast(Any, server), tmp_path / "run", tmp_path / "weights")
+    server.is_down = True
+    with pytest.raises(Unavailable):
+        sink.push(policy)
+    server.is_down = False
+    assert sink.push(policy) == 1
+    server.is_down = True
+    assert sink.push(policy) == 1
+    server.is_down = False
+    assert sink.push(policy) == 2
