@@ -18,7 +18,8 @@ _BASELINE_BYTES = 8 * 1024 * 1024
 _DIFF = """
 mkdir -p "$1"
 if test -d .git && command -v git > /dev/null; then
-    cp .git/index "$1.index"
+    # With its time: git compares it with those of files to see which may have changed.
+    cp -p .git/index "$1.index"
     export GIT_INDEX_FILE="$1.index" GIT_OPTIONAL_LOCKS=0
     git add --all --intent-to-add . && git diff --no-ext-diff --no-textconv HEAD
 else

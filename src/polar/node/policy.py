@@ -83,7 +83,9 @@ class PolicyFollower:
         except PolarError as problem:
             error = str(problem)[:2000]
             if error != self._report.error:
-                log.error("policy version %d: %s", order.version, error)
+                # That an engine is not there is told by those who need it; here it is tried again.
+                level = logging.DEBUG if isinstance(problem, Unavailable) else logging.ERROR
+                log.log(level, "policy version %d: %s", order.version, error)
         except Exception as problem:
             log.exception("policy version %d", order.version)
             error = f"internal error: {problem!r}"[:2000]

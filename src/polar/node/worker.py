@@ -89,8 +89,10 @@ class Node:
             async with asyncio.timeout(None) as patience, asyncio.TaskGroup() as sessions:
                 leasing = sessions.create_task(self._lease_forever(sessions))
                 await self._draining.wait()
-                patience.reschedule(asyncio.get_running_loop().time() + grace)
+                # First of all, or an open request for work would get what is given back.
                 leasing.cancel()
+                await asyncio.wait({leasing})
+                patience.reschedule(asyncio.get_running_loop().time() + grace)
                 self._give_back_unbegun()
         except TimeoutError:
             log.warning("drained: sessions that had not ended after %g s are given back", grace)

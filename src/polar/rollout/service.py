@@ -109,7 +109,7 @@ class RolloutService:
                 f" this server of version {__version__} speaks {NODE_PROTOCOL}",
                 hint="install the same version of Polar on both",
             )
-        log.info("node %s of version %s has joined", node, join.version)
+        log.debug("node %s of version %s has joined", node, join.version)
         return Joined(version=__version__, lease_seconds=self._settings.lease_seconds)
 
     async def marked(self, page: ResultPage, max_staleness: int | None) -> ResultPage:
