@@ -31,6 +31,7 @@ LEASE_WAIT_SECONDS = 20.0
 """How long the server may hold a request for work back: short enough for proxies, long enough to be rare."""
 PROMPT_SECONDS = 0.5
 """Within which the server answers if it has work; a longer silence means that there is none."""
+ENDINGS_AT_ONCE = 16
 LAST_DELIVERY_SECONDS = 5.0
 """How long a node that is asked to stop still tries to deliver a finished session."""
 BEAT_SECONDS = 2.0
@@ -62,6 +63,7 @@ class Node:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._called_off: set[str] = set()
         self._lost: set[str] = set()
+        self._ending = asyncio.Semaphore(ENDINGS_AT_ONCE)
         self._beat_now = asyncio.Event()
         self._draining = asyncio.Event()
 
@@ -244,21 +246,22 @@ class Node:
 
     async def _heartbeats(self) -> None:
         """Renew the leases, and at once when a session changes its stage."""
-        while True:
-            try:
-                async with asyncio.timeout(min(self._lease_seconds / 3, BEAT_SECONDS)):
-                    await self._beat_now.wait()
-            except TimeoutError:
-                pass
-            self._beat_now.clear()
-            if not self._runs:
-                continue
-            try:
-                await self._beat()
-            except Unavailable as error:
-                log.warning("heartbeat did not reach the server: %s", error)
+        async with asyncio.TaskGroup() as endings:
+            while True:
+                try:
+                    async with asyncio.timeout(min(self._lease_seconds / 3, BEAT_SECONDS)):
+                        await self._beat_now.wait()
+                except TimeoutError:
+                    pass
+                self._beat_now.clear()
+                if not self._runs:
+                    continue
+                try:
+                    await self._beat(endings)
+                except Unavailable as error:
+                    log.warning("heartbeat did not reach the server: %s", error)
 
-    async def _beat(self) -> None:
+    async def _beat(self, endings: asyncio.TaskGroup) -> None:
         runs = dict(self._runs)
         beats = tuple(
             SessionBeat(
@@ -276,12 +279,18 @@ class Node:
         for session_id in answer.cancel:
             if session_id in self._tasks and session_id not in self._called_off:
                 self._called_off.add(session_id)
-                self._tasks[session_id].cancel()
+                endings.create_task(self._end(self._tasks[session_id]))
         for session_id in answer.lost:
             if session_id in self._tasks and session_id not in self._lost:
                 log.warning("session %s: its lease is lost, ending it", session_id)
                 self._lost.add(session_id)
-                self._tasks[session_id].cancel()
+                endings.create_task(self._end(self._tasks[session_id]))
+
+    async def _end(self, session: asyncio.Task[None]) -> None:
+        """End a session in its turn: were a thousand ended at once, heartbeats would wait for them."""
+        async with self._ending:
+            session.cancel()
+            await asyncio.wait({session})
 
 
 def _first(failure: Exception) -> Exception:

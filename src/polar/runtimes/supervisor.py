@@ -40,6 +40,10 @@ from _socket import (
     socket,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 PR_SET_CHILD_SUBREAPER = 36
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
@@ -263,7 +267,36 @@ def disk_bytes(directory: str) -> int:
 
 
 def descendants() -> list[int]:
-    """Every live process below this one."""
+    """Every process below this one, found by going down from it.
+
+    A child that is just being born may be missed; whoever needs them all looks again.
+    """
+    children = children_of if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else family_tree()
+    found: list[int] = []
+    waiting = [os.getpid()]
+    while waiting:
+        below = children(waiting.pop())
+        found += below
+        waiting += below
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        pass  # It ended while we looked.
+    return found
+
+
+def family_tree() -> Callable[[int], list[int]]:
+    """For kernels that do not tell a process's children: all of the machine's processes, by parent.
+
+    Where many supervisors end at once this is what they would all be busy with.
+    """
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -275,13 +308,7 @@ def descendants() -> list[int]:
             continue  # It ended while we looked.
         if state != b"Z":
             children.setdefault(int(parent), []).append(int(name))
-    found: list[int] = []
-    waiting = [os.getpid()]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    return lambda pid: children.get(pid, [])
 
 
 class Supervision:
