@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from polar.models.completion import Completion
@@ -121,6 +121,8 @@ def test_completions_are_merged_as_far_as_their_tokens_allow(completions: list[C
 
 @given(agent_sessions(tokens_mode=True))
 def test_chains_are_found_without_being_told_who_extends_whom(completions: list[Completion]) -> None:
+    # Of two answers alike to the same prompt only a claim can say which one was continued.
+    assume(len({tuple(context(c)) for c in completions}) == len(completions))
     silent = [replace(c, parent=None, follows=None) for c in completions]
     told, found = build(completions).stats, build(silent).stats
     assert (told.chains, told.trace_tokens, told.trainable_tokens) == (
