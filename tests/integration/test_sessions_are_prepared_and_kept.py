@@ -19,6 +19,7 @@ from polar.models.session import AgentEnd, SessionStatus, Verdict
 from polar.runtimes.base import Sandbox, SandboxSpec, SandboxUnavailable
 from polar.runtimes.process import ProcessRuntime
 from tests.fakes.extensions import registered
+from tests.sandboxes import require_runtime
 from tests.systems import ASK, System, shell_task, system
 
 
@@ -49,6 +50,26 @@ async def test_prepare_steps_run_in_order_before_the_agent(small: System, tmp_pa
     async with small.node(upload_roots=(tmp_path / "shared",)):
         (result,) = await small.client.wait(["prepared"], timeout=60)
     assert (result.error, result.reward) == (None, 1.0)
+
+
+@pytest.mark.sandbox
+async def test_samples_of_one_task_share_what_was_prepared_once(small: System) -> None:
+    await require_runtime("bubblewrap")
+    task = shell_task(
+        "shared",
+        "cat stamp.txt > answer.txt; echo spoiled > stamp.txt",
+        runtime="bubblewrap",
+        samples=3,
+        prepare=[{"exec": "cat /proc/sys/kernel/random/uuid > stamp.txt"}],
+        artifacts=["answer.txt"],
+    )
+    await small.client.submit(task)
+    async with small.node(run_slots=1, ready_buffer=1, init_workers=1):
+        results = await small.client.wait(["shared"], timeout=60)
+    stamps = {(await archive_of(small, result.session_id)).read("files/answer.txt") for result in results}
+    assert [result.error for result in results] == [None] * 3
+    assert len(stamps) == 1
+    assert not list((small.data_dir / "nodes/local/snapshots").glob("*"))
 
 
 @pytest.mark.parametrize(

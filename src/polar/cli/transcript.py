@@ -101,6 +101,7 @@ def _header(result: SessionResult, full: bool) -> RenderableType:
         ("merged", f"{stats.trace_tokens} tokens, {stats.merge_ratio:.1f} × fewer than single requests"),
         *(("fault", f"{fault.completion or 'a completion'}: {fault.problem}") for fault in stats.faults),
         ("policy version", _range(versions)),
+        ("artifacts", f"polar artifacts {result.session_id}" if result.has_artifacts else None),
         (
             "seconds",
             f"init {seconds.init:.1f} · ready {seconds.ready:.1f} · running {seconds.running:.1f} · "

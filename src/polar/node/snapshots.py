@@ -23,6 +23,7 @@ class Entry:
     """The snapshot of one preparation; whoever finds none holds the lock while it makes one."""
 
     directory: Path
+    runtime: Runtime
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     snapshot: Snapshot | None = None
     users: int = 0
@@ -47,21 +48,25 @@ class Snapshots:
         entry = self._entries.get(key)
         if entry is None:
             self._made += 1
-            entry = self._entries[key] = Entry(self._directory / str(self._made))
+            entry = self._entries[key] = Entry(self._directory / str(self._made), runtime)
         entry.users += 1
         self._entries.move_to_end(key)
         try:
             yield entry
         finally:
             entry.users -= 1
-            await self._forget_unused(runtime)
+            await self._forget_unused(KEPT)
 
-    async def _forget_unused(self, runtime: Runtime) -> None:
+    async def close(self) -> None:
+        """Remove all; no session uses one any more."""
+        await self._forget_unused(0)
+
+    async def _forget_unused(self, kept: int) -> None:
         unused = [key for key, entry in self._entries.items() if not entry.users]
-        for key in unused[: max(0, len(unused) - KEPT)]:
+        for key in unused[: max(0, len(unused) - kept)]:
             entry = self._entries.pop(key)
             if entry.snapshot is not None:
-                await runtime.discard(entry.snapshot)
+                await entry.runtime.discard(entry.snapshot)
 
 
 def _key(task: TaskSpec) -> str:

@@ -80,6 +80,8 @@ class Node:
                     policy.cancel()
             except ExceptionGroup as failures:
                 raise _first(failures) from failures
+            finally:
+                await self._shop.snapshots.close()
 
     def drain(self) -> None:
         """Take no more work; `run` returns when the agents at work have ended, or their grace has."""
