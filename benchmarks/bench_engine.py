@@ -141,4 +141,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if torch.cuda.is_available():
+        import engine_on_gpu
+
+        engine_on_gpu.main(EngineSettings().model)
+    else:
+        main()

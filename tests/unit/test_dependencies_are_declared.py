@@ -16,10 +16,10 @@ ROOT = Path(polar.__file__).parent
 PROJECT = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
 
 # Rooms that are only ever imported with the extra installed, and the extra's name.
-NEEDS = {"engines/embedded": "engine", "training": "train", "fleet": "ray"}
+NEEDS = {"engines/embedded": "engine", "training": "train", "fleet": "ray", "telemetry/spans": "otel"}
 
-# Comes with a declared package as part of its public interface.
-CARRIED = {"starlette": "fastapi", "huggingface-hub": "tokenizers"}
+# Comes with a declared package: as part of its interface, or (triton) with its builds for a GPU.
+CARRIED = {"starlette": "fastapi", "huggingface-hub": "tokenizers", "triton": "torch"}
 
 
 def normal(name: str) -> str:

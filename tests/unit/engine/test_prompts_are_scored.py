@@ -65,7 +65,11 @@ async def test_scoring_and_sampling_share_one_slot_without_harm(
         ids = [tokens(seed, 120) for seed in range(3)]
 
         async def sampled(prompt: list[int]) -> list[int]:
-            return [token.token_id async for token in worker.generate(Generation(prompt, 12, seed=5))]
+            return [
+                token.token_id
+                async for batch in worker.generate(Generation(prompt, 12, seed=5))
+                for token in batch
+            ]
 
         alone = [await sampled(one) for one in ids]
         answers = await asyncio.gather(*map(worker.score, ids), *map(sampled, ids), *map(worker.score, ids))

@@ -6,17 +6,18 @@ their slots, and attends each token to its own slot only. So the linear layers s
 matrix whatever the mix of decoding requests and prefill chunks, nothing is padded or copied,
 and any model with transformers' attention interface works unchanged.
 
-A compiled decode step of fixed shape needs no other layout: `Layer` already holds all slots in
-one buffer, and a `Step` of one token a slot is a set of tensors of constant shape.
+On a GPU short segments attend token by token (token_attention.py); a step of short ones alone is
+replayed from a CUDA graph (graphs.py).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,8 @@ import torch.nn.functional as F
 NAME = "polar_slots"
 PADDED_WORK_LIMIT = 2.0
 """On a CPU single tokens share one attention call unless padding more than doubles the work."""
+SHORT_ON_GPU = 32
+"""Tokens of a segment up to which reading all keys for each of them is cheaper than a call of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class SlotCache:
     def __init__(self, slots: int, context: int) -> None:
         self.slots = slots
         self.context = context
+        self.spare = slots
+        """A row of the buffers on a GPU that belongs to no request."""
         self._layers: dict[int, Layer] = {}
 
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> Layer:
@@ -74,35 +79,52 @@ class SlotCache:
     def _buffer(self, sample: torch.Tensor) -> torch.Tensor:
         shape = (self.slots, sample.shape[1], self.context, sample.shape[3])
         if sample.device.type != "cpu":
-            return torch.zeros(shape, dtype=sample.dtype, device=sample.device)
+            return torch.zeros((self.slots + 1, *shape[1:]), dtype=sample.dtype, device=sample.device)
         # Anonymous memory is zero and takes no room until written: a short context stays cheap.
         memory = mmap.mmap(-1, math.prod(shape) * sample.element_size())
         return torch.frombuffer(memory, dtype=sample.dtype).view(shape)
 
 
-class Step:
-    """One forward pass: segments packed into a row, single tokens first, and how each attends."""
+class Packed:
+    """Segments in one row of tokens, short ones first."""
 
-    def __init__(self, cache: SlotCache, segments: Sequence[Segment], device: Any, dtype: Any) -> None:
-        singles = sorted((s for s in segments if len(s.ids) == 1), key=lambda s: s.slot)
-        chunks = [s for s in segments if len(s.ids) > 1]
-        self.cache = cache
-        self.segments = [*singles, *chunks]
-        """In the order of the packed row; logits come back in this order."""
-        self.ids = torch.tensor([id for s in self.segments for id in s.ids], device=device)
-        self.positions = torch.tensor(
-            [p for s in self.segments for p in range(s.start, s.end)], device=device
-        )
-        self.rows = torch.tensor([s.slot for s in self.segments for _ in s.ids], device=device)
-        lasts, offset = [], 0
+    def __init__(self, segments: Sequence[Segment], short: int = 1) -> None:
+        self.short = sorted((s for s in segments if len(s.ids) <= short), key=lambda s: s.slot)
+        self.long = [s for s in segments if len(s.ids) > short]
+        self.segments = [*self.short, *self.long]
+        """In the order of the row; logits come back in this order."""
+        self.ids = [id for s in self.segments for id in s.ids]
+        self.positions = [p for s in self.segments for p in range(s.start, s.end)]
+        self.rows = [s.slot for s in self.segments for _ in s.ids]
+        self.lasts: list[int] = []
+        """Where the tokens stand whose logits are wanted."""
+        offset = 0
         for segment in self.segments:
             offset += len(segment.ids)
             if segment.wants_logits:
-                lasts.append(offset - 1)
-        self.lasts = torch.tensor(lasts, dtype=torch.long, device=device)
-        self._singles = _singles(singles, device, dtype)
-        self._single_count = len(singles)
-        self._chunks = [_Chunk(s, device, dtype) for s in chunks]
+                self.lasts.append(offset - 1)
+
+
+class Attending(Protocol):
+    """What the model's attention layers are given."""
+
+    def attend(
+        self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor: ...
+
+
+class Step:
+    """One forward pass over a packed row, and how each of its tokens attends."""
+
+    def __init__(self, cache: SlotCache, packed: Packed, device: Any, dtype: Any) -> None:
+        self.cache = cache
+        self.ids = torch.tensor(packed.ids, device=device)
+        self.positions = torch.tensor(packed.positions, device=device)
+        self.rows = torch.tensor(packed.rows, device=device)
+        self.lasts = torch.tensor(packed.lasts, dtype=torch.long, device=device)
+        self._short_count = sum(len(s.ids) for s in packed.short)
+        self._singles = [] if reads_by_token(device) else _singles(packed.short, device, dtype)
+        self._chunks = [_Chunk(s, device, dtype) for s in packed.long]
 
     def attend(
         self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -112,10 +134,14 @@ class Step:
         layer.keys[self.rows, :, self.positions] = key[0].transpose(0, 1)
         layer.values[self.rows, :, self.positions] = value[0].transpose(0, 1)
         query = query[0].transpose(0, 1)
-        parts = []
-        if self._single_count:
-            parts += [single.attend(layer, query[: self._single_count], scale) for single in self._singles]
-        offset = self._single_count
+        offset = self._short_count
+        short = query[:offset]
+        parts = [single.attend(layer, short, scale) for single in self._singles]
+        if offset and not self._singles:
+            from polar.engines.embedded.token_attention import attend_tokens
+
+            rows, positions = self.rows[:offset], self.positions[:offset]
+            parts.append(attend_tokens(short, layer.keys, layer.values, rows, positions, scale))
         for chunk in self._chunks:
             parts.append(chunk.attend(layer, query[offset : offset + chunk.length], scale))
             offset += chunk.length
@@ -157,6 +183,11 @@ class _Singles:
         if not self.is_dense:
             out = out[self.at]
         return out.reshape(self.count, heads, values.shape[3])
+
+
+def reads_by_token(device: Any) -> bool:
+    """Whether short segments attend token by token there."""
+    return torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def _singles(segments: Sequence[Segment], device: Any, dtype: Any) -> list[_Singles]:
@@ -205,7 +236,7 @@ def _attention(
     value: torch.Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    slot_step: Step | None = None,
+    slot_step: Attending | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     if slot_step is None:

@@ -18,12 +18,14 @@ import numpy as np
 from polar.engines.embedded.attention import Segment
 from polar.engines.embedded.detokenizer import Detokenizer
 from polar.engines.embedded.grammar import Guide
+from polar.engines.embedded.metrics import Counts
 from polar.engines.embedded.model import SlotModel
 from polar.engines.embedded.policy import Policy
 from polar.engines.embedded.sampler import Draw, sample
 from polar.engines.embedded.slots import Placement, Slot, SlotTable, common_prefix
 from polar.models.chat import FinishReason
 from polar.models.completion import Ids
+from polar.telemetry.readings import Readings
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ class Chunks:
 
 
 CPU_CHUNKS = Chunks(shared=128, alone=512)
-GPU_CHUNKS = Chunks(shared=1024, alone=4096)
+GPU_CHUNKS = Chunks(shared=4096, alone=8192)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,11 @@ class Sampled:
     stop_reason: str | int | None = None
     """The stop string or stop token that ended the request."""
 
+    def goes_with(self, other: Sampled) -> bool:
+        """Whether one answer may carry both: it has one version, and a failure stands alone."""
+        is_token = self.finish_reason is not FinishReason.ERROR
+        return is_token and self.policy_version == other.policy_version
+
 
 @dataclass(slots=True, eq=False)
 class _Running:
@@ -111,6 +118,7 @@ class Scheduler:
     def __init__(self, model: SlotModel, chunks: Chunks | None = None) -> None:
         self.model = model
         self.policy_version = 0
+        self.counts = Counts()
         self.table = SlotTable(model.cache.slots, model.context)
         self._chunks = chunks or (CPU_CHUNKS if model.is_on_cpu else GPU_CHUNKS)
         self._waiting: deque[tuple[int, Generation]] = deque()
@@ -120,6 +128,19 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
+
+    @property
+    def readings(self) -> Readings:
+        """May be asked from another thread: lengths and numbers, none of which is changed in place."""
+        table = self.table
+        return Readings(
+            requests_running=len(self._running),
+            requests_waiting=len(self._waiting),
+            kv_usage_ratio=sum(s.length for s in table.slots) / (len(table.slots) * self.model.context),
+            prompt_tokens=self.counts.prompt_tokens,
+            cached_tokens=self.counts.cached_tokens,
+            sampled_tokens=self.counts.sampled_tokens,
+        )
 
     def submit(self, number: int, asked: Generation) -> None:
         """Queue a request under a number that the caller chose."""
@@ -215,6 +236,8 @@ class Scheduler:
             self.model.cache.copy_prefix(placement.source.index, placement.slot.index, placement.reused)
         draw = Draw(asked.temperature, asked.top_p, asked.top_k, asked.seed, asked.logit_bias, asked.guide)
         text = Detokenizer(self.model.text_tokenizer, asked.stop)
+        self.counts.prompt_tokens += len(prompt)
+        self.counts.cached_tokens += placement.reused
         running = _Running(number, asked, prompt, placement, draw, text)
         self._running[placement.slot.index] = running
         return running
@@ -225,6 +248,7 @@ class Scheduler:
             running.slot.length = 0
             return self._end_with_error(running)
         running.sampled.append(token_id)
+        self.counts.sampled_tokens += 1
         asked = running.asked
         text = running.text.feed(token_id)
         finish: FinishReason | None = None

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,12 @@ from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
+from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel, ValidationError
 
 from polar.config.settings import EngineSettings, explain
 from polar.engines.embedded.grammar import Grammars, Guide
+from polar.engines.embedded.metrics import families
 from polar.engines.embedded.model import SlotModel, load
 from polar.engines.embedded.policy import read_policy
 from polar.engines.embedded.sampler import LOGPROBS_MODE
@@ -46,6 +48,7 @@ from polar.engines.embedded.worker import Worker
 from polar.errors import InvalidInput, Unavailable
 from polar.models.chat import FinishReason
 from polar.models.policy import PauseMode
+from polar.telemetry.page import CONTENT_TYPE, PATH, MetricsPage
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("polar.engine.access")
@@ -68,6 +71,7 @@ class EmbeddedServer:
         self._host = host
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
         app.router.add_get("/health", self._health)
+        app.router.add_get(PATH, self._metrics)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/completions", self._completions)
@@ -76,6 +80,8 @@ class EmbeddedServer:
         app.router.add_post("/resume", self._resume)
         app.router.add_get("/is_paused", self._is_paused)
         app.router.add_post("/load_weights", self._load_weights)
+        self._page = MetricsPage()
+        self._page.add(self._families)
         self._loading = asyncio.Lock()
         # A client that goes away cancels its handler, and with it the generation.
         self._runner = web.AppRunner(
@@ -101,6 +107,13 @@ class EmbeddedServer:
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response(status=200 if self.worker.is_alive else 503)
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=await self._page.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _families(self) -> Iterable[Metric]:
+        scheduler, is_paused = self.scheduler, self.worker.is_paused
+        return families(scheduler.readings, policy_version=scheduler.policy_version, is_paused=is_paused)
 
     async def _models(self, _request: web.Request) -> web.Response:
         card = {
@@ -180,8 +193,8 @@ class EmbeddedServer:
             async def chunks() -> AsyncIterator[dict[str, Any]]:
                 cached, count = 0, 0
                 async for sampled in _checked(tokens):
-                    yield answer.completion(self._tokens([sampled]), is_first=count == 0)
-                    cached, count = sampled.cached_tokens, count + 1
+                    yield answer.completion(self._tokens(sampled), is_first=count == 0)
+                    cached, count = sampled[0].cached_tokens, count + len(sampled)
                 if body.wants_usage_chunk:
                     root = answer.root("text_completion", self.scheduler.policy_version, [])
                     yield {**root, "usage": answer.usage(count, cached)}
@@ -223,9 +236,9 @@ class EmbeddedServer:
                 cached, count = 0, 0
                 async for sampled in _checked(tokens):
                     if count == 0:
-                        yield answer.chat_role_chunk(sampled.policy_version)
-                    yield answer.chat_chunk(self._tokens([sampled]))
-                    cached, count = sampled.cached_tokens, count + 1
+                        yield answer.chat_role_chunk(sampled[0].policy_version)
+                    yield answer.chat_chunk(self._tokens(sampled))
+                    cached, count = sampled[0].cached_tokens, count + len(sampled)
                 if body.wants_usage_chunk:
                     root = answer.root("chat.completion.chunk", self.scheduler.policy_version, [])
                     yield {**root, "usage": answer.usage(count, cached)}
@@ -318,8 +331,10 @@ class EmbeddedServer:
         except InvalidInput as error:
             raise BadRequest(f"structured_outputs: {error.message}", "structured_outputs") from None
 
-    async def _collect(self, answer: Answer, tokens: AsyncIterator[Sampled]) -> tuple[Tokens, dict[str, Any]]:
-        sampled = [token async for token in _checked(tokens)]
+    async def _collect(
+        self, answer: Answer, tokens: AsyncIterator[list[Sampled]]
+    ) -> tuple[Tokens, dict[str, Any]]:
+        sampled = [token async for batch in _checked(tokens) for token in batch]
         return self._tokens(sampled), answer.usage(len(sampled), sampled[-1].cached_tokens)
 
     def _tokens(self, sampled: list[Sampled]) -> Tokens:
@@ -387,11 +402,11 @@ def _load_in_background(settings: EngineSettings) -> asyncio.Future[SlotModel]:
     return future
 
 
-async def _checked(tokens: AsyncIterator[Sampled]) -> AsyncIterator[Sampled]:
-    async for token in tokens:
-        if token.finish_reason is FinishReason.ERROR:
+async def _checked(tokens: AsyncIterator[list[Sampled]]) -> AsyncIterator[list[Sampled]]:
+    async for batch in tokens:
+        if batch[0].finish_reason is FinishReason.ERROR:
             raise BadRequest("the engine failed while it computed this request", status=500)
-        yield token
+        yield batch
 
 
 async def _stream(request: web.Request, chunks: AsyncIterator[dict[str, Any]]) -> web.StreamResponse:

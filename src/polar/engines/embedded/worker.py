@@ -52,17 +52,28 @@ class Worker:
     def is_paused(self) -> bool:
         return self._state is not _State.RUNNING
 
-    async def generate(self, asked: Generation) -> AsyncGenerator[Sampled]:
-        """The tokens of a request as they are sampled; leaving the iteration aborts the request."""
+    async def generate(self, asked: Generation) -> AsyncGenerator[list[Sampled]]:
+        """The tokens of a request as they are sampled; leaving the iteration aborts the request.
+
+        Tokens of one policy version that are there by the time they are asked for come together.
+        """
         number = next(self._numbers)
         stream = self._streams[number] = asyncio.Queue()
         self._commands.put(lambda: self._begin(number, lambda: self.scheduler.submit(number, asked)))
         has_ended = False
+        following: Sampled | None = None
         try:
             while not has_ended:
-                sampled = await stream.get()
-                has_ended = sampled.finish_reason is not None
-                yield sampled
+                batch = [following or await stream.get()]
+                following = None
+                while following is None and not stream.empty():
+                    sampled = stream.get_nowait()
+                    if sampled.goes_with(batch[0]):
+                        batch.append(sampled)
+                    else:
+                        following = sampled
+                has_ended = batch[-1].finish_reason is not None
+                yield batch
         finally:
             del self._streams[number]
             if not has_ended:
