@@ -26,6 +26,8 @@ from gateway.wire import Wire, build, other_harness
 from report import Row, at_least, at_most, report
 
 CONCURRENT = 32
+WORKERS = 2
+"""Gateway processes, where there are several: as many as the cores that the benchmark is meant for."""
 SESSIONS = 100
 STREAMS = 1_000
 MANY_SESSIONS = (10, 100, 1_000)
@@ -44,7 +46,7 @@ class Effort:
     rounds: int
 
 
-THOROUGH = Effort(seconds=6.0, requests=400, rounds=3)
+THOROUGH = Effort(seconds=5.0, requests=400, rounds=3)
 QUICK = Effort(seconds=1.5, requests=100, rounds=1)
 
 
@@ -115,7 +117,7 @@ class Bench:
         self._counter += 10_000_000
         return Job(
             kind=kind,
-            port=target.port,
+            ports=list(target.ports),
             sessions=list(target.sessions),
             bodies=list(bodies),
             counter=self._counter,
@@ -136,7 +138,8 @@ def throughput(bench: Bench) -> Iterator[Row]:
     starts: dict[str, Callable[[], AbstractContextManager[Target]]] = {
         "direct": lambda: nullcontext(engine),
         "chat": lambda: processes.polar("chat", engine, SESSIONS),
-        "tokens": lambda: processes.polar("tokens", engine, SESSIONS),
+        "chats": lambda: processes.polar("chat", engine, SESSIONS, WORKERS),
+        "tokens": lambda: processes.polar("tokens", engine, SESSIONS, WORKERS),
         "rllm": lambda: processes.rllm(engine, SESSIONS),
         "litellm": lambda: processes.litellm(engine),
     }
@@ -144,20 +147,33 @@ def throughput(bench: Bench) -> Iterator[Row]:
     for _ in range(bench.effort.rounds):
         for name, start in starts.items():
             with start() as target:
-                for how, rate in _rates(bench, target, is_compared=name in ("direct", "chat")):
+                for how, rate in _rates(bench, target, is_compared=name in ("direct", "chat", "chats")):
                     best[name, how] = max(best.get((name, how), 0.0), rate)
-    chat = best["chat", "whole"]
+    one, two = (best[name, "whole"] for name in ("chat", "chats"))
+    direct = best["direct", "everyday"]
     yield at_least(
-        "chat mode, everyday client (peer: direct)",
-        *(best["chat", "everyday"], "req/s", 0.2, best["direct", "everyday"]),
+        "chat mode, 2 processes, everyday client (peer: direct)",
+        *(best["chats", "everyday"], "req/s", 0.2, direct),
     )
-    yield at_least("chat mode (peer: rllm)", chat, "req/s", 10, best["rllm", "whole"])
-    yield at_least("chat mode (peer: litellm)", chat, "req/s", 30, best["litellm", "whole"])
-    yield Row("chat mode (peer: direct, bare sockets)", chat, "req/s", best["direct", "whole"])
-    for peer in ("direct", "rllm", "litellm"):
-        yield Row(f"chat mode, streams (peer: {peer})", best["chat", "stream"], "req/s", best[peer, "stream"])
-    yield Row("tokens mode (peer: rllm)", best["tokens", "whole"], "req/s", best["rllm", "whole"])
-    yield Row("tokens mode, streams (peer: rllm)", best["tokens", "stream"], "req/s", best["rllm", "stream"])
+    yield at_least("chat mode, 2 processes (peer: rllm)", two, "req/s", 10, best["rllm", "whole"])
+    yield at_least("chat mode, 2 processes (peer: litellm)", two, "req/s", 30, best["litellm", "whole"])
+    yield Row(
+        "chat mode, 1 process, everyday client (peer: direct)", best["chat", "everyday"], "req/s", direct
+    )
+    for peer in ("rllm", "litellm", "direct"):
+        yield Row(f"chat mode, 1 process (peer: {peer})", one, "req/s", best[peer, "whole"])
+    for peer in ("rllm", "litellm", "direct"):
+        yield Row(
+            f"chat mode, 2 processes, streams (peer: {peer})",
+            *(best["chats", "stream"], "req/s", best[peer, "stream"]),
+        )
+    yield Row(
+        "tokens mode, 2 processes (peer: rllm)", best["tokens", "whole"], "req/s", best["rllm", "whole"]
+    )
+    yield Row(
+        "tokens mode, 2 processes, streams (peer: rllm)",
+        *(best["tokens", "stream"], "req/s", best["rllm", "stream"]),
+    )
 
 
 def _rates(bench: Bench, target: Target, *, is_compared: bool) -> Iterator[tuple[str, float]]:

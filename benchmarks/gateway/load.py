@@ -33,9 +33,9 @@ class Job:
 
     kind: str
     """`throughput`, `everyday` (the same with a usual HTTP client), `latency`, `first_token` or `open`."""
-    port: int
+    ports: list[int]
     sessions: list[tuple[str, str]]
-    """Path and key of each session; requests go round."""
+    """Path and key of each session; requests go round. Session N is served at port N, N + 1, … in turn."""
     bodies: list[str]
     """One request after another, on the same session; only the last one's time counts."""
     counter: int
@@ -104,11 +104,13 @@ def _is_whole(received: bytearray) -> bool:
     return received.endswith(b"0\r\n\r\n")
 
 
-def numbered(job: Job) -> Iterator[list[bytes]]:
-    """The requests of one exchange, each exchange with a number of its own."""
+def numbered(job: Job, place: int = 0) -> Iterator[list[bytes]]:
+    """The requests of one exchange with one of the ports, each exchange with a number of its own."""
+    places = len(job.ports)
     parts = [body.encode().split(COUNTER.encode()) for body in job.bodies]
-    heads = [[_head(path, key, len(body.encode())) for body in job.bodies] for path, key in job.sessions]
-    for counter, head in enumerate(cycle(heads), start=job.counter):
+    sessions = job.sessions[place::places]
+    heads = [[_head(path, key, len(body.encode())) for body in job.bodies] for path, key in sessions]
+    for counter, head in zip(count(job.counter + place, places), cycle(heads), strict=False):
         number = b"%012d" % counter
         yield [top + number.join(part) for top, part in zip(head, parts, strict=True)]
 
@@ -132,20 +134,20 @@ async def connect(port: int) -> Connection:
 
 
 async def throughput(job: Job) -> dict[str, Any]:
-    requests = numbered(job)
+    requests = [numbered(job, place) for place in range(len(job.ports))]
     begin = time.perf_counter() + _RAMP * job.seconds
     end = begin + job.seconds
     answered = 0
 
-    async def keep_asking(connection: Connection) -> None:
+    async def keep_asking(place: int) -> None:
         nonlocal answered
+        connection = await connect(job.ports[place])
         while time.perf_counter() < end:
-            for request in next(requests):
+            for request in next(requests[place]):
                 await connection.ask(request)
                 answered += begin <= time.perf_counter() < end
 
-    connections = [await connect(job.port) for _ in range(job.connections)]
-    await asyncio.gather(*map(keep_asking, connections))
+    await asyncio.gather(*(keep_asking(number % len(job.ports)) for number in range(job.connections)))
     return {"rate": answered / job.seconds}
 
 
@@ -157,17 +159,19 @@ async def everyday(job: Job) -> dict[str, Any]:
         [body.replace(COUNTER, f"{number:012d}").encode() for body in job.bodies]
         for number in count(job.counter)
     )
-    sessions = cycle(job.sessions)
+    sessions = cycle(
+        (job.ports[number % len(job.ports)], path, key) for number, (path, key) in enumerate(job.sessions)
+    )
     answered = 0
 
     async def keep_asking(client: aiohttp.ClientSession) -> None:
         nonlocal answered
         while time.perf_counter() < end:
-            path, key = next(sessions)
+            port, path, key = next(sessions)
             headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
             for body in next(bodies):
                 async with client.post(
-                    f"http://127.0.0.1:{job.port}{path}", data=body, headers=headers
+                    f"http://127.0.0.1:{port}{path}", data=body, headers=headers
                 ) as answer:
                     await answer.read()
                     answer.raise_for_status()
@@ -180,7 +184,7 @@ async def everyday(job: Job) -> dict[str, Any]:
 
 async def latency(job: Job) -> dict[str, Any]:
     """Seconds of each exchange's last request, one at a time on one connection."""
-    connection = await connect(job.port)
+    connection = await connect(job.ports[0])
     seconds = []
     for _, asked in zip(range(job.requests), numbered(job), strict=False):
         for request in asked:
@@ -192,7 +196,7 @@ async def latency(job: Job) -> dict[str, Any]:
 
 async def first_token(job: Job) -> dict[str, Any]:
     """When each stream's first token came, by the clock all processes share."""
-    connection = await connect(job.port)
+    connection = await connect(job.ports[0])
     moments = []
     for _, asked in zip(range(job.requests), numbered(job), strict=False):
         for request in asked:
@@ -209,7 +213,7 @@ async def hold_open(job: Job) -> dict[str, Any]:
 
     async def begin() -> Connection:
         async with gate:
-            connection = await connect(job.port)
+            connection = await connect(job.ports[0])
             await connection.ask(next(requests)[0], job.marker.encode())
             return connection
 

@@ -33,10 +33,14 @@ JOB_SECONDS = 240.0
 class Target:
     """Something that answers chat completions."""
 
-    port: int
+    ports: Sequence[int]
     pid: int
     sessions: Sequence[tuple[str, str]]
     """Path and key of each."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ports[0]}"
 
     def memory(self) -> int:
         """Resident bytes of the process and its children."""
@@ -49,18 +53,26 @@ def engine_double(wire: Wire) -> Iterator[Target]:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "wire.json")
         file.write_text(json.dumps(asdict(wire)))
-        with _printing_its_port([sys.executable, "-m", "gateway.upstream", str(file)]) as (process, port):
-            yield Target(port, process.pid, [("/v1/chat/completions", "none")])
+        with _printing_its_ports([sys.executable, "-m", "gateway.upstream", str(file)]) as (process, ports):
+            yield Target(ports, process.pid, [("/v1/chat/completions", "none")])
 
 
 @contextmanager
-def polar(mode: str, engine: Target, sessions: int) -> Iterator[Target]:
+def polar(mode: str, engine: Target, sessions: int, workers: int = 1) -> Iterator[Target]:
     with tempfile.TemporaryDirectory() as directory:
-        url = f"http://127.0.0.1:{engine.port}"
-        command = [sys.executable, "-m", "gateway.ours", mode, url, str(sessions), directory]
-        with _printing_its_port(command) as (process, port):
+        command = [
+            sys.executable,
+            "-m",
+            "gateway.ours",
+            mode,
+            str(workers),
+            engine.url,
+            str(sessions),
+            directory,
+        ]
+        with _printing_its_ports(command) as (process, ports):
             keys = [("/v1/chat/completions", f"polar-bench-{number}") for number in range(sessions)]
-            yield Target(port, process.pid, keys)
+            yield Target(ports, process.pid, keys)
 
 
 @contextmanager
@@ -70,26 +82,51 @@ def rllm(engine: Target, sessions: int) -> Iterator[Target]:
         port = _free_port()
         command = RLLM.command(
             *("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"),
-            *("--worker", f"http://127.0.0.1:{engine.port}/v1", "--db-path", f"{directory}/calls.db"),
+            *("--worker", f"{engine.url}/v1", "--db-path", f"{directory}/calls.db"),
         )
         with _answering(command, port, "/health", Path(directory)) as process:
             paths = [(f"/sessions/s{number}/v1/chat/completions", "none") for number in range(sessions)]
-            yield Target(port, process.pid, paths)
+            yield Target([port], process.pid, paths)
+
+
+_LITELLM_RECORDER = """
+import json
+from litellm.integrations.custom_logger import CustomLogger
+
+class Recorder(CustomLogger):
+    def __init__(self):
+        super().__init__()
+        self.log = open("calls.jsonl", "a")
+
+    async def async_log_success_event(self, kwargs, response_obj, start_time, end_time):
+        call = {"messages": kwargs["messages"], "response": response_obj.model_dump()}
+        print(json.dumps(call, default=str), file=self.log)
+
+recorder = Recorder()
+"""
+"""What a user adds to have every call kept: the least that a callback can do."""
 
 
 @contextmanager
 def litellm(engine: Target) -> Iterator[Target]:
-    """As a plain proxy: one worker, no database, no keys, no callbacks, logging off."""
+    """With what keeps tokens: it asks the engine for ids and logprobs, and a callback writes calls to a file.
+
+    One worker, its default; no database, no keys, logging off.
+    """
     with tempfile.TemporaryDirectory() as directory:
         port = _free_port()
         served = {
             "model": f"hosted_vllm/{MODEL}",
-            "api_base": f"http://127.0.0.1:{engine.port}/v1",
+            "api_base": f"{engine.url}/v1",
             "api_key": "none",
+            "logprobs": True,
+            "extra_body": {"return_token_ids": True},
         }
+        Path(directory, "recording.py").write_text(_LITELLM_RECORDER)
         config = Path(directory, "litellm.json")  # JSON is YAML
         settings = {
             "model_list": [{"model_name": MODEL, "litellm_params": served}],
+            "litellm_settings": {"callbacks": ["recording.recorder"]},
             "general_settings": {"dangerously_permit_weak_or_unset_master_key": True},
         }
         config.write_text(json.dumps(settings))
@@ -97,7 +134,7 @@ def litellm(engine: Target) -> Iterator[Target]:
             *("--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1")
         )
         with _answering(command, port, "/health/liveliness", Path(directory)) as process:
-            yield Target(port, process.pid, [("/v1/chat/completions", "none")])
+            yield Target([port], process.pid, [("/v1/chat/completions", "none")])
 
 
 def measured(job: Job) -> dict[str, Any]:
@@ -141,19 +178,19 @@ def streams_open(job: Job) -> Iterator[None]:
 def tell(engine: Target, path: str, body: Any = None) -> Any:
     """Ask the engine double for something that no engine offers."""
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(f"http://127.0.0.1:{engine.port}{path}", data, timeout=10) as answer:
+    with urllib.request.urlopen(f"{engine.url}{path}", data, timeout=10) as answer:
         return json.load(answer)
 
 
 @contextmanager
-def _printing_its_port(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def _printing_its_ports(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=BENCHMARKS)
     try:
         assert process.stdout is not None
-        word, _, port = process.stdout.readline().partition(" ")
+        word, *ports = process.stdout.readline().split()
         if word != "ready":
             raise SystemExit(f"{' '.join(command)} did not start")
-        yield process, int(port)
+        yield process, [int(port) for port in ports]
     finally:
         _end(process)
 

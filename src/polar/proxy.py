@@ -14,7 +14,8 @@ from polar import plugins
 from polar.config.settings import Settings
 from polar.engines.base import ModelInfo
 from polar.errors import NotInstalled
-from polar.gateway.server import Gateway, SessionGrant, new_key
+from polar.gateway.gateways import Gateways
+from polar.gateway.session import SessionGrant, new_key
 from polar.models.component import Component
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import Budgets, SamplingPin
@@ -69,27 +70,33 @@ async def wrapped(
     After `max_seconds` the program's calls are refused as out of budget.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    async with data_plane(settings, say) as plane:
+    async with data_plane(_with_one_gateway(settings), say) as plane:
         gateway = plane.gateway
-        session = Wrapped(
-            url=f"http://{gateway.host}:{gateway.port}",
-            key=new_key(),
-            model=plane.model,
-            capture=settings.data_dir / "capture.log",
-            recording=settings.data_dir / "recording",
-        )
-        gateway.open_session(
-            SessionGrant(
-                SESSION, session.key, session.capture, sampling, Budgets(), deadline_seconds=max_seconds
+        with gateway.placed(SESSION) as address:
+            session = Wrapped(
+                url=f"http://{address.host}:{address.port}",
+                key=new_key(),
+                model=plane.model,
+                capture=settings.data_dir / "capture.log",
+                recording=settings.data_dir / "recording",
             )
-        )
-        try:
-            yield session
-        finally:
-            await _close(gateway, session)
+            await gateway.open_session(
+                SessionGrant(
+                    SESSION, session.key, session.capture, sampling, Budgets(), deadline_seconds=max_seconds
+                )
+            )
+            try:
+                yield session
+            finally:
+                await _close(gateway, session)
 
 
-async def _close(gateway: Gateway, session: Wrapped) -> None:
+def _with_one_gateway(settings: Settings) -> Settings:
+    """One session keeps one gateway busy at most."""
+    return settings.model_copy(update={"gateway": settings.gateway.model_copy(update={"workers": 1})})
+
+
+async def _close(gateway: Gateways, session: Wrapped) -> None:
     await gateway.close_session(SESSION)
     builder: Builder = plugins.create("builders", "builder", Component(name="prefix_merging"))
     trajectory = builder.build_capture(session.capture.read_bytes())

@@ -100,6 +100,17 @@ async def test_a_completion_during_which_the_weights_change(
     assert rest != old[at:]
 
 
+async def test_no_path_means_the_weights_it_was_started_with(engine: PausableEngine, other: Path) -> None:
+    version = (await engine.model_info()).policy_version
+    first, _ = await sampled(engine, asked(20))
+    await engine.update_weights(WeightUpdate(version + 1, str(other)))
+    assert (await sampled(engine, asked(20)))[0] != first
+    await engine.update_weights(WeightUpdate(version + 2))
+    again, versions = await sampled(engine, asked(20))
+    assert again == first
+    assert set(versions) == {version + 2}
+
+
 async def test_nothing_is_sampled_during_a_pause(engine: PausableEngine, vllm_url: str) -> None:
     direct = PausableEngine(VllmEngine(vllm_url))
     await engine.pause(PauseMode.KEEP)

@@ -23,7 +23,8 @@ from polar.engines.base import ChatCall
 from polar.engines.embedded.weights import ensure_model
 from polar.engines.vllm import VllmEngine
 from polar.gateway.capture import read_capture
-from polar.gateway.server import Gateway, SessionGrant, new_key
+from polar.gateway.gateways import Gateways
+from polar.gateway.session import SessionGrant, new_key
 from polar.models.chat import ChatRequest, Message, Role
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
@@ -48,7 +49,7 @@ LS: Any = {
 
 @dataclass
 class Scene:
-    gateway: Gateway
+    gateway: Gateways
     grant: SessionGrant
     client: AsyncOpenAI
 
@@ -83,8 +84,9 @@ async def open_scene(vllm_url: str, tmp_path: Path) -> AsyncIterator[OpenScene]:
         async def scene(name: str = "s") -> Scene:
             pin = SamplingPin(temperature=0.8, seed=7)
             grant = SessionGrant(name, new_key(), tmp_path / name, pin, Budgets())
-            plane.gateway.open_session(grant)
-            base_url = f"http://{plane.gateway.host}:{plane.gateway.port}/v1"
+            address = stack.enter_context(plane.gateway.placed(name))
+            await plane.gateway.open_session(grant)
+            base_url = f"http://{address.host}:{address.port}/v1"
             client = await stack.enter_async_context(
                 AsyncOpenAI(base_url=base_url, api_key=grant.key, max_retries=0)
             )

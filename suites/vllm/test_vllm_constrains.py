@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from openai import AsyncOpenAI, BadRequestError
 from pydantic import BaseModel
 
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
-from polar.gateway.server import SessionGrant, new_key
+from polar.gateway.session import SessionGrant, new_key
 from polar.models.task import Budgets, SamplingPin
 from polar.stack import data_plane
 
@@ -37,11 +38,12 @@ class Weather(BaseModel):
 @pytest.fixture
 async def client(vllm_url: str, tmp_path: Path) -> AsyncIterator[AsyncOpenAI]:
     settings = Settings(data_dir=tmp_path, engine=EngineSettings(url=vllm_url, model=DEFAULT_MODEL))
-    async with data_plane(settings, lambda _step: None) as plane:
+    async with data_plane(settings, lambda _step: None) as plane, AsyncExitStack() as parts:
         pin = SamplingPin(temperature=1.0, seed=7, max_tokens=100)
         grant = SessionGrant("s", new_key(), tmp_path / "capture", pin, Budgets())
-        plane.gateway.open_session(grant)
-        base_url = f"http://{plane.gateway.host}:{plane.gateway.port}/v1"
+        address = parts.enter_context(plane.gateway.placed("s"))
+        await plane.gateway.open_session(grant)
+        base_url = f"http://{address.host}:{address.port}/v1"
         async with AsyncOpenAI(base_url=base_url, api_key=grant.key, max_retries=0) as opened:
             yield opened
 

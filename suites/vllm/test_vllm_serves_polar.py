@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from polar.engines.base import GenerateRequest
 from polar.engines.embedded.weights import ensure_model
 from polar.engines.vllm import VllmEngine
 from polar.gateway.capture import read_capture
-from polar.gateway.server import Gateway, SessionGrant, new_key
+from polar.gateway.gateways import Gateways
+from polar.gateway.session import SessionGrant, new_key
 from polar.models.chat import Sampling
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
@@ -32,7 +34,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @dataclass
 class Scene:
-    gateway: Gateway
+    gateway: Gateways
     grant: SessionGrant
     client: AsyncOpenAI
 
@@ -44,11 +46,12 @@ class Scene:
 @pytest.fixture
 async def scene(vllm_url: str, tmp_path: Path) -> AsyncIterator[Scene]:
     settings = Settings(data_dir=tmp_path, engine=EngineSettings(url=vllm_url, model=DEFAULT_MODEL))
-    async with data_plane(settings, lambda _step: None) as plane:
+    async with data_plane(settings, lambda _step: None) as plane, AsyncExitStack() as parts:
         pin = SamplingPin(temperature=0.8, seed=7)
         grant = SessionGrant("s", new_key(), tmp_path / "capture", pin, Budgets())
-        plane.gateway.open_session(grant)
-        base_url = f"http://{plane.gateway.host}:{plane.gateway.port}/v1"
+        address = parts.enter_context(plane.gateway.placed("s"))
+        await plane.gateway.open_session(grant)
+        base_url = f"http://{address.host}:{address.port}/v1"
         async with AsyncOpenAI(base_url=base_url, api_key=grant.key) as client:
             yield Scene(plane.gateway, grant, client)
 

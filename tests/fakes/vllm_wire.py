@@ -28,6 +28,9 @@ class VllmWire:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     disconnected: asyncio.Event = field(default_factory=asyncio.Event)
+    orders: list[str] = field(default_factory=list)
+    """What was asked of the server itself, by path."""
+    weight_version: str = "default"
     url: str = ""
 
     async def models(self, request: web.Request) -> web.Response:
@@ -36,6 +39,16 @@ class VllmWire:
     async def tokenize(self, request: web.Request) -> web.Response:
         ids = character_chat.prompt_ids(await request.json())
         return web.json_response({"count": len(ids), "max_model_len": 512, "tokens": ids})
+
+    async def order(self, request: web.Request) -> web.Response:
+        """Pauses and weights, as in vLLM's development mode."""
+        self.orders.append(request.path)
+        if request.path == "/update_weight_version":
+            self.weight_version = (await request.json())["new_version"]
+        return web.json_response({})
+
+    async def weights(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.weight_version})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         answer = self.answers[min(len(self.bodies), len(self.answers) - 1)]
@@ -84,13 +97,16 @@ def usage(tokens: int, cached: int = 0) -> Any:
 
 
 @asynccontextmanager
-async def vllm_wire(*answers: Any) -> AsyncIterator[VllmWire]:
+async def vllm_wire(*answers: Any, takes_orders: bool = False) -> AsyncIterator[VllmWire]:
     wire = VllmWire(answers)
     app = web.Application()
     app.router.add_get("/v1/models", wire.models)
     app.router.add_post("/v1/completions", wire.completions)
     app.router.add_post("/v1/chat/completions", wire.completions)
     app.router.add_post("/tokenize", wire.tokenize)
+    if takes_orders:
+        app.router.add_get("/weight_info", wire.weights)
+        app.router.add_post("/{order}", wire.order)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

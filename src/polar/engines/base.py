@@ -14,6 +14,7 @@ from polar.models.completion import Ids
 from polar.models.policy import PauseMode
 from polar.rendering.base import MessageDelta
 from polar.rendering.constraints import Constraint
+from polar.telemetry.readings import Readings
 
 
 class Mode(StrEnum):
@@ -164,6 +165,10 @@ class Engine(ABC):
         """The engine's own ids of a text, control tokens recognised; None if it cannot say."""
         return None
 
+    async def readings(self) -> dict[str, Readings | None]:
+        """What it says of its load and caches, by URL; None: it cannot be reached. Empty: it has no URL."""
+        return {}
+
     async def pause(self, mode: PauseMode) -> None:
         """Sample nothing more; return once that is so. What comes meanwhile waits.
 
@@ -181,6 +186,10 @@ class Engine(ABC):
         All or nothing: EngineError leaves the old weights and their version.
         """
         raise EngineError(f"{type(self).__name__} cannot change its weights")
+
+    def expect(self, version: int) -> None:
+        """Another client has had these weights loaded: they need not be loaded again if they are there."""
+        return
 
     @abstractmethod
     async def close(self) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -40,20 +40,23 @@ class Connections:
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
 
-    @asynccontextmanager
-    async def request(self, method: str, path: str, body: bytes = b"") -> AsyncIterator[Response]:
-        """The answer, once its head is here. Leaving before its end breaks the connection off."""
+    def request(self, method: str, path: str, body: bytes = b"") -> Exchange:
+        """To be entered: the answer, once its head is here. Leaving before its end breaks it off."""
+        return Exchange(self, self._head(method, path, len(body)) + body)
+
+    async def take(self, request: bytes) -> _Connection:
+        """A connection with a request on its way."""
         connection = await self._connection()
         self._busy.add(connection)
-        try:
-            connection.send(self._head(method, path, len(body)) + body, self._silence_seconds)
-            yield await connection.response()
-        finally:
-            self._busy.discard(connection)
-            if connection.is_reusable:
-                self._idle.append(connection)
-            else:
-                connection.close()
+        connection.send(request, self._silence_seconds)
+        return connection
+
+    def give_back(self, connection: _Connection) -> None:
+        self._busy.discard(connection)
+        if connection.is_reusable:
+            self._idle.append(connection)
+        else:
+            connection.close()
 
     def close(self) -> None:
         for connection in (*self._idle, *self._busy):
@@ -76,6 +79,30 @@ class Connections:
         except OSError as error:
             raise Disconnected(str(error) or type(error).__name__) from error
         return made
+
+
+class Exchange:
+    """One request and its answer; a class, because a generator costs more than all else in here."""
+
+    __slots__ = ("_connection", "_connections", "_request")
+    _connection: _Connection
+
+    def __init__(self, connections: Connections, request: bytes) -> None:
+        self._connections = connections
+        self._request = request
+
+    async def __aenter__(self) -> Response:
+        self._connection = await self._connections.take(self._request)
+        try:
+            return await self._connection.response()
+        except BaseException:
+            self._connections.give_back(self._connection)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connections.give_back(self._connection)
 
 
 class Response:

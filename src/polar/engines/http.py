@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any, ClassVar, cast
 from uuid import uuid4
 
@@ -25,6 +25,7 @@ from polar.engines.base import (
 )
 from polar.engines.connections import Connections, Disconnected, Response
 from polar.models.chat import ChatRequest, Message, Role, Sampling, ToolDefinition
+from polar.telemetry.readings import Readings, read
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ SILENCE_SECONDS = 1_800.0
 ends it earlier. This only frees connections whose peer vanished without a word."""
 QUESTION_SECONDS = 30.0
 """For questions that an engine answers without sampling."""
+READINGS_SECONDS = 2.0
+"""For an engine's page of metrics: whoever waits for ours has a limit too."""
 ORDER_SECONDS = 1_200.0
 """For pauses, which may wait for what is being sampled, and for weights, which may be large."""
 DRAIN_SECONDS = 0.5
@@ -145,6 +148,16 @@ class HttpEngine(Engine):
         except (ValueError, KeyError, TypeError):
             return None
 
+    async def readings(self) -> dict[str, Readings | None]:
+        try:
+            status, page = await self._ask("GET", "/metrics", seconds=READINGS_SECONDS)
+        except EngineDown:
+            return {self.url: None}
+        return {self.url: read(page.decode(errors="replace")) if status == 200 else Readings()}
+
+    def expect(self, version: int) -> None:
+        self.policy_version = version
+
     async def close(self) -> None:
         self._connections.close()
 
@@ -215,10 +228,16 @@ class HttpEngine(Engine):
         for attempt in range(1, ATTEMPTS + 1):
             has_begun = False
             try:
-                async with self._post(path, data) as response, aclosing(_documents(response)) as events:
-                    async for event in events:
-                        has_begun = True
-                        yield event
+                async with self._connections.request("POST", path, data) as response:
+                    if response.status != 200:
+                        raise refusal(self.url, response.status, reason_in(await response.read()))
+                    if response.content_type != "text/event-stream":
+                        yield _document(await response.read())
+                        return
+                    async with aclosing(_parsed(response)) as events:
+                        async for event in events:
+                            has_begun = True
+                            yield event
                 return
             except EngineDown as error:
                 problem = error
@@ -231,27 +250,15 @@ class HttpEngine(Engine):
             await asyncio.sleep(backoff)
             backoff *= 2
 
-    @asynccontextmanager
-    async def _post(self, path: str, data: bytes) -> AsyncIterator[Response]:
-        """The open, successful response to a generation request."""
-        async with self._connections.request("POST", path, data) as response:
-            if response.status != 200:
-                raise refusal(self.url, response.status, reason_in(await response.read()))
-            yield response
 
-
-def _documents(response: Response) -> AsyncGenerator[dict[str, Any], None]:
-    return _parsed(response) if response.content_type == "text/event-stream" else _whole(response)
-
-
-async def _whole(response: Response) -> AsyncGenerator[dict[str, Any], None]:
+def _document(answer: bytes) -> dict[str, Any]:
     try:
-        document = orjson.loads(await response.read())
+        document = orjson.loads(answer)
     except orjson.JSONDecodeError as error:
         raise EngineError(f"the engine's answer is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise EngineError("the engine's answer is no JSON object")
-    yield document
+    return document
 
 
 async def _parsed(response: Response) -> AsyncGenerator[dict[str, Any], None]:

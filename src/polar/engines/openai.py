@@ -19,6 +19,7 @@ from polar.engines.base import (
 )
 from polar.engines.http import HttpEngine, NotAccepted
 from polar.errors import InvalidInput
+from polar.telemetry.readings import Readings
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,10 @@ class OpenAIEngine(HttpEngine):
 
     async def tokenize(self, text: str) -> list[int] | None:
         return None
+
+    async def readings(self) -> dict[str, Readings | None]:
+        """Nothing: a provider shows no page of metrics, and need not be asked for one every few seconds."""
+        return {}
 
     def _body(self, call: ChatCall, model: str) -> dict[str, Any]:
         stream = call.chat.stream and "stream" not in self._refused

@@ -92,10 +92,14 @@ class PausableEngine(Engine):
                 yield TokenChunk([], [], (await self._engine.model_info()).policy_version, reason)
                 return
 
-    async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+    def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+        if self.is_paused:
+            return self._chat_later(call)
+        return cast("AsyncGenerator[ChatChunk, None]", self._engine.chat(call))
+
+    async def _chat_later(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         await self._opened()
-        answer = cast("AsyncGenerator[ChatChunk, None]", self._engine.chat(call))
-        async with aclosing(answer) as chunks:
+        async with aclosing(self.chat(call)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -121,6 +125,9 @@ class PausableEngine(Engine):
 
     async def update_weights(self, update: WeightUpdate) -> None:
         await self._engine.update_weights(update)
+
+    def expect(self, version: int) -> None:
+        self._engine.expect(version)
 
     async def model_info(self) -> ModelInfo:
         return await self._engine.model_info()

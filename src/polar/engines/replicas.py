@@ -26,6 +26,7 @@ from polar.engines.base import (
 from polar.errors import InvalidInput
 from polar.models.chat import ChatRequest
 from polar.models.policy import PauseMode
+from polar.telemetry.readings import Readings
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +176,11 @@ class Replicas(Engine):
             raise InvalidInput(f"the engines tokenise differently: {', '.join(self._replicas)}")
         return known[0] if known else None
 
+    async def readings(self) -> dict[str, Readings | None]:
+        engines = (replica.engine for replica in self._replicas.values())
+        found = await asyncio.gather(*(engine.readings() for engine in engines))
+        return {url: read for readings in found for url, read in readings.items()}
+
     async def pause(self, mode: PauseMode) -> None:
         await self._all("pause", lambda engine: engine.pause(mode))
 
@@ -185,6 +191,10 @@ class Replicas(Engine):
         """All replicas that are asked have them; one that fails is put aside until it has them too."""
         await self._all("change its weights", lambda engine: engine.update_weights(update))
         self._update = update
+
+    def expect(self, version: int) -> None:
+        for replica in self._replicas.values():
+            replica.engine.expect(version)
 
     async def _all(self, purpose: str, do: Callable[[Engine], Coroutine[None, None, None]]) -> None:
         """Have every replica do it that is up; EngineError if none can, and then all stay."""

@@ -67,9 +67,12 @@ class VllmEngine(HttpEngine):
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         body = _chat_body(call, await self._served_name())
         reader = chat_wire.ChatReader(call.chat.sampling, self)
-        async with aclosing(chat_wire.chunks(self._events(chat_wire.PATH, body), reader)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        async with aclosing(self._events(chat_wire.PATH, body)) as events:
+            async for event in events:
+                chunk = reader.read(event)
+                if chunk is not None:
+                    yield chunk
+        yield reader.last()
 
     async def count_tokens(self, chat: ChatRequest) -> int | None:
         body = chat_wire.prompt_body(chat, await self._served_name())

@@ -22,7 +22,11 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def answering(dialect: Dialect, handle: Handler) -> Handler:
+Refused = Callable[[Dialect, RequestRefused], None]
+"""Told of every request that is refused."""
+
+
+def answering(dialect: Dialect, handle: Handler, tell: Refused) -> Handler:
     """A handler whose errors are told in the dialect's words."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -36,6 +40,7 @@ def answering(dialect: Dialect, handle: Handler) -> Handler:
             # Not the path itself, which may hold a key.
             log.exception("%s %s failed", dialect.name, request.method)
             refused = internal_error()
+        tell(dialect, refused)
         told = dialect.error(refused)
         return json_answer(told.body, told.status, dict(told.headers))
 

@@ -19,7 +19,7 @@ import orjson
 
 from polar.errors import NotFound
 from polar.gateway.capture_reader import Capture, CaptureError, parse_capture
-from polar.gateway.frames import FAMILY, MAGIC, Frame, FrameWriter, frames
+from polar.gateway.frames import FAMILY, MAGIC, Frame, frame, frames
 from polar.models.chat import Message, ToolDefinition
 from polar.models.completion import Completion, Ids, common_prefix
 
@@ -77,8 +77,8 @@ class CaptureWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._frames = FrameWriter()
         self._known_tools: set[str] = set()
+        self._latest_tools: tuple[tuple[ToolDefinition, ...], str | None] = ((), None)
         self._written: dict[str, _Written] = {}
         self._openings: dict[bytes, _Written] = {}
         """The first tokens of a prompt → the latest completion whose prompt has them."""
@@ -104,7 +104,7 @@ class CaptureWriter:
             np.ascontiguousarray(completion.logprobs, np.float32),
             np.ascontiguousarray(completion.policy_versions, np.int32),
         ]
-        self._write(self._frames.frame(header, [new, sampled, *numbers]))
+        self._write(frame(header, [new, sampled, *numbers]))
         whole = (*completion.messages, completion.response)
         written = _Written(completion.id, prompt, sampled, len(prompt) + len(sampled), whole)
         if base is not None and shared == base.length:
@@ -125,12 +125,15 @@ class CaptureWriter:
         return (base, shared) if shared else (None, 0)
 
     def _append_tools(self, tools: tuple[ToolDefinition, ...]) -> str | None:
+        if tools is self._latest_tools[0]:
+            return self._latest_tools[1]
         if not tools:
             return None
         digest = hashlib.blake2b(orjson.dumps(tools), digest_size=16).hexdigest()
         if digest not in self._known_tools:
-            self._write(self._frames.frame({"record": "tools", "hash": digest, "tools": tools}))
+            self._write(frame({"record": "tools", "hash": digest, "tools": tools}))
             self._known_tools.add(digest)
+        self._latest_tools = (tools, digest)
         return digest
 
     def _write(self, data: bytes) -> None:
@@ -161,7 +164,7 @@ def _sound_length(data: bytes) -> int:
         known = "of another version" if data.startswith(FAMILY) else "not a capture"
         raise CaptureError(f"the file to append to is {known}")
     sound = len(MAGIC) if data.startswith(MAGIC) else 0
-    return max([sound, *(frame.end for frame in frames(data) if isinstance(frame, Frame))])
+    return max([sound, *(part.end for part in frames(data) if isinstance(part, Frame))])
 
 
 def _header(completion: Completion, tools: str | None) -> dict[str, Any]:

@@ -45,25 +45,19 @@ class _ChatGeneration(Generation):
         return session.room_after(follows.completion_id if follows else None)
 
     async def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
-        try:
-            async with aclosing(self._ask(request_id, session)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        except ContextOverflow as overflow:
-            if not self._is_shortened_to_fit(overflow):
-                raise
-            async with aclosing(self._ask(request_id, session)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-
-    async def _ask(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
-        call = ChatCall(request_id, replace(self._request, sampling=self.sampling), session)
-        answer = cast("AsyncGenerator[ChatChunk, None]", self._engine.chat(call))
-        async with aclosing(answer) as chunks:
-            async for chunk in chunks:
-                if chunk.prompt_ids is not None:
-                    self._prompt_ids = chunk.prompt_ids
-                yield chunk
+        while True:
+            call = ChatCall(request_id, replace(self._request, sampling=self.sampling), session)
+            answer = cast("AsyncGenerator[ChatChunk, None]", self._engine.chat(call))
+            try:
+                async with aclosing(answer) as chunks:
+                    async for chunk in chunks:
+                        if chunk.prompt_ids is not None:
+                            self._prompt_ids = chunk.prompt_ids
+                        yield chunk
+                return
+            except ContextOverflow as overflow:
+                if not self._is_shortened_to_fit(overflow):
+                    raise
 
     def _is_shortened_to_fit(self, overflow: ContextOverflow) -> bool:
         """Whether the prompt fits and only the answer's limit does not, which is lowered then.
@@ -85,7 +79,7 @@ class _ChatGeneration(Generation):
         return {"constraint": "tool_choice"} if is_bound else {}
 
     def prompt(self) -> Prompt:
-        ids = np.array(self._prompt_ids, np.int32)
+        ids = np.fromiter(self._prompt_ids, np.int32, len(self._prompt_ids))
         turn, follows = self._extension.turn, self._extension.follows
         if turn is not None and _extends(ids, turn):
             new = self._extension.new_messages

@@ -36,7 +36,7 @@ class Context:
     __slots__ = ("_ids", "_length")
 
     def __init__(self) -> None:
-        self._ids: Ids = np.empty(_FIRST_ROOM, np.int32)
+        self._ids: Ids = np.empty(0, np.int32)
         self._length = 0
 
     def first(self, length: int) -> Ids:
@@ -45,24 +45,23 @@ class Context:
         view.flags.writeable = False
         return view
 
-    def extended(self, length: int, new: Ids) -> Context:
+    def extended(self, length: int, *new: Ids) -> Context:
         """The first `length` tokens with `new` after them: this context, or a copy if it has gone on."""
         if length != self._length:
-            copy = Context()
-            copy._append(self._ids[:length])
-            copy._append(new)
-            return copy
-        self._append(new)
-        return self
+            return Context()._append(self._ids[:length], *new)
+        return self._append(*new)
 
-    def _append(self, new: Ids) -> None:
-        end = self._length + len(new)
-        if end > len(self._ids):
-            room: Ids = np.empty(max(end, 2 * len(self._ids)), np.int32)
+    def _append(self, *new: Ids) -> Context:
+        needed = self._length + sum(map(len, new))
+        if needed > len(self._ids):
+            room: Ids = np.empty(max(needed, 2 * len(self._ids), _FIRST_ROOM), np.int32)
             room[: self._length] = self._ids[: self._length]
             self._ids = room
-        self._ids[self._length : end] = new
-        self._length = end
+        for ids in new:
+            end = self._length + len(ids)
+            self._ids[self._length : end] = ids
+            self._length = end
+        return self
 
 
 class Turn:
@@ -88,8 +87,7 @@ class Turn:
         self._new_from = parent._end if parent is not None else 0
         self._sampled_from = self._new_from + len(new_prompt_ids)
         self._end = self._sampled_from + len(sampled_ids)
-        added = before.extended(self._new_from, new_prompt_ids)
-        self._context = added.extended(self._sampled_from, sampled_ids)
+        self._context = before.extended(self._new_from, new_prompt_ids, sampled_ids)
 
     def prompt_ids(self) -> Ids:
         """Every token the policy conditioned on."""
@@ -196,6 +194,10 @@ class Conversations:
         place.turn = turn
         self._turns[turn.completion_id] = turn
         self._places[turn.completion_id] = place
+
+    def known(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
+        """These tools as they were offered last, where they were: kept once, and compared at a glance."""
+        return self._latest[0] if self._latest is not None and self._latest[0] == tools else tools
 
     def turn(self, completion_id: str) -> Turn | None:
         """A finished completion of this session by its id."""

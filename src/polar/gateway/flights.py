@@ -74,7 +74,8 @@ class Flight:
 
     async def answer(self) -> Answer:
         """The whole answer; raises what ended the generation instead."""
-        await asyncio.wait({self.task})
+        while not self.task.done():
+            await self._changed.wait()
         return self._result()
 
     def _result(self) -> Answer:

@@ -29,16 +29,25 @@ class Prompt:
     """The turn whose messages it continues, also where its tokens could not be extended."""
 
 
-def render(request: ChatRequest, extension: Extension, renderer: Renderer) -> Prompt:
-    """The conversation's ids extended, or a first render where there is none or its template cannot be."""
+def extend(extension: Extension, renderer: Renderer) -> Prompt | None:
+    """The conversation's ids and those of the new messages; None if there is none, or none to extend so."""
     turn = extension.turn
-    if turn is not None:
-        new = _named(extension.new_messages, turn.messages[-1])
-        bridge = renderer.bridge(turn.prompt_ids(), turn.sampled_ids, new)
-        if bridge is not None:
-            new_ids = np.array(bridge, np.int32)
-            ids = np.concatenate([turn.ids(), new_ids])
-            return Prompt(turn, new_ids, ids, turn.messages + new, extension.follows)
+    if turn is None:
+        return None
+    new = _named(extension.new_messages, turn.messages[-1])
+    bridge = renderer.bridge(turn.prompt_ids(), turn.sampled_ids, new)
+    if bridge is None:
+        return None
+    new_ids = np.array(bridge, np.int32)
+    ids = np.concatenate([turn.ids(), new_ids])
+    return Prompt(turn, new_ids, ids, turn.messages + new, extension.follows)
+
+
+def render(request: ChatRequest, extension: Extension, renderer: Renderer) -> Prompt:
+    """As `extend`, or a first render where that is not possible."""
+    extended = extend(extension, renderer)
+    if extended is not None:
+        return extended
     try:
         ids = np.array(renderer.render(request.messages, request.tools), np.int32)
     except Unrenderable as error:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from aiohttp import web
+from prometheus_client.metrics_core import Metric
 
-from polar import plugins
+from polar import logs, plugins
 from polar.config.settings import GatewaySettings
 from polar.dialects.base import (
     Action,
@@ -42,14 +43,18 @@ from polar.gateway.answering import (
 from polar.gateway.call import ModelCall, Send
 from polar.gateway.chat_source import ChatSource
 from polar.gateway.flights import Flight, fingerprint
+from polar.gateway.gateways import Address, Gateways
+from polar.gateway.metrics import GatewayMetrics, Load
 from polar.gateway.session import Session, SessionGrant, new_key
 from polar.gateway.sessions import Sessions
 from polar.gateway.source import Source
 from polar.gateway.token_source import TokenSource
 from polar.models.chat import ChatRequest
+from polar.models.completion import Completion
 from polar.models.policy import PauseMode
 from polar.models.session import Progress
 from polar.rendering.base import Renderer
+from polar.telemetry import tracing
 
 __all__ = ["Gateway", "SessionGrant", "new_key"]
 
@@ -59,7 +64,7 @@ _DEFAULT_DIALECT = "openai_chat"
 """Whose error shape is used at addresses no dialect has."""
 
 
-class Gateway:
+class Gateway(Gateways):
     """Serves every registered dialect; each key opens only its own session."""
 
     host: str
@@ -76,7 +81,8 @@ class Gateway:
         self._source: Source = TokenSource(engine, renderer) if renderer else ChatSource(engine, model)
         self._model = model
         self._created = int(time.time())
-        self._sessions = Sessions(settings.replay_seconds)
+        self._sessions = Sessions(settings.replay_seconds, self._watch)
+        self.metrics = GatewayMetrics(self._load)
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Self:
@@ -100,7 +106,7 @@ class Gateway:
         for (method, path), handlers in shared.items():
             app.router.add_route(method, path, by_claim(handlers))
             app.router.add_route(method, f"{_KEY_PREFIX}{path}", by_claim(handlers))
-        unknown = [(dialect, answering(dialect, unknown_route)) for dialect in dialects]
+        unknown = [(dialect, self._answering(dialect, unknown_route)) for dialect in dialects]
         app.router.add_route("*", "/{path:.*}", by_claim(unknown))
         # Handlers are cancelled when their client goes away: that is what aborts the engine's work.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
@@ -124,27 +130,30 @@ class Gateway:
             await self._runner.cleanup()
             self._runner = None
 
-    def open_session(self, grant: SessionGrant) -> None:
+    @contextmanager
+    def placed(self, session_id: str) -> Iterator[Address]:
+        yield Address(self.host, self.port)
+
+    async def open_session(self, grant: SessionGrant) -> None:
         self._sessions.open(grant, is_paused=self.is_paused)
 
     def progress(self, session_id: str) -> Progress:
-        """What the session has done so far; nothing for one that was never opened."""
         return self._sessions.progress(session_id)
 
-    async def budget_spent(self, session_id: str) -> None:
-        """Return once a call of the session was refused because a budget of it is used up."""
-        await self._sessions.get(session_id).budget_spent.wait()
+    def open_progress(self) -> dict[str, Progress]:
+        """Of every session that is open."""
+        return {session.grant.session_id: session.progress for session in self._sessions}
 
-    def is_out_of_time(self, session_id: str) -> bool:
-        """Whether an open session has used up its wall time."""
-        return self._sessions.get(session_id).clock.is_spent
+    async def budget_spent(self, session_id: str) -> bool:
+        session = self._sessions.get(session_id)
+        await session.budget_spent.wait()
+        return session.clock.is_spent
 
     @property
     def is_paused(self) -> bool:
         return self._engine.is_paused
 
     async def pause(self, mode: PauseMode) -> None:
-        """Sample nothing more; calls wait, and no session's time runs, until `resume`."""
         for session in self._sessions:
             session.clock.pause()
         try:
@@ -158,37 +167,58 @@ class Gateway:
         self._start_clocks()
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Replace the weights, during a pause; EngineError if the old ones stay."""
         await self._engine.update_weights(update)
 
+    def expect_version(self, version: int) -> None:
+        """Another gateway has had these weights loaded."""
+        self._engine.expect(version)
+
     async def policy_version(self) -> int:
-        """Of the weights that the engine samples with."""
         return (await self._engine.model_info()).policy_version
+
+    async def metric_families(self) -> Iterable[Metric]:
+        return list(self.metrics.registry.collect())
 
     def _start_clocks(self) -> None:
         for session in self._sessions:
             session.clock.resume()
 
     async def close_session(self, session_id: str) -> None:
-        """Abort what is in flight; later calls are told that the session has ended."""
         await self._sessions.close(session_id)
 
     def _handler(self, dialect: Dialect, route: Route) -> Handler:
         match route.action:
             case Action.COMPLETE:
-                return answering(dialect, lambda request: self._complete(dialect, route, request))
+                return self._answering(dialect, lambda request: self._complete(dialect, route, request))
             case Action.COUNT_TOKENS:
-                return answering(dialect, lambda request: self._count_tokens(dialect, route, request))
+                return self._answering(dialect, lambda request: self._count_tokens(dialect, route, request))
             case Action.LIST_MODELS:
-                return answering(dialect, lambda request: self._list_models(dialect, request))
+                return self._answering(dialect, lambda request: self._list_models(dialect, request))
             case Action.SHOW_MODEL:
-                return answering(dialect, lambda request: self._show_model(dialect, request))
+                return self._answering(dialect, lambda request: self._show_model(dialect, request))
             case Action.FIXED:
                 return fixed(route.fixed or HttpAnswer(200))
 
+    def _answering(self, dialect: Dialect, handle: Handler) -> Handler:
+        return answering(dialect, handle, self._refused)
+
+    def _refused(self, dialect: Dialect, error: RequestRefused) -> None:
+        self.metrics.refused(dialect.name, error.refusal)
+
+    def _load(self) -> Load:
+        return Load(*self._sessions.load, is_paused=self.is_paused)
+
+    def _watch(self, grant: SessionGrant, completion: Completion) -> None:
+        self.metrics.recorded(completion)
+        tracing.completion(
+            completion, session_id=grant.session_id, model=self._model.name, parent=grant.traceparent
+        )
+
     def _session_of(self, dialect: Dialect, request: web.Request) -> Session:
         key = request.match_info.get("session_key") or dialect.key(request.headers, request.query)
-        return self._sessions.of_key(key)
+        session = self._sessions.of_key(key)
+        logs.note(session=session.grant.session_id)
+        return session
 
     async def _list_models(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         self._session_of(dialect, request)
@@ -218,6 +248,9 @@ class Gateway:
         chat = dialect.parse(asked)
         if hints := dialect.hints(asked):
             chat = replace(chat, hints=hints)
+        tools = session.conversations.known(chat.tools)
+        if tools is not chat.tools:
+            chat = replace(chat, tools=tools)
         self._refuse_other_models(chat.model)
         if chat.continues is None:
             return chat
@@ -236,6 +269,8 @@ class Gateway:
         flight = flights.join(asked, request.headers)
         if flight is None:
             flight = flights.launch(ModelCall(session, chat, dialect.name), self._fly, asked)
+        else:
+            self.metrics.coalesced(dialect.name)
         with flight.followed():
             try:
                 await flight.accepted()
@@ -272,12 +307,17 @@ class Gateway:
         with suppress(ConnectionError):  # the client is gone, and the call has recorded that
             await response.prepare(request)
             await response.write(encoder.start())
-            await self._stream_answer(response, encoder, flight, session)
+            await self._stream_answer(dialect, response, encoder, flight, session)
             await response.write_eof()
         return response
 
     async def _stream_answer(
-        self, response: web.StreamResponse, encoder: StreamEncoder, flight: Flight, session: Session
+        self,
+        dialect: Dialect,
+        response: web.StreamResponse,
+        encoder: StreamEncoder,
+        flight: Flight,
+        session: Session,
     ) -> None:
         async with kept_alive(response, encoder, self._settings.keepalive_seconds):
             try:
@@ -286,6 +326,7 @@ class Gateway:
                         await response.write(b"".join(encoded(encoder, delta) for delta in deltas))
                     answer = await flight.answer()
             except RequestRefused as error:
+                self._refused(dialect, error)
                 await response.write(encoder.error(error))
             else:
                 if answer.stop_sequence is not None:

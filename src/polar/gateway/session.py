@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import AnyStr
 
 from polar.dialects.base import Refusal, RequestRefused
 from polar.gateway.capture import CaptureWriter
@@ -28,8 +31,22 @@ class SessionGrant:
     sampling: SamplingPin
     budgets: Budgets
     sample: int = 0
+    traceparent: str | None = None
+    """The span that its completions' spans go below, as W3C's header names it; None: there is none."""
     deadline_seconds: float | None = None
     """Wall time from opening to the end of all calls; None where whoever opens it also ends it in time."""
+
+
+Watch = Callable[[SessionGrant, Completion], None]
+"""Told of every completion that was recorded, for metrics and traces."""
+
+
+def unwatched(_grant: SessionGrant, _completion: Completion) -> None:
+    return
+
+
+_KEY = r"polar-[A-Za-z0-9_-]{43}"
+_BLOT = "[session key]"
 
 
 def new_key() -> str:
@@ -37,11 +54,23 @@ def new_key() -> str:
     return "polar-" + secrets.token_urlsafe(32)
 
 
+def without_keys(written: AnyStr) -> AnyStr:
+    """What an agent wrote, with every key in it blotted out.
+
+    It may have printed its environment. The key opens nothing once the session is over, and is kept nowhere
+    even so.
+    """
+    if isinstance(written, bytes):
+        return re.sub(_KEY.encode(), _BLOT.encode(), written)
+    return re.sub(_KEY, _BLOT, written)
+
+
 class Session:
     """The running account of a grant."""
 
-    def __init__(self, grant: SessionGrant, *, is_paused: bool = False) -> None:
+    def __init__(self, grant: SessionGrant, watch: Watch = unwatched, *, is_paused: bool = False) -> None:
         self.grant = grant
+        self._watch = watch
         self.conversations = Conversations()
         self.calls: set[asyncio.Task[object]] = set()
         self.budget_spent = asyncio.Event()
@@ -117,6 +146,7 @@ class Session:
         """Log a completion; `turn` makes it findable for requests that continue it."""
         self._capture.append(completion)
         self._recorded += 1
+        self._watch(self.grant, completion)
         self._contexts[completion.id] = usage.prompt_tokens + usage.sampled_tokens
         if completion.finish_reason is not FinishReason.ERROR or usage.sampled_tokens:
             self._completions += 1

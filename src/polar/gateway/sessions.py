@@ -11,7 +11,7 @@ from typing import TypeVar
 from polar.dialects.base import Refusal, RequestRefused
 from polar.errors import Conflict, NotFound
 from polar.gateway.flights import Flights
-from polar.gateway.session import Session, SessionGrant, session_ended
+from polar.gateway.session import Session, SessionGrant, Watch, session_ended
 from polar.models.session import Progress
 
 K = TypeVar("K")
@@ -24,8 +24,9 @@ _REMEMBERED = 10_000
 class Sessions:
     """Each key opens only its own session."""
 
-    def __init__(self, replay_seconds: float) -> None:
+    def __init__(self, replay_seconds: float, watch: Watch) -> None:
         self._replay_seconds = replay_seconds
+        self._watch = watch
         self._by_key: dict[bytes, Session] = {}
         self._open: dict[str, Session] = {}
         self._flights: dict[str, Flights] = {}
@@ -39,10 +40,15 @@ class Sessions:
     def open(self, grant: SessionGrant, *, is_paused: bool) -> None:
         if grant.session_id in self._open:
             raise Conflict(f"session {grant.session_id} is open already")
-        session = Session(grant, is_paused=is_paused)
+        session = Session(grant, self._watch, is_paused=is_paused)
         self._flights[grant.session_id] = Flights(session, self._replay_seconds)
         self._open[grant.session_id] = session
         self._by_key[_digest(grant.key)] = session
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many sessions are open, and how many of their calls."""
+        return len(self._open), sum(len(session.calls) for session in self._open.values())
 
     def get(self, session_id: str) -> Session:
         session = self._open.get(session_id)

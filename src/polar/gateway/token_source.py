@@ -11,12 +11,15 @@ from typing import cast
 from polar.engines.base import ChatChunk, Engine, GenerateRequest, ModelInfo, TokenChunk
 from polar.gateway.conversation import Extension
 from polar.gateway.guidance import Guidance, guidance_for
-from polar.gateway.prompt import Prompt, render
+from polar.gateway.prompt import Prompt, extend, render
 from polar.gateway.session import Session
 from polar.gateway.source import Generation, Source
 from polar.models.chat import ChatRequest, Sampling, ToolChoice
 from polar.rendering.base import MessageDelta, Renderer
 from polar.rendering.tool_limits import limited
+
+_SHORT = 1_000
+"""Characters that are tokenised sooner than another thread would begin with them."""
 
 
 class TokenSource(Source):
@@ -33,7 +36,11 @@ class TokenSource(Source):
         return len((await self._prompt(request, extension)).ids)
 
     async def _prompt(self, request: ChatRequest, extension: Extension) -> Prompt:
-        # A long first prompt takes many milliseconds to tokenise; other streams go on meanwhile.
+        if sum(len(message.content) for message in extension.new_messages) <= _SHORT:
+            extended = extend(extension, self._renderer)
+            if extended is not None:
+                return extended
+        # A long prompt takes many milliseconds to tokenise; other streams go on meanwhile.
         return await asyncio.to_thread(render, request, extension, self._renderer)
 
 

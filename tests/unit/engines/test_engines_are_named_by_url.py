@@ -13,10 +13,11 @@ import polar.stack
 from polar.cli.main import app
 from polar.config.settings import EngineSettings, Settings
 from polar.engines.base import EngineError
+from polar.engines.clients import engine_client
 from polar.engines.replicas import Replicas
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
-from polar.stack import _engine, data_plane
+from polar.stack import data_plane
 from tests.fakes.vllm_wire import event, usage, vllm_wire
 
 A, B = "http://a:8000", "https://b:8000/v1"
@@ -41,10 +42,10 @@ def test_what_is_no_list_of_different_urls_is_refused(url: Any) -> None:
 
 
 def test_replicas_are_made_of_the_named_kind() -> None:
-    one = _engine(EngineSettings(url=A, kind="sglang"), (A,))
+    one = engine_client(EngineSettings(url=A, kind="sglang"), (A,))
     assert isinstance(one, SglangEngine)
     assert one.url == A
-    several = _engine(EngineSettings(url=f"{A},{B}"), (A, B))
+    several = engine_client(EngineSettings(url=f"{A},{B}"), (A, B))
     assert isinstance(several, Replicas)
     assert [type(replica.engine) for replica in several._replicas.values()] == [VllmEngine] * 2
 

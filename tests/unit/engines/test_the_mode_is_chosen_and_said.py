@@ -14,6 +14,7 @@ import polar.stack
 from polar.cli.main import app
 from polar.config.settings import EngineSettings, GatewaySettings, Settings
 from polar.engines.base import EngineError
+from polar.engines.clients import engine_client
 from polar.errors import InvalidInput, NotInstalled
 from polar.gateway.chat_source import ChatSource
 from polar.gateway.token_source import TokenSource
@@ -91,9 +92,9 @@ async def test_the_engine_s_key_may_come_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLAR_ENGINE_KEY", "sk-environment")
-    engine = polar.stack._engine(EngineSettings(url="http://a"), ("http://a",))
+    engine = engine_client(EngineSettings(url="http://a"), ("http://a",))
     assert engine._headers == {"Authorization": "Bearer sk-environment"}
-    engine = polar.stack._engine(EngineSettings(url="http://a", api_key="sk-file"), ("http://a",))
+    engine = engine_client(EngineSettings(url="http://a", api_key="sk-file"), ("http://a",))
     assert engine._headers == {"Authorization": "Bearer sk-file"}
 
 

@@ -83,7 +83,7 @@ async def set_scene(tokenizer: Tokenizer, chatml: ChatML, tmp_path: Path) -> Asy
                 budgets or Budgets(),
                 sample,
             )
-            gateway.open_session(grant)
+            await gateway.open_session(grant)
             return Scene(gateway, engine, grant, http)
 
         yield scene

@@ -116,10 +116,10 @@ async def test_a_client_that_leaves_during_a_pause_is_let_go(set_scene: SetScene
     assert scene.engine.requests == []
 
 
-def timed(scene: Scene, seconds: float) -> None:
+async def timed(scene: Scene, seconds: float) -> None:
     capture = scene.grant.capture.with_name("timed")
     scene.grant = SessionGrant("s2", new_key(), capture, SamplingPin(), Budgets(), deadline_seconds=seconds)
-    scene.gateway.open_session(scene.grant)
+    await scene.gateway.open_session(scene.grant)
 
 
 @pytest.mark.parametrize("opens_paused", [False, True])
@@ -127,14 +127,13 @@ async def test_paused_time_costs_no_wall_time(set_scene: SetScene, opens_paused:
     scene = await set_scene(["Hello."])
     if opens_paused:
         await scene.gateway.pause(PauseMode.KEEP)
-    timed(scene, 0.3)
+    await timed(scene, 0.3)
     await scene.gateway.pause(PauseMode.KEEP)
     spent = asyncio.create_task(scene.gateway.budget_spent("s2"))
     done, _ = await asyncio.wait({spent}, timeout=0.6)
     assert not done
     await scene.gateway.resume()
-    await asyncio.wait_for(spent, 5)
-    assert scene.gateway.is_out_of_time("s2")
+    assert await asyncio.wait_for(spent, 5)
 
 
 async def test_a_clock_goes_on_with_what_is_left() -> None:
@@ -157,7 +156,7 @@ async def test_an_engine_that_cannot_pause_leaves_everything_running(
         raise EngineError("no such route")
 
     monkeypatch.setattr(scene.engine, "pause", fail)
-    timed(scene, 0.1)
+    await timed(scene, 0.1)
     with pytest.raises(EngineError):
         await scene.gateway.pause(PauseMode.KEEP)
     assert not scene.gateway.is_paused

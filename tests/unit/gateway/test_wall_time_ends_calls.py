@@ -11,7 +11,7 @@ from tests.fakes.scripted_engine import Answer
 from tests.unit.gateway.conftest import Scene, SetScene
 
 
-def with_deadline(scene: Scene, seconds: float) -> None:
+async def with_deadline(scene: Scene, seconds: float) -> None:
     grant = SessionGrant(
         "s2",
         new_key(),
@@ -20,13 +20,13 @@ def with_deadline(scene: Scene, seconds: float) -> None:
         Budgets(),
         deadline_seconds=seconds,
     )
-    scene.gateway.open_session(grant)
+    await scene.gateway.open_session(grant)
     scene.grant = grant
 
 
 async def test_an_open_call_ends_with_the_deadline_and_is_recorded(set_scene: SetScene) -> None:
     scene = await set_scene([Answer("too slow", gate=asyncio.Event(), gate_at=1)])
-    with_deadline(scene, 0.2)
+    await with_deadline(scene, 0.2)
     async with scene.post(scene.body()) as response:
         error = (await response.json())["error"]
     assert (response.status, error["code"]) == (400, "insufficient_quota")
@@ -39,7 +39,7 @@ async def test_an_open_call_ends_with_the_deadline_and_is_recorded(set_scene: Se
 
 async def test_an_open_stream_ends_with_the_provider_s_error(set_scene: SetScene) -> None:
     scene = await set_scene([Answer("too slow", gate=asyncio.Event(), gate_at=1)])
-    with_deadline(scene, 0.2)
+    await with_deadline(scene, 0.2)
     async with scene.post(scene.body(stream=True)) as response:
         text = await response.text()
     assert response.status == 200
@@ -48,7 +48,7 @@ async def test_an_open_stream_ends_with_the_provider_s_error(set_scene: SetScene
 
 async def test_later_calls_are_refused_and_the_opener_is_told(set_scene: SetScene) -> None:
     scene = await set_scene(["never asked for"])
-    with_deadline(scene, 0.0)
+    await with_deadline(scene, 0.0)
     await asyncio.wait_for(scene.gateway.budget_spent("s2"), 5)
     async with scene.post(scene.body()) as response:
         error = (await response.json())["error"]
@@ -59,7 +59,7 @@ async def test_later_calls_are_refused_and_the_opener_is_told(set_scene: SetScen
 
 async def test_a_session_that_ends_in_time_has_no_deadline_left(set_scene: SetScene) -> None:
     scene = await set_scene(["Hello."])
-    with_deadline(scene, 60.0)
+    await with_deadline(scene, 60.0)
     async with scene.post(scene.body()) as response:
         assert response.status == 200
     (completion,) = await scene.captured()

@@ -1,0 +1,41 @@
+"""Token ids as text, with a model's own tokenizer where it is already on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def local_tokenizer(model: str | None) -> Path | None:
+    """The file of the model's tokenizer, if it can be had without a download."""
+    from polar.config.settings import DEFAULT_MODEL, cache_dir
+    from polar.engines.embedded.weights import REVISION
+
+    if model is None:
+        return None
+    candidates = [Path(model).expanduser() / "tokenizer.json"]
+    if model == DEFAULT_MODEL:
+        candidates.append(cache_dir() / "models" / f"{DEFAULT_MODEL}-{REVISION}" / "tokenizer.json")
+    elif model.count("/") == 1 and not model.startswith(("/", ".", "~")):
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(model, "tokenizer.json")
+        if isinstance(cached, str):
+            candidates.append(Path(cached))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text; of tokens that make up one character the last one has it."""
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(skip_special_tokens=False)
+    texts = [stream.step(tokenizer, int(token)) or "" for token in ids]
+    if texts and not texts[-1]:
+        # The sequence ends inside a character: show that there is something.
+        texts[-1] = "\N{REPLACEMENT CHARACTER}"
+    return texts
