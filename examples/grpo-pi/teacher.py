@@ -1,0 +1,163 @@
+"""An engine that knows the solutions: it plays them, token by token, to whoever asks for one of the tasks.
+
+    python examples/grpo-pi/teacher.py --port 8701
+    polar generate -t examples/grpo-pi/train.yaml --engine-url http://127.0.0.1:8701 --engine-mode tokens \
+        --model smollm2-135m-instruct --seed 1 --out data/warm-start
+
+The sessions are real: Pi asks, the gateway renders the prompt and records tokens, tools run in a sandbox, and
+the check decides what is accepted. Only the answers are written down instead of sampled, and so their
+logprobs are 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import yaml
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from polar import plugins
+from polar.config.settings import DEFAULT_MODEL
+from polar.engines.embedded.weights import ensure_tokenizer
+from polar.engines.embedded.wire import Answer, CompletionBody, TokenizeBody, Tokens
+from polar.models.chat import FinishReason, Message, Role, ToolCall
+from polar.models.component import Component
+from polar.rendering.chatml import END, START, assistant_text
+from polar.tasksets.rows import Row
+
+DONE = "Done."
+CONTEXT = 8192
+
+
+class Teacher:
+    """The turns of every task's solutions."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._solutions = {
+            row["instruction"]: [_turns(solution) for solution in row["solutions"]] for row in rows
+        }
+
+    def answer(self, prompt: str, seed: int | None) -> str:
+        """The next turn after a ChatML prompt: of a solution begun, the one that goes on with it."""
+        turns = [turn.partition("\n") for turn in prompt.split(START)[1:]]
+        asked = max(
+            (
+                n
+                for n, (role, _, said) in enumerate(turns)
+                if role == "user" and _text(said) in self._solutions
+            ),
+            default=None,
+        )
+        if asked is None:
+            return DONE
+        given = [_text(said) for role, _, said in turns[asked:] if role == "assistant"][:-1]
+        fitting = [
+            turns
+            for turns in self._solutions[_text(turns[asked][2])]
+            if turns[: len(given)] == given and len(turns) > len(given)
+        ]
+        chance = random.Random(f"{seed} {prompt}")
+        return chance.choice(fitting)[len(given)] if fitting else DONE
+
+
+def _text(said: str) -> str:
+    return said.partition(END)[0].strip("\n")
+
+
+def _turns(solution: Sequence[Mapping[str, Any]]) -> list[str]:
+    calls = (ToolCall("", call["tool"], json.dumps(call["arguments"])) for call in solution)
+    return [*(assistant_text(Message(Role.ASSISTANT, tool_calls=(call,))) for call in calls), DONE]
+
+
+class TeacherServer:
+    """Speaks as much of vLLM's API as the gateway asks for in tokens mode."""
+
+    def __init__(self, teacher: Teacher, tokenizer: Tokenizer, model: str) -> None:
+        self._teacher = teacher
+        self._tokenizer = tokenizer
+        self._model = model
+        self._end = tokenizer.token_to_id(END)
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=64 * 1024 * 1024)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/v1/completions", self._completions)
+        return app
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        card = {"id": self._model, "object": "model", "max_model_len": CONTEXT, "policy_version": 0}
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = TokenizeBody.model_validate_json(await request.read())
+        ids = self._tokenizer.encode(body.prompt or "", add_special_tokens=False).ids
+        return web.json_response({"count": len(ids), "max_model_len": CONTEXT, "tokens": ids})
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = CompletionBody.model_validate_json(await request.read())
+        text = self._teacher.answer(self._tokenizer.decode(body.prompt, skip_special_tokens=False), body.seed)
+        ids = [*self._tokenizer.encode(text, add_special_tokens=False).ids, self._end]
+        finish = FinishReason.STOP if len(ids) <= (body.max_tokens or CONTEXT) else FinishReason.LENGTH
+        ids = ids[: body.max_tokens]
+        said = Tokens(
+            ids=ids,
+            texts=[self._tokenizer.decode([id], skip_special_tokens=False) for id in ids],
+            logprobs=[0.0] * len(ids),
+            text=text,
+            policy_version=0,
+            finish_reason=finish,
+            stop_reason=None,
+        )
+        answer = Answer("teacher", self._model, list(body.prompt), returns_ids=True, returns_logprobs=True)
+        root = answer.root("text_completion", 0, [])
+        events = [answer.completion(said, is_first=True), {**root, "usage": answer.usage(len(ids), 0)}]
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for event in events:
+            await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def rows(taskset: Path) -> Iterable[Mapping[str, Any]]:
+    """What the taskset's source knows of each task, solutions included."""
+    spec = yaml.safe_load(taskset.read_text())
+    source = plugins.create(
+        "tasksets", "taskset", Component(name=spec["format"], options=spec.get("options", {}))
+    )
+    return [row.columns for row in source.rows(None, spec.get("split")) if isinstance(row, Row)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tasksets", type=Path, nargs="*", default=[Path(__file__).with_name("train.yaml")])
+    parser.add_argument("--port", type=int, default=8701, help="0: any that is free")
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    asked = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(ensure_tokenizer(asked.model) / "tokenizer.json"))
+    teacher = Teacher(row for taskset in asked.tasksets for row in rows(taskset))
+    server = TeacherServer(teacher, tokenizer, asked.model)
+    asyncio.run(serve(server.app(), asked.port))
+
+
+async def serve(app: web.Application, port: int) -> None:
+    """Until the process is ended; its address is the one line that is printed."""
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    host, port = runner.addresses[0][:2]
+    print(f"ready http://{host}:{port}", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The teacher plays a task's solution to its end, through the engine client that sessions use."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from polar.engines.base import GenerateRequest
+from polar.engines.vllm import VllmEngine
+from polar.models.chat import FinishReason, Sampling
+from tests.fakes.tiny_llama import write_tiny_llama
+
+FILE = Path(__file__).parents[3] / "examples" / "grpo-pi" / "teacher.py"
+ASK = "Copy a.txt to b.txt."
+ROW: Mapping[str, Any] = {
+    "instruction": ASK,
+    "solutions": [
+        [{"tool": "bash", "arguments": {"command": "cp a.txt b.txt"}}],
+        [{"tool": "read", "arguments": {"path": "a.txt"}}, {"tool": "write", "arguments": {"path": "b.txt"}}],
+    ],
+}
+
+
+def loaded() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("grpo_pi_teacher", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TEACHER = loaded()
+
+
+def prompt(*turns: tuple[str, str]) -> str:
+    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    return f"{said}<|im_start|>assistant\n"
+
+
+def played(seed: int) -> list[str]:
+    """All that the teacher says until it is done."""
+    teacher = TEACHER.Teacher([ROW])
+    turns = [("system", "Help."), ("user", "Show the files."), ("assistant", "ls"), ("user", ASK)]
+    said: list[str] = []
+    while not said or said[-1] != TEACHER.DONE:
+        said.append(teacher.answer(prompt(*turns), seed))
+        turns += [("assistant", said[-1]), ("user", "<tool_response>\n(no output)\n</tool_response>")]
+        assert len(said) < 10
+    return said
+
+
+def test_each_solution_is_played_to_its_end() -> None:
+    ways = {tuple(played(seed)) for seed in range(20)}
+    assert sorted(len(way) for way in ways) == [2, 3]
+    assert all("<tool_call>" in turn for way in ways for turn in way[:-1])
+
+
+def test_what_it_does_not_know_it_leaves() -> None:
+    assert TEACHER.Teacher([ROW]).answer(prompt(("user", "Sing.")), None) == TEACHER.DONE
+
+
+@pytest.mark.parametrize(("limit", "end"), [(4096, FinishReason.STOP), (5, FinishReason.LENGTH)])
+async def test_the_engine_client_understands_it(tmp_path: Path, limit: int, end: FinishReason) -> None:
+    tokenizer = Tokenizer.from_file(str(write_tiny_llama(tmp_path) / "tokenizer.json"))
+    server = TEACHER.TeacherServer(TEACHER.Teacher([ROW]), tokenizer, "tiny")
+    runner = web.AppRunner(server.app())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    engine = VllmEngine(f"http://{host}:{port}")
+    try:
+        await engine.check()
+        ids = tokenizer.encode(prompt(("user", ASK)), add_special_tokens=False).ids
+        request = GenerateRequest("one", ids, Sampling(max_tokens=limit, seed=1))
+        chunks = [chunk async for chunk in engine.generate(request)]
+    finally:
+        await engine.close()
+        await runner.cleanup()
+    sampled = [id for chunk in chunks for id in chunk.ids]
+    assert chunks[-1].finish_reason is end
+    said = tokenizer.decode(sampled, skip_special_tokens=False)
+    assert said.startswith("<tool_call>"[:limit])
+    assert said.endswith("<|im_end|>") == (end is FinishReason.STOP)
