@@ -57,7 +57,7 @@ def report(name: str, rows: Sequence[Row]) -> None:
     document = {
         "name": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": _machine(),
+        "machine": machine(),
         "rows": [asdict(row) for row in rows],
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
@@ -65,7 +65,7 @@ def report(name: str, rows: Sequence[Row]) -> None:
         raise SystemExit(1)
 
 
-def _machine() -> dict[str, str | int | None]:
+def machine() -> dict[str, str | int | None]:
     model = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():

@@ -18,7 +18,7 @@ from polar.training.settings import Advantage, BatchSettings, Level, ObjectiveSe
 from polar.trajectory.materialise import materialise
 from polar.trajectory.packing.batch import Packing
 from polar.trajectory.packing.rows import Row, row
-from polar.trajectory.packing.sequences import pack_sequences
+from polar.trajectory.packing.sequences import pack_alone, pack_sequences
 from polar.trajectory.packing.tree import pack_trees
 from polar.trajectory.recording import Recording
 
@@ -81,7 +81,7 @@ class Baseline:
     mean: float
     scale: float = 1.0
 
-    def advantage(self, ref: TraceRef, reward: float) -> float:
+    def advantage(self, ref: TraceRef | Trace, reward: float) -> float:
         """Of a trace: a share of the session's reward is compared with the same share of the mean."""
         own = ref.share * reward if ref.reward is None else ref.reward
         return (own - ref.share * self.mean) / self.scale
@@ -125,6 +125,8 @@ def pack(rows: Iterator[Row], batch: BatchSettings) -> Packing:
             return pack_trees(rows, batch.tokens)
         case Pack.SEQUENCE:
             return pack_sequences(rows, batch.tokens)
+        case Pack.ALONE:
+            return pack_alone(rows, batch.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +164,13 @@ def _credited(
             if len(whole.prompt_ids) + len(whole.response_ids) > budget:
                 excluded[Excluded.TRACES_OVER_BUDGET] += 1
                 continue
-            sound = _sound(whole, sample.recording, objective, version, excluded)
+            sound = learnable(whole, sample.recording, objective, version, excluded)
             if sound.loss_mask.any():
                 session = sample.result.session_id
                 yield Credited(f"{session}/{index}", session, sound, baseline.advantage(ref, reward))
 
 
-def _sound(
+def learnable(
     trace: Trace, recording: Recording, objective: ObjectiveSettings, version: int, excluded: Counter[str]
 ) -> Trace:
     """The trace with only those tokens in its mask that can be learnt from."""
@@ -178,7 +180,7 @@ def _sound(
     for reason, wrong in (
         (Excluded.TOKENS_UNSOUND, ~np.isfinite(logprobs) | (logprobs > 0) | unpredicted),
         (Excluded.TOKENS_STALE, version - trace.policy_versions > objective.max_staleness),
-        (Excluded.TOKENS_SAMPLED_OTHERWISE, _sampled_otherwise(trace, recording, objective.temperature)),
+        (Excluded.TOKENS_SAMPLED_OTHERWISE, sampled_otherwise(trace, recording, objective.temperature)),
     ):
         excluded[reason] += int(np.count_nonzero(kept & wrong))
         kept &= ~wrong
@@ -187,7 +189,7 @@ def _sound(
     )
 
 
-def _sampled_otherwise(trace: Trace, recording: Recording, temperature: float) -> NDArray[np.bool_]:
+def sampled_otherwise(trace: Trace, recording: Recording, temperature: float) -> NDArray[np.bool_]:
     """For each response token, whether its completion was not sampled as the trainer computes logprobs."""
     mode = recording.result.logprobs_mode
     by_id = {one.id: one for one in recording.completions}

@@ -41,7 +41,11 @@ class Learner:
         self._limits = limits
         self._has_reference = has_reference
         self._optimizer = torch.optim.AdamW(
-            policy.parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+            policy.parameters,
+            lr=settings.lr,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=policy.device.type == "cuda",
         )
         self._share = _schedule(settings, steps)
         self._steps = 0
@@ -85,7 +89,7 @@ class Learner:
             loss.value.backward()
             losses.append(Loss(loss.value.detach(), loss.sums))
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self._settings.max_grad_norm)
-        numbers = _numbers(losses, sum(len(batch.terms) for batch in batches)) | {"grad_norm": float(norm)}
+        numbers = _numbers(losses, norm, sum(len(batch.terms) for batch in batches))
         self._check(numbers)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -101,13 +105,13 @@ class Learner:
                 raise Diverged(f"{name} is {numbers[name]:.4g}, above its limit of {limit:g}")
 
 
-def _numbers(losses: Sequence[Loss], terms: int) -> dict[str, float]:
-    """Losses add up; what else was summed is a mean over terms."""
-    means = {
-        name: float(torch.stack([loss.sums[name].float() for loss in losses]).sum()) / terms
-        for name in losses[0].sums
-    }
-    return {"loss": float(torch.stack([loss.value for loss in losses]).sum())} | means
+def _numbers(losses: Sequence[Loss], norm: Tensor, terms: int) -> dict[str, float]:
+    """Losses add up; what else was summed is a mean over terms. Waits for the GPU, once."""
+    sums = {name: torch.stack([loss.sums[name].float() for loss in losses]).sum() for name in losses[0].sums}
+    totals = {"loss": torch.stack([loss.value for loss in losses]).sum(), "grad_norm": norm} | sums
+    values = torch.stack([total.float() for total in totals.values()]).tolist()
+    found = dict(zip(totals, values, strict=True))
+    return {name: value / terms if name in sums else value for name, value in found.items()}
 
 
 def _schedule(settings: OptimizerSettings, steps: int) -> Callable[[int], float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint
+from polar.training.gpu import Busy
 from polar.training.groups import Material
 from polar.training.learner import Diverged, Learner
 from polar.training.metrics import Board
@@ -46,7 +47,14 @@ class Training:
         kept = self._keep() if self.step == 0 else checkpoint.latest(self.directory)
         assert kept is not None
         version = self.sink.push(self.learner.policy)
+        if self.step == 0 and (before := self.held_out(0)):
+            board.write(0, before)
+        with Busy(self.learner.policy.device) as busy:
+            return self._train(board, kept, version, busy)
+
+    def _train(self, board: Board, kept: Checkpoint, version: int, busy: Busy) -> Checkpoint:
         while self.step < self.settings.steps:
+            busy.begin()
             began = time.monotonic()
             material = self.source.take(version)
             taken = time.monotonic()
@@ -59,6 +67,8 @@ class Training:
             if material.packing.batches:
                 version = self.sink.push(self.learner.policy)
             numbers |= _speed(material, began, taken, learnt, time.monotonic()) | {"version": version}
+            if (share := busy.share()) is not None:
+                numbers["gpu_busy"] = share
             board.write(self.step, numbers | _told(self.step, material) | self.held_out(self.step))
             if self.step % self.settings.checkpoint.every == 0 or self.step == self.settings.steps:
                 kept = self._keep()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from importlib import import_module
@@ -27,6 +28,7 @@ COLUMNS = (
     "tis_fraction",
     "staleness",
     "tokens_per_second",
+    "gpu_busy",
 )
 """What the terminal shows of the numbers that there are; the file has them all."""
 LINES = 20
@@ -76,7 +78,8 @@ class JsonLines:
 
     def __init__(self, path: Path, step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in _lines(path) if _step(line) <= step]
+        # A run that begins anew tells how it was before its first step again.
+        kept = [line for line in _lines(path) if _step(line) <= step] if step else []
         path.write_text("".join(line + "\n" for line in kept))
         self._file = path.open("a", buffering=1)
 
@@ -147,7 +150,13 @@ class WeightsAndBiases:
             wandb = import_module("wandb")
         except ImportError:
             raise NotInstalled("metrics.wandb needs wandb", hint="pip install wandb") from None
-        self._run: Any = wandb.init(project=project, name=out.name, dir=str(out), resume="allow")
+        # Kept with the run, so that one that goes on is one run there too.
+        kept = out / "wandb.id"
+        if not kept.exists():
+            kept.write_text(secrets.token_hex(8))
+        self._run: Any = wandb.init(
+            project=project, name=out.name, id=kept.read_text(), dir=str(out), resume="allow"
+        )
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polar.training.placing import placed
 from polar.training.settings import ObjectiveSettings
 from polar.trajectory.packing.batch import Batch
 
@@ -47,8 +48,7 @@ def policy_loss(batch: Batch, measured: Measured, settings: ObjectiveSettings) -
     """
     terms, now = batch.terms, measured.logprobs
     weights, advantages, recorded = (
-        torch.as_tensor(array, device=now.device)
-        for array in (terms.weights, terms.advantages, terms.logprobs)
+        placed(array, now.device) for array in (terms.weights, terms.advantages, terms.logprobs)
     )
     old = now.detach() if measured.old is None else measured.old
     importance = _ratio(old, recorded)
@@ -73,7 +73,7 @@ def policy_loss(batch: Batch, measured: Measured, settings: ObjectiveSettings) -
 
 def likelihood_loss(batch: Batch, measured: Measured) -> Loss:
     """The negative log-likelihood: fine-tuning on what was sampled."""
-    weights = torch.as_tensor(batch.terms.weights, device=measured.logprobs.device)
+    weights = placed(batch.terms.weights, measured.logprobs.device)
     sums = {"entropy": measured.entropy.detach().sum()}
     return Loss(-(weights * measured.logprobs).sum(), sums)
 

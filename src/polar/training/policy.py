@@ -2,13 +2,16 @@
 
 On a GPU it computes in bfloat16 with FlexAttention over block masks; on a CPU in float32 with a dense mask.
 Whatever is trained is kept in float32: steps of a usual learning rate are lost between two bfloat16 numbers.
+Nothing here waits for the GPU: while it computes a batch, the next one is being given to it.
 """
 
 from __future__ import annotations
 
 import copy
 import shutil
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,14 @@ from torch.utils.checkpoint import checkpoint
 
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled
+from polar.training.placing import placed
 from polar.training.settings import Lora, ModelSettings
 from polar.trajectory.packing.batch import Batch
-from polar.trajectory.packing.masks import BLOCK, block_mask, dense_mask
+from polar.trajectory.packing.masks import BLOCK, block_mask_of, dense_mask
 
-SHAPES = 8
-"""On a GPU batches are padded to so many sizes at most, so that kernels are compiled that often."""
+SHAPES = 2
+"""On a GPU batches are padded to so many sizes, so that kernels are compiled that often. All but the last
+batch of a step are nearly full."""
 PROBE = (1, 2, 3, 5, 8, 13)
 """Tokens that every vocabulary has."""
 PROBE_TOLERANCE = 1e-3
@@ -44,6 +49,7 @@ class Policy:
         *,
         temperature: float = 1.0,
         most_tokens: int = 16_384,
+        is_packed: bool = True,
         has_reference: bool = False,
     ) -> None:
         self.model = model
@@ -54,16 +60,23 @@ class Policy:
         self._is_adapter = settings.lora is not None
         self._device = next(model.parameters()).device
         self._chunk = settings.chunk
+        self._dtype = _computed_in(settings, self._device)
         self._temperature = temperature
         self._granule = _granule(most_tokens)
+        self._is_packed = is_packed
         self._reference = self._frozen_copy(settings) if has_reference else None
-        self._check_layers(most_tokens)
+        if is_packed:
+            self._check_layers(most_tokens)
         self._check_head()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Those that are trained."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
 
     def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """For each term of the batch, its token's logprob and the entropy it was drawn at."""
@@ -91,7 +104,7 @@ class Policy:
         # A token that several rows train is computed once and stands in several terms.
         targets, inverse = np.unique(batch.terms.targets, return_inverse=True)
         sources, labels, back = (
-            torch.as_tensor(array, device=self._device).long()
+            placed(array, self._device).long()
             for array in (batch.predecessors[targets], batch.ids[targets], inverse)
         )
         with self._precision():
@@ -99,35 +112,40 @@ class Policy:
             head = causal.get_output_embeddings()
             parts = [
                 # Made again for the backward pass: no more than one chunk's logits are ever there.
-                checkpoint(self._score, head, some, ids, use_reentrant=False)
+                checkpoint(self._score, head, some, ids, use_reentrant=False, preserve_rng_state=False)
                 for some, ids in zip(hidden.split(self._chunk), labels.split(self._chunk), strict=True)
             ]
         logprobs, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
         return logprobs[back], entropy[back]
 
     def _score(self, head: Any, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = (head(hidden).float() / self._temperature).log_softmax(-1)
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return logprobs.gather(-1, labels[:, None])[:, 0], entropy
+        logits = head(hidden).float()
+        if self._temperature != 1.0:
+            logits = logits / self._temperature
+        total = logits.logsumexp(-1)
+        logprobs = logits.gather(-1, labels[:, None])[:, 0] - total
+        entropy = total - ((logits - total[:, None]).exp() * logits).sum(-1)
+        return logprobs, entropy
 
     def _hidden(self, causal: Any, batch: Batch) -> Tensor:
         """The last layer's output for each token."""
-        mask: Any
-        if self._device.type == "cuda":
-            batch = batch.padded(-(-len(batch) // self._granule) * self._granule)
-            mask = block_mask(batch, self._device)
-        else:
-            mask = torch.as_tensor(dense_mask(batch))[None, None]
-        ids, positions = (
-            torch.as_tensor(array, device=self._device).long()[None] for array in (batch.ids, batch.positions)
-        )
+        mask: Any = None
+        if self._is_packed:
+            batch, mask = self._masked(batch)
+        ids, positions = (placed(array, self._device).long()[None] for array in (batch.ids, batch.positions))
         made = causal.base_model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
         hidden: Tensor = made.last_hidden_state[0]
         return hidden
 
+    def _masked(self, batch: Batch) -> tuple[Batch, Any]:
+        if self._device.type != "cuda":
+            return batch, torch.as_tensor(dense_mask(batch))[None, None]
+        batch = batch.padded(-(-len(batch) // self._granule) * self._granule)
+        return batch, block_mask_of(placed(batch.ends, self._device))
+
     def _precision(self) -> Any:
-        is_gpu = self._device.type == "cuda"
-        return torch.autocast("cuda", torch.bfloat16) if is_gpu else nullcontext()
+        is_mixed = self._dtype is torch.bfloat16
+        return torch.autocast(self._device.type, self._dtype) if is_mixed else nullcontext()
 
     def _frozen_copy(self, settings: ModelSettings) -> Any:
         """The model as it is now; None where leaving the adapter out gives the same."""
@@ -145,13 +163,13 @@ class Policy:
         if others := sorted(kinds - {FULL}):
             raise InvalidInput(
                 f"model {self.directory.name}: it has layers of {', '.join(others)}, which cannot be packed",
-                hint="train a model whose layers all have full attention",
+                hint="set batch.pack to alone, or train a model whose layers all have full attention",
             )
 
     def _check_head(self) -> None:
         """Refuse models that do more to their logits than their last layer says."""
         ids = torch.tensor([PROBE], device=self._device)
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), self._precision(), _plain_attention(self._causal):
             whole = self._causal(input_ids=ids, use_cache=False).logits.float()
             hidden = self._causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
             ours = self._causal.get_output_embeddings()(hidden).float()
@@ -168,18 +186,26 @@ def load_policy(
     weights: Path | None = None,
     temperature: float = 1.0,
     most_tokens: int = 16_384,
+    is_packed: bool = True,
     has_reference: bool = False,
 ) -> Policy:
-    """The model with the weights of a checkpoint, or those that the settings begin with."""
+    """The model with the weights of a checkpoint, or those that the settings begin with.
+
+    `most_tokens` is how large a batch may be, `is_packed` whether it may hold more than one trace.
+    """
     directory = ensure_model(settings.name)
     device = _device(settings.device)
     start = settings.start if weights is None or has_reference else weights
+    place = Place(device, "flex_attention" if device.type == "cuda" and is_packed else "sdpa")
     model = (
-        _adapted(settings.lora, directory, start, device)
+        _adapted(settings.lora, directory, start, place, _computed_in(settings, device))
         if settings.lora
-        else _load(start or directory, device)
+        else _load(start or directory, place)
     )
     _without_dropout(model)
+    if device.type == "cuda":
+        # Batches have few sizes: a kernel for each is quicker, and surer, than one for any size.
+        torch._dynamo.config.automatic_dynamic_shapes = False
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.config.use_cache = False
@@ -190,36 +216,59 @@ def load_policy(
         settings,
         temperature=temperature,
         most_tokens=most_tokens,
+        is_packed=is_packed,
         has_reference=has_reference,
     )
     if weights is not None and start != weights:
         # The reference is what the run began with, so that is loaded first.
         _replace(policy, weights)
+    if settings.compile:
+        for layer in _layers(model):
+            layer.compile()
     return policy
 
 
-def _load(directory: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model is loaded to, and how it computes attention there."""
+
+    device: torch.device
+    attention: str
+
+
+def _load(directory: Path, place: Place, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     if not (directory / "config.json").is_file():
         raise InvalidInput(f"{directory}: holds no model", hint="to begin with an adapter, set model.lora")
-    attention = "flex_attention" if device.type == "cuda" else "sdpa"
     try:
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, attn_implementation=place.attention
+        )
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInput(f"model {directory.name}: cannot be trained: {reason}") from None
-    return model.to(device)
+    return model.to(place.device)
 
 
-def _adapted(lora: Lora, directory: Path, start: Path | None, device: torch.device) -> Any:
+def _adapted(lora: Lora, directory: Path, start: Path | None, place: Place, dtype: torch.dtype) -> Any:
+    """The model with a new adapter, or with the one it starts with, whose rank is its own."""
+    model = _with_adapter(lora, directory, start, place, dtype)
+    for module in model.modules():
+        # Autocast would bring to bfloat16 again what peft casts to the adapter's float32.
+        if dtype is torch.bfloat16 and hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False
+    return model
+
+
+def _with_adapter(lora: Lora, directory: Path, start: Path | None, place: Place, dtype: torch.dtype) -> Any:
     try:
         from peft import LoraConfig, PeftModel, get_peft_model
     except ImportError:
         raise NotInstalled("model.lora needs peft", hint="pip install 'polar[train]'") from None
-    base = _load(directory, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    base = _load(directory, place, dtype)
     if start is not None:
         if not (start / ADAPTER).is_file():
             raise InvalidInput(f"{start}: holds no adapter", hint=f"{ADAPTER} is missing")
@@ -249,6 +298,17 @@ def _replace(policy: Policy, weights: Path) -> None:
         policy.model.load_state_dict(tensors, strict=False)
 
 
+@contextmanager
+def _plain_attention(model: Any) -> Iterator[None]:
+    """Attention that takes a few tokens as they are, where FlexAttention would be compiled for them first."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
 def _without_dropout(model: Any) -> None:
     """The policy that is trained is the one that samples, and engines drop nothing."""
     for module in model.modules():
@@ -264,6 +324,18 @@ def _device(asked: str) -> torch.device:
     if asked == "auto":
         asked = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(asked)
+
+
+def _computed_in(settings: ModelSettings, device: torch.device) -> torch.dtype:
+    if settings.precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+
+
+def _layers(model: Any) -> list[nn.Module]:
+    """The layers that a transformer repeats: compiled once, each of them runs the same code."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
 def _granule(most_tokens: int) -> int:

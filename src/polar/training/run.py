@@ -24,7 +24,7 @@ from polar.training.objective import likelihood_loss, policy_loss
 from polar.training.policy import load_policy
 from polar.training.rollouts import HeldOut, Rollouts
 from polar.training.server import Say, rollout_server
-from polar.training.settings import GrpoSettings, RolloutSettings, RunSettings, SftSettings
+from polar.training.settings import GrpoSettings, Pack, RolloutSettings, RunSettings, SftSettings
 from polar.training.sinks import Engines, Nowhere, WeightSink
 from polar.training.sources import Dataset, Recordings, Source
 
@@ -102,6 +102,7 @@ def _learner(settings: RunSettings, found: Checkpoint | None) -> Learner:
         weights=found.weights if found else None,
         temperature=temperature,
         most_tokens=settings.batch.tokens,
+        is_packed=settings.batch.pack is not Pack.ALONE,
         has_reference=has_reference,
     )
     return Learner(

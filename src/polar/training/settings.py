@@ -39,6 +39,9 @@ class Pack(StrEnum):
     """Traces that begin alike share the tokens they begin with."""
     SEQUENCE = "sequence"
     """Each whole and apart."""
+    ALONE = "alone"
+    """Each a batch of its own: the way for models with layers that no mask keeps from seeing other traces,
+    as linear attention."""
 
 
 class Lora(Frozen):
@@ -60,6 +63,10 @@ class ModelSettings(Frozen):
     lora: Lora | None = None
     """None: all weights are trained."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What is computed in; auto: bfloat16 on a GPU, float32 on a CPU. What is trained is kept in float32."""
+    compile: bool = False
+    """Compile the model's layers: about a minute at the first step, then fewer and larger kernels."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
     chunk: int = Field(default=1024, ge=1)

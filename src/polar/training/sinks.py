@@ -11,7 +11,6 @@ from typing import Protocol
 
 from polar.client import Client
 from polar.errors import Unavailable
-from polar.training.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -19,17 +18,24 @@ SHARED_MEMORY = Path("/dev/shm")
 """Nodes take weights from there unless their settings say otherwise, and no disk is written."""
 
 
+class Saves(Protocol):
+    """A policy whose weights can be written down."""
+
+    def save(self, directory: Path) -> None:
+        """Write the weights, or an adapter alone, as engines read them."""
+
+
 class WeightSink(Protocol):
     """Takes the policy as it is now."""
 
-    def push(self, policy: Policy) -> int:
+    def push(self, policy: Saves) -> int:
         """Have everything that is sampled from now on sampled with these weights; the version it carries."""
 
 
 class Nowhere:
     """Nobody samples: recordings and datasets are learnt from as they are."""
 
-    def push(self, policy: Policy) -> int:
+    def push(self, policy: Saves) -> int:
         return 0
 
 
@@ -49,7 +55,7 @@ class Engines:
         run = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]
         self._root = (directory or SHARED_MEMORY) / f"polar-weights-{run}"
 
-    def push(self, policy: Policy) -> int:
+    def push(self, policy: Saves) -> int:
         """Engines that cannot load keep what they have: the version stays, and training goes on."""
         self._root.mkdir(parents=True, exist_ok=True)
         before = sorted(self._root.iterdir())

@@ -26,6 +26,7 @@ def materialise(trajectory: Trajectory, ref: TraceRef) -> Trace:
         lineage=ref.lineage,
         parent=ref.parent,
         approximate_from=_approximate_from([segment for segment, _ in response]),
+        share=ref.share,
     )
 
 

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 
 from polar.errors import InvalidInput
+from polar.training.groups import material
+from polar.training.objective import Measured, policy_loss
 from polar.training.policy import load_policy
-from polar.training.settings import ModelSettings
+from polar.training.settings import BatchSettings, ModelSettings, ObjectiveSettings, Pack
+from polar.trajectory.per_request import PerRequest
+from polar.trajectory.prefix_merging import PrefixMerging
+from tests.fakes.scripted_rollouts import group
 
+ANSWERS = ([[10, 11, 12], [13, 14], [15, 16]], [[10, 20], [21]])
+REWARDS = (1.0, 0.0)
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 16,
@@ -54,3 +61,36 @@ def test_an_adapter_in_the_place_of_a_model_is_explained(tiny_model: Path, tmp_p
     )
     with pytest.raises(InvalidInput, match="holds no adapter"):
         load_policy(lora)
+
+
+def test_linear_attention_is_trained_one_trace_at_a_time_and_exactly(tmp_path: Path) -> None:
+    from transformers import Qwen3_5TextConfig
+
+    linear = {
+        f"linear_{name}": 2 if name.startswith("num") else 16
+        for name in ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim")
+    }
+    config = Qwen3_5TextConfig(
+        **{**SHAPE, "vocab_size": 64, "head_dim": 16},
+        **linear,
+        layer_types=["linear_attention", "full_attention"],
+        initializer_range=0.2,
+    )
+    settings = write(tmp_path, config)
+    with pytest.raises(InvalidInput, match=r"linear_attention.*batch\.pack"):
+        load_policy(settings)
+    policy = load_policy(settings, is_packed=False)
+    objective = ObjectiveSettings()
+    found = {}
+    for builder in (PrefixMerging(PrefixMerging.Options()), PerRequest(PerRequest.Options())):
+        rolled_out = group(ANSWERS, REWARDS, builder=builder, logprob=-4.0)
+        made = material([rolled_out], objective, BatchSettings(pack=Pack.ALONE), version=0)
+        assert all(len(batch.names) == 1 for batch in made.packing.batches)
+        policy.model.zero_grad()
+        for batch in made.packing.batches:
+            policy_loss(batch, Measured(*policy.measure(batch)), objective).value.backward()
+        found[type(builder)] = [parameter.grad.clone() for parameter in policy.parameters]
+    merged, apart = found.values()
+    largest = max(float(one.abs().max()) for one in apart)
+    assert largest > 1e-4
+    assert max(float((a - b).abs().max()) for a, b in zip(merged, apart, strict=True)) <= 1e-4 * largest

@@ -18,6 +18,7 @@ from polar.errors import Conflict
 from polar.training.checkpoint import checkpoints, latest
 from polar.training.learner import Diverged
 from polar.training.loop import CHECKPOINTS
+from polar.training.metrics import board
 from polar.training.run import _alone, assemble, train
 from tests.fakes.training_runs import preference, quiet, same_tensors, settings, tensors
 
@@ -167,3 +168,24 @@ def test_two_trainers_do_not_share_a_directory(tiny_model: Path, tmp_path: Path)
     run.out.mkdir()
     with _alone(run.out), pytest.raises(Conflict):
         train(run, quiet())
+
+
+def test_held_out_tasks_are_measured_once_before_the_first_step(tiny_model: Path, tmp_path: Path) -> None:
+    run = settings(tiny_model, tmp_path, steps=2)
+    asked: list[int] = []
+
+    def held_out(step: int) -> dict[str, float]:
+        asked.append(step)
+        return {"held_out_success": step / 10}
+
+    for steps in (1, 2):
+        with ExitStack() as stack:
+            training = assemble(run.model_copy(update={"steps": steps}), stack, print)
+            training.held_out = held_out
+            training.run(stack.enter_context(board(run.metrics, run.out, training.step, quiet())))
+    assert asked == [0, 1, 2]
+    assert [(line["step"], line["held_out_success"]) for line in lines(run.out)] == [
+        (0, 0),
+        (1, 0.1),
+        (2, 0.2),
+    ]

@@ -7,13 +7,14 @@ from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from polar.engines.embedded.policy import read_policy
 from polar.errors import Unavailable
 from polar.models.policy import PolicyView
 from polar.training.policy import load_policy
-from polar.training.settings import ModelSettings
+from polar.training.settings import Lora, ModelSettings
 from polar.training.sinks import Engines
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
@@ -76,3 +77,31 @@ def test_engines_that_cannot_load_stay_where_they_are(tiny_model: Path, tmp_path
     assert sink.push(policy) == 1
     server.is_down = False
     assert sink.push(policy) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_run_that_starts_with_an_adapter_samples_with_it_and_trains_it_on(
+    tiny_model: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    lora = {"rank": 4, "alpha": 8}
+    fresh = ModelSettings.model_validate({"name": str(tiny_model), "device": "cpu", "lora": lora})
+    warm = load_policy(fresh)
+    with torch.no_grad():
+        for parameter in warm.parameters:
+            parameter.copy_((parameter + 0.05 * torch.randn_like(parameter)).to(dtype))
+    expected = warm.model(IDS).logits.detach()
+    warm.model.save_pretrained(tmp_path / "warm")
+    # An adapter that ships with a package is kept in half the bytes.
+    file = tmp_path / "warm" / "adapter_model.safetensors"
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file)
+
+    # The rank of the adapter that it starts with counts, not that of the settings.
+    begun = load_policy(fresh.model_copy(update={"start": tmp_path / "warm", "lora": Lora(rank=16)}))
+    server = Server(tiny_model)
+    before = server.engine(IDS).logits.detach()
+    Engines(cast(Any, server), tmp_path / "run", tmp_path / "weights").push(begun)
+    assert float((begun.model(IDS).logits - expected).detach().abs().max()) < 1e-4
+    assert float((server.engine(IDS).logits - expected).detach().abs().max()) < 1e-4
+    assert float((server.engine(IDS).logits - before).detach().abs().max()) > 1e-2
+    assert {parameter.dtype for parameter in begun.parameters} == {torch.float32}
+    assert all(parameter.requires_grad for parameter in begun.parameters)

@@ -53,10 +53,18 @@ class Piece:
 
 
 def packing(
-    pieces: Sequence[Piece], budget: int, unique_tokens: int, over_budget: Sequence[str] = ()
+    pieces: Sequence[Piece],
+    budget: int,
+    unique_tokens: int,
+    over_budget: Sequence[str] = (),
+    bins: Sequence[Sequence[int]] | None = None,
 ) -> Packing:
-    """The pieces in as few batches as first-fit decreasing finds; none is larger than the budget."""
-    bins = first_fit_decreasing([piece.size for piece in pieces], budget)
+    """The pieces in the given bins, else in as few batches as first-fit decreasing finds.
+
+    None is larger than the budget.
+    """
+    if bins is None:
+        bins = first_fit_decreasing([piece.size for piece in pieces], budget)
     packed = sum(piece.size for piece in pieces)
     placed = [placed for piece in pieces for placed in piece.rows]
     stats = PackingStats(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,7 +102,7 @@ def test_a_tree_holds_each_distinct_prefix_once(given: list[Row], budget: int) -
 def test_blocks_are_those_of_the_dense_mask(given: list[Row], budget: int, block: int) -> None:
     for batch in pack_trees(given, budget).batches:
         dense = dense_mask(batch)
-        partial, full = blocks(batch, block)
+        partial, full = blocks(torch.as_tensor(batch.ends), block)
         for query in range(len(partial)):
             for key in range(len(partial)):
                 square = dense[query * block :, key * block :][:block, :block]

@@ -1,0 +1,81 @@
+"""How far the trainer's logprobs of recorded tokens are from those that the engine sampled them with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polar.training.groups import sampled_otherwise
+from polar.training.policy import load_policy
+from polar.training.settings import ModelSettings
+from polar.trajectory.materialise import materialise
+from polar.trajectory.packing.rows import Row, row
+from polar.trajectory.packing.tree import pack_trees
+from polar.trajectory.prefix_merging import PrefixMerging
+from polar.trajectory.recording import Recording
+
+
+@dataclass(frozen=True, slots=True)
+class Faithfulness:
+    """Differences of logprobs, in one precision of the trainer."""
+
+    precision: str
+    tokens: int
+    mean: float
+    p99: float
+    max: float
+    ratio: float
+    """Mean distance of the importance ratio from 1: what truncated importance sampling corrects."""
+
+
+def versions(recordings: Sequence[Recording]) -> dict[int, int]:
+    """Policy version → tokens sampled with it."""
+    found = np.concatenate([c.policy_versions for one in recordings for c in one.completions])
+    numbers, counts = np.unique(found, return_counts=True)
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+
+
+def compare(
+    recordings: Sequence[Recording],
+    model: ModelSettings,
+    precision: str,
+    version: int,
+    budget: int,
+    temperature: float,
+) -> Faithfulness:
+    """Of all tokens of one policy version that were sampled at this temperature with nothing cut."""
+    rows = [found for one in recordings for found in _rows(one, version, temperature)]
+    policy = load_policy(
+        model.model_copy(update={"precision": precision}), temperature=temperature, most_tokens=budget
+    )
+    differences: list[NDArray[np.float64]] = []
+    for batch in pack_trees(rows, budget).batches:
+        ours = policy.logprobs(batch).double().cpu().numpy()
+        differences.append(ours - batch.terms.logprobs)
+    found = np.concatenate(differences) if differences else np.zeros(0)
+    if not len(found):
+        raise SystemExit(f"no token of version {version} was sampled at temperature {temperature:g}, uncut")
+    apart = np.abs(found)
+    return Faithfulness(
+        precision,
+        len(found),
+        float(apart.mean()),
+        float(np.percentile(apart, 99)),
+        float(apart.max()),
+        float(np.abs(np.expm1(found)).mean()),
+    )
+
+
+def _rows(recording: Recording, version: int, temperature: float) -> list[Row]:
+    trajectory = PrefixMerging(PrefixMerging.Options()).build(recording.completions)
+    found = []
+    for index, ref in enumerate(trajectory.traces):
+        trace = materialise(trajectory, ref)
+        is_compared = (trace.loss_mask == 1) & (trace.policy_versions == version)
+        is_compared &= ~sampled_otherwise(trace, recording, temperature)
+        kept = replace(trace, loss_mask=is_compared.astype(np.uint8))
+        found.append(row(f"{recording.result.session_id}/{index}", kept))
+    return [one for one in found if len(one.trained.depths)]

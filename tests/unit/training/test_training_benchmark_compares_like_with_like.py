@@ -1,0 +1,60 @@
+"""The benchmark's layouts train the same tokens of the same sessions to the same gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.training.faithfulness import compare, versions
+from benchmarks.training.figure import chart
+from benchmarks.training.layouts import LAYOUTS, laid_out, reduced
+from benchmarks.training.speed import compare_gradients, measure
+from polar.training.settings import ModelSettings
+from polar.trajectory.recording import Recording
+from tests.fakes.training_runs import LOGPROB, groups
+
+BUDGET = 256
+
+
+@pytest.fixture(scope="module")
+def recordings() -> list[Recording]:
+    return [one.recording for each in groups() for one in each.samples if one.recording is not None]
+
+
+def test_every_layout_learns_the_same_from_fewer_tokens(
+    tiny_model: Path, recordings: list[Recording]
+) -> None:
+    model = ModelSettings(name=str(tiny_model), device="cpu")
+    measured = [measure(layout, recordings, model, BUDGET, least_seconds=0.0) for layout in LAYOUTS]
+    assert len({one.trained_tokens for one in measured}) == 1
+    tokens = [one.tokens for one in measured]
+    assert tokens == sorted(tokens, reverse=True)
+    assert tokens[0] > tokens[1] > tokens[2]
+    for one in measured[1:]:
+        assert one.loss == pytest.approx(measured[0].loss, rel=1e-4)
+        assert one.grad_norm == pytest.approx(measured[0].grad_norm, rel=1e-4)
+    assert compare_gradients(recordings[:2], model, BUDGET).most <= 1e-4
+    assert all(layout.name in chart("title", measured) for layout in LAYOUTS)
+
+
+def test_sessions_that_do_not_fit_are_not_measured(recordings: list[Recording]) -> None:
+    with pytest.raises(SystemExit, match="traces_over_budget"):
+        laid_out(recordings, LAYOUTS[1], budget=6)
+
+
+def test_a_reduced_session_keeps_its_shape(recordings: list[Recording]) -> None:
+    (completion,) = reduced(recordings[0], calls=1, vocabulary=7).completions
+    assert len(completion.sampled_ids) == len(recordings[0].completions[0].sampled_ids)
+    assert max(completion.prompt_ids.max(), completion.sampled_ids.max()) < 7
+
+
+def test_logprobs_are_compared_token_by_token(tiny_model: Path, recordings: list[Recording]) -> None:
+    model = ModelSettings(name=str(tiny_model), device="cpu")
+    counted = versions(recordings)
+    found = compare(recordings, model, "float32", version=0, budget=BUDGET, temperature=1.0)
+    assert found.tokens == counted[0]
+    # Recorded is one made-up number for all; an untrained policy is never exactly there.
+    assert 0 < found.mean <= found.p99 <= found.max < -2 * LOGPROB
+    with pytest.raises(SystemExit, match="version 9"):
+        compare(recordings, model, "float32", version=9, budget=BUDGET, temperature=1.0)
