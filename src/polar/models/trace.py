@@ -58,6 +58,8 @@ class Trace:
     """Which trace of the trajectory it came out of; None at the session's beginning."""
     approximate_from: int | None = None
     """From this position of the response on, tokens stand after others than the policy saw."""
+    share: float = 1.0
+    """What part of the session's reward is this trace's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

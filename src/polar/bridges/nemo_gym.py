@@ -1,0 +1,213 @@
+"""NeMo Gym: an agent server whose agent is a harness in a Polar session.
+
+`/run` is one rollout: the resources server seeds its session, Polar runs the harness, the resources server
+verifies what came of it; its cookies travel along. Without a resources server the task's own evaluator is the
+judge. NeMo RL takes one sequence a session and masks whole samples only.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from polar.bridges.nemo_gym_response import completions, is_growing, response
+from polar.bridges.sessions import TASK, LeftOut, ScoredSession, one_session
+from polar.client import AsyncClient
+from polar.config.settings import explain
+from polar.errors import InvalidInput, PolarError, Unavailable
+from polar.models.task import TaskSpec
+
+Body = dict[str, Any]
+
+RESOURCES_SECONDS = 1_800.0
+"""How long a resources server may take to seed or to verify."""
+
+TASK_INDEX = "_ng_task_index"
+"""In the bodies of rollouts: which of them are of one task."""
+
+
+class Agent:
+    """Runs rows as sessions of a rollout server."""
+
+    def __init__(
+        self,
+        template: Mapping[str, Any],
+        *,
+        server: str | None = None,
+        token: str | None = None,
+        resources: str | None = None,
+    ) -> None:
+        """`template` is what all tasks have in common: harness, runtime, evaluator. `resources` is a URL."""
+        self._template = template
+        self._client = AsyncClient(server, token)
+        self._resources = resources
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def run(self, body: Body, cookies: Mapping[str, str]) -> Body:
+        """One rollout: seed, run, verify."""
+        async with self._episode(cookies) as resources:
+            if resources is not None:
+                await _post(resources, "/seed_session", body)
+            session = narrowed(await self._session(body))
+            answer = response(session, asked_of(body))
+            is_masked = not session.traces
+            found = {"reward": session.reward or 0.0}
+            if resources is not None and session.reward is not None:
+                found = await _post(resources, "/verify", body | {"response": answer})
+        return {
+            **body,
+            **found,
+            "response": answer,
+            "mask_sample": is_masked,
+            "polar_session": session.result.session_id,
+            "polar_reward": session.reward,
+            "polar_excluded": dict(session.excluded),
+        }
+
+    async def responses(self, asked: Body) -> Body:
+        """The agent's answer alone: no resources server, no verdict."""
+        session = await self._session({"responses_create_params": asked})
+        return response(narrowed(session), asked)
+
+    async def _session(self, body: Body) -> ScoredSession:
+        temperature = asked_of(body).get("temperature")
+        task = task_of(body, self._template)
+        return await one_session(self._client, task, 1.0 if temperature is None else float(temperature))
+
+    @asynccontextmanager
+    async def _episode(self, cookies: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientSession | None]:
+        """A connection to the resources server with cookies of its own: by them it tells rollouts apart."""
+        if self._resources is None:
+            yield None
+            return
+        # Gym's servers are reached by address, for which a cookie jar is strict unless told otherwise.
+        jar = aiohttp.CookieJar(unsafe=True)
+        timeout = aiohttp.ClientTimeout(total=RESOURCES_SECONDS)
+        async with aiohttp.ClientSession(
+            self._resources, cookies=dict(cookies), cookie_jar=jar, timeout=timeout
+        ) as session:
+            yield session
+
+
+def app(agent: Agent) -> FastAPI:
+    """The agent's HTTP interface."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await agent.close()
+
+    made = FastAPI(title="Polar agent for NeMo Gym", lifespan=lifespan)
+
+    @made.post("/run")
+    async def run(request: Request, body: Body) -> Body:
+        return await agent.run(body, request.cookies)
+
+    @made.post("/v1/responses")
+    async def responses(body: Body) -> Body:
+        return await agent.responses(body)
+
+    @made.post("/aggregate_metrics")
+    async def aggregate_metrics(body: Body) -> Body:
+        return aggregated(body.get("verify_responses") or [])
+
+    @made.exception_handler(PolarError)
+    async def refuse(_: Request, error: PolarError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 422 if isinstance(error, InvalidInput) else 502)
+
+    return made
+
+
+def narrowed(session: ScoredSession) -> ScoredSession:
+    """The trace that trains most; none where not all it sampled can be trained as one growing sequence."""
+    session = session.narrowed()
+    calls = completions(session)
+    if session.trained_tokens == sum(len(one.sampled_ids) for one in calls) and is_growing(calls):
+        return session
+    lost = Counter[str]({LeftOut.TOKENS_OF_A_MASKED_SAMPLE: session.trained_tokens})
+    return replace(session, traces=(), excluded=session.excluded + lost)
+
+
+def task_of(body: Body, template: Mapping[str, Any]) -> TaskSpec:
+    """The row's task: what it says itself, over the template, over its input as the instruction."""
+    given = body.get(TASK) or {}
+    instruction = "\n\n".join(_texts(asked_of(body).get("input") or ""))
+    try:
+        return TaskSpec.model_validate(
+            {"id": "nemo-gym", "instruction": instruction, **template, **given, "samples": 1}
+        )
+    except ValidationError as error:
+        raise InvalidInput(f"the row's task: {explain(error)}") from None
+
+
+def aggregated(verified: Iterable[Mapping[str, Any]]) -> Body:
+    """Statistics of every number in the verdicts, over all rollouts and over those of each task."""
+    tasks: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    for one in verified:
+        tasks[one.get(TASK_INDEX)].append(one)
+    everything = _statistics(one for group in tasks.values() for one in group)
+    return {
+        "agent_metrics": everything,
+        "key_metrics": {name: value for name, value in everything.items() if name == "mean/reward"},
+        "group_level_metrics": [{TASK_INDEX: index, **_statistics(group)} for index, group in tasks.items()],
+    }
+
+
+def asked_of(body: Body) -> Body:
+    """What the row asks the model for, in OpenAI's words."""
+    asked: Body = body.get("responses_create_params") or {}
+    return asked
+
+
+def _statistics(verdicts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    numbers: dict[str, list[float]] = defaultdict(list)
+    for verdict in verdicts:
+        for name, value in verdict.items():
+            if isinstance(value, int | float) and name != TASK_INDEX:
+                numbers[name].append(float(value))
+    return {
+        f"{kind}/{name}": compute(values)
+        for name, values in numbers.items()
+        for kind, compute in (
+            ("mean", statistics.fmean),
+            ("max", max),
+            ("min", min),
+            ("median", statistics.median),
+            ("std", statistics.pstdev),
+        )
+    }
+
+
+def _texts(given: Any) -> Iterable[str]:
+    """The text of a response's input: one string, or messages of strings or of parts."""
+    if isinstance(given, str):
+        yield given
+    elif isinstance(given, Mapping):
+        yield from _texts(given.get("content") if "content" in given else given.get("text") or "")
+    elif isinstance(given, list):
+        for part in given:
+            yield from _texts(part)
+
+
+async def _post(resources: aiohttp.ClientSession, path: str, body: Body) -> Body:
+    try:
+        async with resources.post(path, json=body) as answer:
+            if answer.status >= 400:
+                raise Unavailable(f"resources server: {path}: {answer.status}: {(await answer.text())[:500]}")
+            found: Body = await answer.json()
+            return found
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise Unavailable(
+            f"resources server: {path}: {error or type(error).__name__}", hint="is it running?"
+        ) from error

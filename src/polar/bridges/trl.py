@@ -1,0 +1,142 @@
+"""TRL: a `rollout_func` for GRPOTrainer.
+
+    rollouts = Rollouts(load_tasks(Path("tasks.yaml")))
+    GRPOTrainer(..., train_dataset=rollouts.dataset(), rollout_func=rollouts, reward_funcs=reward)
+
+A prompt of the dataset is a task's id. TRL takes one row a session, in which prompt and response are apart,
+and logprobs and mask are those of the response only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polar.bridges.packages import trainer_module
+from polar.bridges.sessions import Order, ScoredSession, roll_out
+from polar.client import AsyncClient, Client
+from polar.errors import InvalidInput
+from polar.models.task import TaskSpec
+from polar.training.sinks import Engines
+
+trainer_module("trl", hint="pip install 'trl>=1.16,<2'")
+
+log = logging.getLogger(__name__)
+
+REWARD = "polar_reward"
+"""The column in which rewards travel from the rollouts to `reward`."""
+
+
+class Rollouts:
+    """Rolls the trainer's prompts out on a rollout server, with the trainer's weights of that moment."""
+
+    def __init__(
+        self,
+        tasks: Sequence[TaskSpec],
+        *,
+        server: str | None = None,
+        token: str | None = None,
+        weights: Path | None = None,
+    ) -> None:
+        """`weights` is a directory that nodes read from (below their `weight_roots`); None: shared memory.
+
+        Without server and token: what $POLAR_SERVER and $POLAR_TOKEN say, else the server started here.
+        """
+        self._tasks = {task.id: task for task in tasks}
+        self._server, self._token = server, token
+        self._weights = weights
+        self._pushed: int | None = None
+        """The trainer's step whose weights the engines have."""
+        self._sink: Engines | None = None
+        self.excluded: Counter[str] = Counter()
+        """What was rolled out and not learnt from so far, by name."""
+
+    def dataset(self) -> list[dict[str, str]]:
+        """Rows for `datasets.Dataset.from_list`."""
+        return [{"prompt": id} for id in self._tasks]
+
+    def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
+        counts = Counter(prompts)
+        if unknown := sorted(counts.keys() - self._tasks.keys()):
+            raise InvalidInput(f"no task has the id {unknown[0]!r}", hint="train on Rollouts.dataset()")
+        self._push(trainer)
+        orders = [Order(self._tasks[id], samples) for id, samples in counts.items()]
+        # On a thread of its own: the trainer may itself be running in an event loop.
+        with ThreadPoolExecutor(1) as thread:
+            groups = thread.submit(asyncio.run, self._roll_out(orders, trainer.args.temperature)).result()
+        waiting = {id: iter(group) for id, group in zip(counts, groups, strict=True)}
+        sessions = [next(waiting[id]).narrowed() for id in prompts]
+        left_out = sum((one.excluded for one in sessions), Counter[str]())
+        if left_out:
+            log.info("left out: %s", dict(left_out))
+        self.excluded += left_out
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        return columns(sessions, filler=tokenizer.eos_token_id)
+
+    async def _roll_out(self, orders: Sequence[Order], temperature: float) -> list[tuple[ScoredSession, ...]]:
+        async with AsyncClient(self._server, self._token) as client:
+            return await roll_out(client, orders, temperature)
+
+    def _push(self, trainer: Any) -> None:
+        """Give the engines the weights of this step; of several processes one does it."""
+        step = trainer.state.global_step
+        if self._pushed == step:
+            return
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise InvalidInput(
+                "the model's weights are spread over processes, and this bridge writes them from one",
+                hint="train where every process has the whole model: one GPU, or several with DDP",
+            )
+        if trainer.accelerator.is_main_process and self._sink is None:
+            client = Client(self._server, self._token)
+            self._sink = Engines(client, Path(trainer.args.output_dir), self._weights)
+        if self._sink is not None:
+            self._sink.push(_Trained(trainer))
+        trainer.accelerator.wait_for_everyone()
+        self._pushed = step
+
+
+def reward(completions: Sequence[Any], polar_reward: Sequence[float | None], **_: Any) -> list[float | None]:
+    """What the evaluator said. TRL leaves rows without a reward out of their group's mean."""
+    return list(polar_reward)
+
+
+def columns(sessions: Sequence[ScoredSession], filler: int) -> dict[str, list[Any]]:
+    """One row a session, none of which has more than one trace.
+
+    One that there is nothing to learn from is a row of two filling tokens that are not trained.
+    """
+    found: dict[str, list[Any]] = {
+        name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", REWARD, "polar_session")
+    }
+    for session in sessions:
+        if session.traces:
+            (trace,) = session.traces
+            row = (
+                trace.prompt_ids.tolist(),
+                trace.response_ids.tolist(),
+                trace.logprobs.tolist(),
+                trace.loss_mask.tolist(),
+            )
+        else:
+            row = ([filler], [filler], [0.0], [0])
+        values = (*row, session.reward, session.result.session_id)
+        for name, value in zip(found, values, strict=True):
+            found[name].append(value)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """The trainer's model as something that can be saved."""
+
+    trainer: Any
+
+    def save(self, directory: Path) -> None:
+        self.trainer.save_model(str(directory))

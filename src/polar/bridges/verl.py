@@ -1,0 +1,68 @@
+"""verl: an agent loop whose agent is a harness in a Polar session.
+
+Named in verl's agent loop configuration, `_target_: polar.bridges.verl.PolarAgentLoop`; a row of the dataset
+carries its task in `extra_info`. verl takes one sequence a session, in which prompt and response are apart,
+and mask and logprobs are those of the response only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polar.bridges.packages import trainer_module
+from polar.bridges.sessions import ScoredSession, client_of_this_loop, one_session, task_of
+
+_verl = trainer_module(
+    "verl.experimental.agent_loop.agent_loop", hint="install verl 0.9 as its documentation says"
+)
+
+
+class PolarAgentLoop(_verl.AgentLoopBase):  # type: ignore[misc,name-defined]
+    """Runs one session for each prompt that verl asks a response for."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        session = await one_session(
+            client_of_this_loop(),
+            task_of(kwargs.get("extra_info") or {}),
+            float(sampling_params.get("temperature", 1.0)),
+        )
+        limits = self.rollout_config
+        fitting = session.cut(limits.prompt_length, limits.response_length)
+        return output(fitting, filler=self.tokenizer.eos_token_id)
+
+
+def output(session: ScoredSession, filler: int) -> Any:
+    """The session's trace that trains most.
+
+    verl wants a row of every session. Of one that there is nothing to learn from it gets a row of two filling
+    tokens that are not trained; where it failed its reward is 0, since verl has no word for none.
+    """
+    session = session.narrowed()
+    fields: dict[str, Any] = {
+        "prompt_ids": [filler],
+        "response_ids": [filler],
+        "response_mask": [0],
+        "response_logprobs": [0.0],
+    }
+    versions: list[int] = []
+    for trace in session.traces:
+        fields = {
+            "prompt_ids": trace.prompt_ids.tolist(),
+            "response_ids": trace.response_ids.tolist(),
+            "response_mask": trace.loss_mask.tolist(),
+            "response_logprobs": trace.logprobs.tolist(),
+        }
+        versions = trace.policy_versions[trace.loss_mask == 1].tolist()
+    return _verl.AgentLoopOutput(
+        **fields,
+        reward_score=session.reward or 0.0,
+        num_turns=2 * session.result.stats.completions,
+        metrics=_verl.AgentLoopMetrics(generate_sequences=session.result.seconds.running),
+        extra_fields={
+            "polar_session": session.result.session_id,
+            "polar_status": str(session.result.status),
+            "polar_excluded": dict(session.excluded),
+            "polar_version_min": min(versions, default=-1),
+            "polar_version_max": max(versions, default=-1),
+        },
+    )

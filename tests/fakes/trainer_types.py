@@ -1,0 +1,180 @@
+"""The types of trainers that are not installed here, as their documentation and declarations give them.
+
+`suites/bridges` compares those of verl, SkyRL and AReaL with the packages themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class AgentLoopMetrics(BaseModel):
+    """verl 0.9."""
+
+    generate_sequences: float = 0.0
+    tool_calls: float = 0.0
+    compute_score: float = 0.0
+    num_preempted: int = -1
+
+
+class AgentLoopOutput(BaseModel):
+    """verl 0.9, without what is for images."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[int]
+    response_logprobs: list[float] | None = None
+    reward_score: float | None = None
+    num_turns: int = 0
+    metrics: AgentLoopMetrics
+    extra_fields: dict[str, Any] = {}
+
+
+class AgentLoopBase(ABC):
+    """verl 0.9: what its constructor leaves for `run`."""
+
+    def __init__(self, rollout_config: Any, tokenizer: Any) -> None:
+        self.rollout_config = rollout_config
+        self.tokenizer = tokenizer
+
+    @abstractmethod
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput: ...
+
+
+@dataclass
+class SlimeSample:
+    """slime, without what is for images and teachers."""
+
+    class Status(Enum):
+        PENDING = "pending"
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+        ABORTED = "aborted"
+
+    group_index: int | None = None
+    index: int | None = None
+    rollout_id: int | None = None
+    prompt: str | list[dict[str, str]] = ""
+    tokens: list[int] = field(default_factory=list)
+    response: str = ""
+    response_length: int = 0
+    label: str | None = None
+    reward: float | dict[str, Any] | None = None
+    loss_mask: list[int] | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    rollout_log_probs: list[float] | None = None
+    status: Status = Status.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+    remove_sample: bool = False
+
+    def get_reward_value(self, args: Any) -> Any:
+        return self.reward
+
+
+class GeneratorInterface(ABC):
+    """SkyRL 0.3."""
+
+    @abstractmethod
+    async def generate(self, input_batch: dict[str, Any]) -> dict[str, Any]: ...
+
+
+@dataclass
+class TrajectoryID:
+    """SkyRL 0.3."""
+
+    instance_id: str
+    repetition_id: int
+
+    def to_string(self) -> str:
+        return f"{self.instance_id}_{self.repetition_id}"
+
+
+GENERATOR_OUTPUT = frozenset(
+    {
+        "prompt_token_ids",
+        "response_ids",
+        "rewards",
+        "loss_masks",
+        "stop_reasons",
+        "rollout_metrics",
+        "rollout_logprobs",
+        "trajectory_ids",
+        "is_last_step",
+    }
+)
+"""The keys of SkyRL 0.3's GeneratorOutput that are not for images or experts."""
+
+
+class TrainingSample(BaseModel):
+    """prime-rl, where it is a struct: one trace as a flat sequence."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    token_ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    temperatures: list[float]
+    env_name: str
+    reward: float | None = None
+    advantages: list[float] | None = None
+    rl_weights: list[float] | None = None
+
+
+class RolloutWorkflow(ABC):
+    """AReaL 1.0."""
+
+    @abstractmethod
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None: ...
+
+
+MODULES: dict[str, dict[str, Any]] = {
+    "verl.experimental.agent_loop.agent_loop": {
+        "AgentLoopBase": AgentLoopBase,
+        "AgentLoopMetrics": AgentLoopMetrics,
+        "AgentLoopOutput": AgentLoopOutput,
+    },
+    "slime.utils.types": {"Sample": SlimeSample},
+    "skyrl.train.generators.base": {"GeneratorInterface": GeneratorInterface},
+    "prime_rl.transport.types": {"TrainingSample": TrainingSample},
+    "areal.api.workflow_api": {"RolloutWorkflow": RolloutWorkflow},
+}
+
+
+def bridge(name: str) -> Any:
+    """The bridge to a trainer, made over these types; nothing of it stays for others to import."""
+    with _installed():
+        try:
+            return importlib.import_module(f"polar.bridges.{name}")
+        finally:
+            sys.modules.pop(f"polar.bridges.{name}", None)
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    before = dict(sys.modules)
+    for path, types in MODULES.items():
+        parts = path.split(".")
+        for depth in range(1, len(parts)):
+            sys.modules[".".join(parts[:depth])] = ModuleType(parts[depth - 1])
+        module = ModuleType(path)
+        vars(module).update(types)
+        sys.modules[path] = module
+    try:
+        yield
+    finally:
+        tops = {path.partition(".")[0] for path in MODULES}
+        for path in [path for path in sys.modules if path.partition(".")[0] in tops]:
+            del sys.modules[path]
+        sys.modules.update({path: before[path] for path in before if path.partition(".")[0] in tops})

@@ -1,0 +1,114 @@
+"""What every bridge shares: tasks go out, sessions come back in order, a server may be away for a while."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from polar.bridges import sessions
+from polar.bridges.sessions import Order, one_session, roll_out, task_of, task_row
+from polar.client import AsyncClient
+from polar.errors import InvalidInput
+from polar.models.session import SessionResult
+from polar.models.task import TaskSpec
+from tests.fakes.rollout_client import RolloutClient
+from tests.systems import shell_task
+
+
+class AsyncRolloutClient:
+    """The scripted server as asyncio sees it; each task is a group of two."""
+
+    def __init__(self) -> None:
+        self.server = RolloutClient()
+
+    async def submit(self, task: TaskSpec) -> None:
+        self.server.submit(task)
+
+    async def wait(self, task_ids: Collection[str]) -> list[SessionResult]:
+        pages = list(self.server.result_pages(task_ids, follow=True))
+        return [result for page in reversed(pages) for result in page.results]
+
+    async def recording(self, session_id: str) -> bytes:
+        return self.server.recording(session_id)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sessions, "PAUSES", (0.0, 0.0, 0.0))
+    return AsyncRolloutClient()
+
+
+def orders(count: int) -> list[Order]:
+    return [Order(shell_task(f"task-{number}", "true"), samples=2) for number in range(count)]
+
+
+async def test_each_order_gets_its_own_sessions_in_the_order_of_samples(client: Any) -> None:
+    groups = await roll_out(client, orders(3), 0.7)
+    submitted = client.server.submitted
+    for number, (spec, group) in enumerate(zip(submitted, groups, strict=True)):
+        assert spec.id.endswith(f"-task-{number}")
+        assert [one.result.sample for one in group] == [0, 1]
+        assert {one.result.task_id for one in group} == {spec.id}
+        assert (spec.sampling.temperature, spec.sampling.top_p, spec.sampling.top_k) == (0.7, 1.0, 0)
+    assert [[one.reward for one in group] for group in groups] == [[1.0, 0.0]] * 3
+
+
+async def test_the_same_task_twice_is_two_rollouts(client: Any) -> None:
+    await roll_out(client, orders(1))
+    await roll_out(client, orders(1))
+    assert len({spec.id for spec in client.server.submitted}) == 2
+
+
+async def test_a_server_that_comes_back_is_waited_for(client: Any) -> None:
+    client.server.failures = 2
+    (group,) = await roll_out(client, orders(1))
+    assert [len(one.traces) for one in group] == [1, 1]
+
+
+async def test_a_lost_recording_is_counted_and_keeps_its_reward(client: Any) -> None:
+    submit = client.submit
+
+    async def submit_and_lose_one(task: TaskSpec) -> None:
+        await submit(task)
+        client.server.lost.add(client.server.groups[task.id].samples[1].result.session_id)
+
+    client.submit = submit_and_lose_one
+    ((kept, lost),) = await roll_out(client, orders(1))
+    assert kept.traces
+    assert not kept.excluded
+    assert (lost.traces, lost.reward, lost.excluded) == ((), 0.0, Counter({"sessions_unreadable": 1}))
+
+
+async def test_samples_asked_for_one_by_one_do_not_share_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = []
+
+    async def roll_out(_: Any, orders: list[Order], temperature: float) -> list[tuple[str, ...]]:
+        seeds.append(orders[0].task.sampling.seed)
+        return [("the session",)]
+
+    monkeypatch.setattr(sessions, "roll_out", roll_out)
+    task = shell_task("fixed", "true", sampling={"seed": 7, "max_tokens": 5})
+    assert await one_session(AsyncClient("http://127.0.0.1:9", "token"), task) == "the session"
+    assert seeds == [None]
+
+
+def test_a_task_travels_in_a_row() -> None:
+    task = shell_task("carried", "true", sampling={"max_tokens": 5})
+    assert task_of(task_row(task)) == task
+    assert task_of({"polar_task": task.model_dump(mode="json")}) == task
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({}, "no 'polar_task'"),
+        ({"polar_task": "{"}, "not JSON"),
+        ({"polar_task": {"id": "x"}}, "instruction"),
+    ],
+)
+def test_a_row_without_a_sound_task_is_refused(row: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        task_of(row)
