@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, pstdev
 
 from rich.console import Console
 from rich.live import Live
@@ -15,7 +17,7 @@ from rich.text import Text
 
 from polar import plugins
 from polar.client import AsyncClient
-from polar.config.settings import Settings
+from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
 from polar.models.component import Component
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import TaskSpec
@@ -24,6 +26,8 @@ from polar.runtimes.base import Runtime
 from polar.stack import running
 
 REFRESH_SECONDS = 0.5
+WARM_START = Path(__file__).parent / "assets" / "warm_start"
+"""A LoRA adapter to the default model, which has seen how such tasks are solved; examples/grpo-pi made it."""
 
 COLOURS = {
     SessionStatus.QUEUED: "dim",
@@ -45,8 +49,16 @@ class Run:
     seconds: float
 
 
-async def run(settings: Settings, tasks: Sequence[TaskSpec], console: Console) -> Run:
-    """Start everything, roll the tasks out, end everything."""
+def shipped_policy(engine: EngineSettings) -> Path | None:
+    """The adapter that comes with the package, where the engine is one that it is made for."""
+    is_default = engine.url is None and engine.model == DEFAULT_MODEL
+    return WARM_START if is_default and (WARM_START / "adapter_config.json").is_file() else None
+
+
+async def run(
+    settings: Settings, tasks: Sequence[TaskSpec], console: Console, policy: Path | None = None
+) -> Run:
+    """Start everything, roll the tasks out with the policy if one is given, end everything."""
     started = time.monotonic()
     tasks = await _in_working_sandbox(tasks, console)
     await _install_harnesses(tasks, console)
@@ -54,6 +66,9 @@ async def run(settings: Settings, tasks: Sequence[TaskSpec], console: Console) -
         running(settings, lambda step: console.print(f"[dim]•[/] {step}")) as stack,
         AsyncClient(stack.url, stack.token) as client,
     ):
+        if policy is not None:
+            console.print("[dim]•[/] the policy is the model with its warm start")
+            await client.update_policy(_where_nodes_look(policy, settings.data_dir))
         for task in tasks:
             await client.submit(task)
         sessions = sum(task.samples for task in tasks)
@@ -61,6 +76,13 @@ async def run(settings: Settings, tasks: Sequence[TaskSpec], console: Console) -
         await _watch(client, {task.id for task in tasks}, console)
         results = await client.wait([task.id for task in tasks])
     return Run(tuple(results), time.monotonic() - started)
+
+
+def _where_nodes_look(policy: Path, data_dir: Path) -> Path:
+    """A copy of the weights in the one directory from which a node of this data takes them."""
+    copy = data_dir.absolute() / "weights" / policy.name
+    shutil.copytree(policy, copy, dirs_exist_ok=True)
+    return copy
 
 
 async def _in_working_sandbox(tasks: Sequence[TaskSpec], console: Console) -> list[TaskSpec]:
@@ -146,6 +168,8 @@ def summary(run: Run, data_dir: Path) -> Table:
     table.add_column(overflow="fold")
     table.add_row("sessions", f"{len(run.results)} ended, {len(failed)} failed, {run.seconds:.0f} s in all")
     table.add_row("mean reward", f"{sum(rewards) / len(rewards):.3f}" if rewards else "none")
+    if group := _widest(run.results):
+        table.add_row("one group", f"{group[0].task_id}: {_spread(group)}")
     table.add_row(
         "tokens trained",
         f"{sum(r.stats.trainable_tokens for r in run.results)}"
@@ -156,3 +180,24 @@ def summary(run: Run, data_dir: Path) -> Table:
     for result in failed[:3]:
         table.add_row("failed", f"{result.session_id}: {result.error}")
     return table
+
+
+def _widest(results: Iterable[SessionResult]) -> list[SessionResult]:
+    """The samples of the task whose rewards differ most; none where no task has two rewards."""
+    groups: dict[str, list[SessionResult]] = {}
+    for result in results:
+        if result.reward is not None:
+            groups.setdefault(result.task_id, []).append(result)
+    several = [group for group in groups.values() if len(group) > 1]
+    return max(several, key=lambda group: pstdev(_rewards(group)), default=[])
+
+
+def _spread(group: Sequence[SessionResult]) -> str:
+    """Rewards in the order of the samples, and what they deviate from their mean by: what training weighs."""
+    rewards = _rewards(sorted(group, key=lambda result: result.sample))
+    shown = "  ".join(f"{reward:.2f}" for reward in rewards)
+    return f"{shown}  (mean {fmean(rewards):.2f}, deviation {pstdev(rewards):.2f})"
+
+
+def _rewards(group: Iterable[SessionResult]) -> list[float]:
+    return [result.reward for result in group if result.reward is not None]

@@ -8,10 +8,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from polar.config.settings import cache_dir
-from polar.errors import PolarError
+from polar.errors import NotInstalled, PolarError
+
+_MAY_MAKE: ContextVar[bool] = ContextVar("polar_assets_may_be_made", default=True)
 
 
 class DownloadFailed(PolarError):
@@ -27,6 +30,8 @@ def asset(name: str, make: Callable[[Path], None]) -> Path:
     target = cache_dir() / name
     if target.is_dir():
         return target
+    if not _MAY_MAKE.get():
+        raise NotInstalled(f"{name} is not in the cache", hint="it is fetched when it is first needed")
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.parent / f".{target.name}.lock"):
         if target.is_dir():
@@ -42,6 +47,16 @@ def asset(name: str, make: Callable[[Path], None]) -> Path:
             shutil.rmtree(part, ignore_errors=True)
             raise
     return target
+
+
+@contextmanager
+def without_making() -> Iterator[None]:
+    """In the block, also in threads that asyncio starts from it, what is not there is NotInstalled."""
+    token = _MAY_MAKE.set(False)
+    try:
+        yield
+    finally:
+        _MAY_MAKE.reset(token)
 
 
 @contextmanager

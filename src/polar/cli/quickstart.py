@@ -42,11 +42,11 @@ def quickstart(
     specs = load_tasks(tasks)
     if samples is not None:
         specs = [task.model_copy(update={"samples": samples}) for task in specs]
-    log_to_file(data_dir / "logs" / "polar.log", settings.log_level)
+    log_to_file(data_dir / "logs" / "polar.log", settings.log_level, settings.log_format)
     console = Console()
 
     async def work() -> None:
-        run = await guided.run(settings, specs, console)
+        run = await guided.run(settings, specs, console, guided.shipped_policy(settings.engine))
         best = max(
             (result for result in run.results if result.has_recording),
             key=lambda result: result.reward if result.reward is not None else -1.0,

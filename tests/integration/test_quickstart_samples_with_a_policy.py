@@ -1,0 +1,61 @@
+"""The quickstart with an adapter: every token is sampled with it, and a group's rewards are shown."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+
+from polar import quickstart
+from polar.config.settings import DEFAULT_MODEL, EngineSettings, load_settings
+from polar.models.session import SessionStatus
+from tests.fakes.tiny_llama import write_tiny_llama
+from tests.systems import ASK, shell_task
+
+
+def write_adapter(directory: Path) -> Path:
+    directory.mkdir()
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {
+        f"{prefix}.lora_A.weight": torch.randn(4, 64, dtype=torch.bfloat16),
+        f"{prefix}.lora_B.weight": torch.randn(64, 4, dtype=torch.bfloat16),
+    }
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none"}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.timeout(120)
+async def test_an_adapter_becomes_the_policy(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", max_position_embeddings=4096)
+    settings = load_settings(
+        overrides={
+            "data_dir": tmp_path / "data",
+            "server": {"port": 0},
+            "engine": {"model": str(model), "device": "cpu", "threads": 1},
+        }
+    )
+    task = shell_task("ask", ASK, samples=2, sampling={"max_tokens": 8, "seed": 1})
+    console = Console(file=io.StringIO(), width=200)
+    run = await quickstart.run(settings, [task], console, write_adapter(tmp_path / "adapter"))
+    assert [result.status for result in run.results] == [SessionStatus.COMPLETED] * 2
+    assert {(r.policy_version_min, r.policy_version_max) for r in run.results} == {(1, 1)}
+    console.print(quickstart.summary(run, settings.data_dir))
+    assert "ask: 1.00  1.00  (mean 1.00, deviation 0.00)" in console.file.getvalue()
+
+
+def test_the_shipped_adapter_is_for_the_default_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quickstart, "WARM_START", tmp_path / "warm_start")
+    assert quickstart.shipped_policy(EngineSettings()) is None
+    write_adapter(tmp_path / "warm_start")
+    assert quickstart.shipped_policy(EngineSettings()) == tmp_path / "warm_start"
+    assert quickstart.shipped_policy(EngineSettings(model="other")) is None
+    assert quickstart.shipped_policy(EngineSettings(model=DEFAULT_MODEL, url="http://127.0.0.1:1")) is None
