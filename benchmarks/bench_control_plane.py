@@ -38,16 +38,14 @@ QUEUES = (1_000, 100_000)
 SERVE = """
 import asyncio, sys
 from pathlib import Path
-from polar.config.settings import ServerSettings
-from polar.rollout.server import RolloutServer
-from polar.rollout.token import load_or_create_token
-from polar.store.store import Store
+from polar.config.settings import ServerSettings, Settings
+from polar.stack import serving
 
 async def main(data_dir, url):
-    async with Store.open(data_dir, database_url=url or None) as store:
-        async with RolloutServer(store, load_or_create_token(data_dir), ServerSettings(port=0)) as server:
-            print(server.url, flush=True)
-            await asyncio.Event().wait()
+    settings = Settings(data_dir=data_dir, server=ServerSettings(port=0, database_url=url or None))
+    async with serving(settings, lambda step: None) as server:
+        print(server.url, flush=True)
+        await asyncio.Event().wait()
 
 try:
     import uvloop

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar.gateway.server import Gateway, SessionGrant, new_key
+from polar.gateway.gateways import Gateways
+from polar.gateway.session import SessionGrant, new_key
 from polar.harnesses.base import Harness, HarnessContext, Installation
 from polar.models.session import AgentEnd, Lease
 from polar.node.workshop import Workshop
@@ -25,6 +26,8 @@ class AgentRun:
     end: AgentEnd = AgentEnd.NOT_STARTED
     exit_code: int | None = None
     harness_version: str | None = None
+    traceparent: str | None = None
+    """The span of its stage, where there are spans."""
 
     async def run(
         self,
@@ -41,7 +44,7 @@ class AgentRun:
         context = _context(lease, shop, sandbox, installation, key)
         for path, data in harness.files(context).items():
             await sandbox.upload(path, data)
-        gateway.open_session(
+        await gateway.open_session(
             SessionGrant(
                 session_id=lease.session_id,
                 key=key,
@@ -49,17 +52,20 @@ class AgentRun:
                 sampling=task.sampling,
                 budgets=task.budgets,
                 sample=lease.sample,
+                traceparent=self.traceparent,
                 deadline_seconds=task.budgets.run_seconds,
             )
         )
         try:
             await self._exec(lease, gateway, sandbox, harness, context)
         finally:
-            await gateway.close_session(lease.session_id)
-            await sandbox.kill()
+            try:
+                await gateway.close_session(lease.session_id)
+            finally:
+                await sandbox.kill()
 
     async def _exec(
-        self, lease: Lease, gateway: Gateway, sandbox: Sandbox, harness: Harness, context: HarnessContext
+        self, lease: Lease, gateway: Gateways, sandbox: Sandbox, harness: Harness, context: HarnessContext
     ) -> None:
         budget = asyncio.create_task(gateway.budget_spent(lease.session_id))
         agent = asyncio.create_task(
@@ -69,8 +75,7 @@ class AgentRun:
         try:
             await asyncio.wait({agent, budget}, return_when=asyncio.FIRST_COMPLETED)
             if not agent.done():
-                is_late = gateway.is_out_of_time(lease.session_id)
-                self.end = AgentEnd.TIMEOUT if is_late else AgentEnd.BUDGET
+                self.end = AgentEnd.TIMEOUT if budget.result() else AgentEnd.BUDGET
                 return
             self.exit_code = agent.result().exit_code
             self.end = AgentEnd.EXITED

@@ -9,6 +9,7 @@ import os
 import zipfile
 from pathlib import Path, PurePosixPath
 
+from polar.gateway.session import without_keys
 from polar.models.task import TaskSpec
 from polar.runtimes.base import Command, Sandbox, SandboxError
 
@@ -38,6 +39,7 @@ class Artifacts:
         self._omitted: list[str] = []
 
     def add(self, name: str, data: bytes) -> None:
+        data = without_keys(data)
         if len(data) > self._left:
             self.omit(name, f"{len(data)} bytes, over the limit of node.artifact_bytes")
             return

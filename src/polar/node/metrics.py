@@ -20,7 +20,7 @@ class Metrics:
         occupied = Gauge("polar_node_pool_occupied", "Sessions in a pool.", ["pool"], registry=self.registry)
         size = Gauge("polar_node_pool_size", "Places of a pool.", ["pool"], registry=self.registry)
         for pool in pools.all:
-            occupied.labels(pool.name).set_function(partial(_occupied, pool))
+            occupied.labels(pool.name).set_function(partial(_sessions, pool))
             size.labels(pool.name).set(pool.size)
         self._stage_seconds = Histogram(
             "polar_node_stage_seconds",
@@ -32,6 +32,9 @@ class Metrics:
         self._ended = Counter(
             "polar_node_sessions_ended", "Sessions that ended here.", ["status"], registry=self.registry
         )
+        self._deliveries = Counter(
+            "polar_node_deliveries", "Results taken to the server.", ["outcome"], registry=self.registry
+        )
 
     def stage(self, stage: SessionStatus, seconds: float) -> None:
         self._stage_seconds.labels(stage.value).observe(seconds)
@@ -39,6 +42,10 @@ class Metrics:
     def ended(self, status: SessionStatus) -> None:
         self._ended.labels(status.value).inc()
 
+    def delivered(self, outcome: str) -> None:
+        """stored; refused, because the lease had passed on; failed, with the capture kept here."""
+        self._deliveries.labels(outcome).inc()
 
-def _occupied(pool: Pool) -> float:
-    return pool.occupied
+
+def _sessions(pool: Pool) -> float:
+    return pool.sessions

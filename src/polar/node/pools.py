@@ -21,11 +21,17 @@ class Pool:
         self.name = name
         self.size = size
         self.occupied = 0
+        self.offered: list[None] = []
+        """Places kept for sessions that the server has been asked for: occupied, and empty."""
         self._places = asyncio.Semaphore(size)
 
     @property
     def free(self) -> int:
         return self.size - self.occupied
+
+    @property
+    def sessions(self) -> int:
+        return self.occupied - len(self.offered)
 
     async def enter(self) -> None:
         await self._places.acquire()

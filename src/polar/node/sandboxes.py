@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from polar import plugins
 from polar.errors import InvalidInput, NotInstalled, PolarError
+from polar.gateway.gateways import Address
 from polar.models.session import Lease
 from polar.models.task import Exec, TaskSpec, Upload
 from polar.node.workshop import Workshop
@@ -32,11 +33,12 @@ class PreparationFailed(PolarError):
 class Sandboxes:
     """Makes the sandboxes of one session: the agent's own, and others like it before the agent came."""
 
-    def __init__(self, lease: Lease, shop: Workshop, name: str) -> None:
+    def __init__(self, lease: Lease, shop: Workshop, name: str, gateway: Address) -> None:
         self._session_id = lease.session_id
         self._task = lease.task
         self._shop = shop
         self._name = name
+        self._gateway = gateway
         self._made = 0
 
     @asynccontextmanager
@@ -52,9 +54,9 @@ class Sandboxes:
         return SandboxSpec(
             session_id=self._session_id,
             root=self._shop.sessions_dir / name,
-            gateway_host=self._shop.gateway.host,
+            gateway_host=self._gateway.host,
             # Only the agent has anything to ask of the gateway.
-            gateway_port=self._shop.gateway.port if self._made == 1 else 0,
+            gateway_port=self._gateway.port if self._made == 1 else 0,
             mounts=mounts,
             image_roots=self._shop.settings.upload_roots,
         )

@@ -15,6 +15,7 @@ from polar import plugins
 from polar.errors import PolarError
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.gateway.capture import parse_capture
+from polar.gateway.session import without_keys
 from polar.harnesses.base import Harness, Installation
 from polar.models.completion import Completion
 from polar.models.session import (
@@ -33,6 +34,7 @@ from polar.node.prewarming import Prewarmed
 from polar.node.sandboxes import Sandboxes
 from polar.node.workshop import Workshop
 from polar.runtimes.base import Sandbox, SandboxError
+from polar.telemetry import tracing
 from polar.trajectory import recording
 from polar.trajectory.base import Builder
 
@@ -70,12 +72,14 @@ class SessionRun:
     trajectory: Trajectory | None = None
     verdict: Verdict | None = None
     _artifacts: Artifacts = field(init=False)
+    _span: tracing.SessionSpan = field(init=False)
     _entered: float = field(default_factory=time.monotonic)
     _seconds: dict[SessionStatus, float] = field(default_factory=dict)
     _untold: list[tuple[SessionStatus, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._artifacts = Artifacts(self.shop.settings.artifact_bytes)
+        self._span = tracing.session(self.lease, node=self.shop.settings.name, model=self.shop.model.name)
 
     @property
     def name(self) -> str:
@@ -104,7 +108,10 @@ class SessionRun:
         return self._outcome(SessionStatus.COMPLETED)
 
     async def _stages(self, seat: Seat) -> None:
-        sandboxes = Sandboxes(self.lease, self.shop, self.name)
+        with self.shop.gateway.placed(self.lease.session_id) as gateway:
+            await self._stages_with(Sandboxes(self.lease, self.shop, self.name, gateway), seat)
+
+    async def _stages_with(self, sandboxes: Sandboxes, seat: Seat) -> None:
         evaluator: Evaluator = plugins.create("evaluators", "evaluator", self.lease.task.evaluator)
         async with (
             self._prepared(sandboxes) as (sandbox, harness, installation),
@@ -113,6 +120,7 @@ class SessionRun:
             self._enter(SessionStatus.READY)
             await seat.move(self.shop.pools.run)
             self._enter(SessionStatus.RUNNING)
+            self.agent.traceparent = self._span.traceparent
             if evaluator.wants_fresh_sandbox:
                 fresh.begin()
             await self.agent.run(self.lease, self.shop, sandbox, harness, installation, self.capture)
@@ -194,8 +202,8 @@ class SessionRun:
             status=status,
             agent_end=self.agent.end,
             exit_code=self.agent.exit_code,
-            error=error,
-            verdict=self.verdict,
+            error=without_keys(error) if error else error,
+            verdict=self._shown_verdict(),
             stats=trajectory.stats,
             seconds=StageSeconds(**{stage: self._seconds.get(stage, 0.0) for stage in STAGES}),
             policy_version_min=min(versions, default=None),
@@ -206,10 +214,17 @@ class SessionRun:
             has_recording=trajectory.stats.completions > 0,
             has_artifacts=archive is not None,
         )
+        self._span.end(result)
         packed = None
         if result.has_recording:
             packed = recording.encode(self.capture.read_bytes(), trajectory, result)
         return Outcome(result, packed, archive)
+
+    def _shown_verdict(self) -> Verdict | None:
+        """The verdict, whose report may quote what the agent left."""
+        if self.verdict is None:
+            return None
+        return self.verdict.model_copy(update={"report": without_keys(self.verdict.report)})
 
     def _archive(self) -> bytes | None:
         self._artifacts.add_directory(self.shop.sessions_dir / self.name / "logs", "logs")
@@ -221,6 +236,10 @@ class SessionRun:
         self.capture.unlink(missing_ok=True)
         for directory in (self.kept, *self.shop.sessions_dir.glob(f"{self.name}*")):
             shutil.rmtree(directory, ignore_errors=True)
+
+    def close(self) -> None:
+        """This node has nothing more to do with the session, whether there is a result or not."""
+        self._span.end(None)
 
     def untold(self) -> tuple[StageEntry, ...]:
         """Stages entered that the server has not heard of."""
@@ -234,6 +253,7 @@ class SessionRun:
     def _enter(self, status: SessionStatus) -> None:
         self._close_stage()
         self.status = status
+        self._span.enter(status)
         self._untold.append((status, self._entered))
         self.changed()
 

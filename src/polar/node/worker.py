@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from polar import plugins
+from prometheus_client.metrics_core import Metric
+
+from polar import logs, plugins
 from polar.client import AsyncClient
 from polar.client.courier import Courier, Parcel
 from polar.config.settings import NodeSettings
 from polar.engines.base import ModelInfo
 from polar.errors import Conflict, PolarError, Unavailable
-from polar.gateway.server import Gateway
+from polar.gateway.gateways import Gateways
 from polar.models.session import Lease, SessionStatus
 from polar.models.views import Heartbeat, LeaseRequest, Leases, Release, SessionBeat
 from polar.node.directory import held
@@ -46,7 +48,7 @@ class Node:
         settings: NodeSettings,
         data_dir: Path,
         client: AsyncClient,
-        gateway: Gateway,
+        gateway: Gateways,
         model: ModelInfo,
         *,
         lease_seconds: float,
@@ -65,7 +67,12 @@ class Node:
         self._lost: set[str] = set()
         self._ending = asyncio.Semaphore(ENDINGS_AT_ONCE)
         self._beat_now = asyncio.Event()
+        self._changed: set[str] = set()
+        """Sessions that have entered a stage since the last heartbeat."""
         self._draining = asyncio.Event()
+
+    async def metric_families(self) -> Iterable[Metric]:
+        return self._shop.metrics.registry.collect()
 
     async def run(self) -> None:
         """Work until cancelled, or until drained."""
@@ -154,6 +161,7 @@ class Node:
         """All places that are free for new sessions, at least one; those left in the list are given back."""
         entrance = self._shop.pools.entrance
         places: list[None] = []
+        entrance.offered = places
         try:
             await entrance.enter()
             places.append(None)
@@ -164,11 +172,18 @@ class Node:
         finally:
             for _ in places:
                 entrance.leave()
+            places.clear()
 
     def _start(self, group: asyncio.TaskGroup, lease: Lease, seat: Seat) -> None:
-        run = SessionRun(lease=lease, shop=self._shop, changed=self._beat_now.set)
-        self._runs[lease.session_id] = run
-        self._tasks[lease.session_id] = group.create_task(self._attend(run, seat), name=lease.session_id)
+        session_id = lease.session_id
+        run = SessionRun(lease=lease, shop=self._shop, changed=lambda: self._tell_soon(session_id))
+        self._runs[session_id] = run
+        with logs.about(session=lease.session_id, task=lease.task.id):
+            self._tasks[lease.session_id] = group.create_task(self._attend(run, seat), name=lease.session_id)
+        self._tell_soon(session_id)
+
+    def _tell_soon(self, session_id: str) -> None:
+        self._changed.add(session_id)
         self._beat_now.set()
 
     async def _attend(self, run: SessionRun, seat: Seat) -> None:
@@ -187,6 +202,7 @@ class Node:
         except Exception:
             log.exception("session %s: lost to an internal error; its lease will expire", session_id)
         finally:
+            run.close()
             self._runs.pop(session_id, None)
             self._tasks.pop(session_id, None)
             self._called_off.discard(session_id)
@@ -222,11 +238,14 @@ class Node:
             parcel = Parcel(token, outcome.result, outcome.recording, outcome.artifacts, run.untold())
             await until_reached("deliver a session", self._courier.deliver, parcel)
         except Conflict as error:
+            self._shop.metrics.delivered("refused")
             log.warning("session %s: result refused, its capture is kept: %s", session_id, error)
             return
         except PolarError as error:
+            self._shop.metrics.delivered("failed")
             log.error("session %s: result could not be stored, its capture is kept: %s", session_id, error)
             return
+        self._shop.metrics.delivered("stored")
         await asyncio.to_thread(run.clear_away)
         result = outcome.result
         log.info(
@@ -247,24 +266,34 @@ class Node:
             log.info("session %s: not given back (%s); its lease will expire", lease.session_id, error)
 
     async def _heartbeats(self) -> None:
-        """Renew the leases, and at once when a session changes its stage."""
+        """Renew all leases every so often; a session that changes its stage is told of at once, by itself."""
+        loop = asyncio.get_running_loop()
+        pause = min(self._lease_seconds / 3, BEAT_SECONDS)
+        all_at = loop.time() + pause
         async with asyncio.TaskGroup() as endings:
             while True:
                 try:
-                    async with asyncio.timeout(min(self._lease_seconds / 3, BEAT_SECONDS)):
+                    async with asyncio.timeout_at(all_at):
                         await self._beat_now.wait()
                 except TimeoutError:
                     pass
                 self._beat_now.clear()
-                if not self._runs:
+                changed, self._changed = self._changed, set()
+                runs = dict(self._runs)
+                if loop.time() < all_at:
+                    runs = {id: run for id, run in runs.items() if id in changed}
+                else:
+                    all_at = loop.time() + pause
+                if not runs:
                     continue
                 try:
-                    await self._beat(endings)
-                except Unavailable as error:
-                    log.warning("heartbeat did not reach the server: %s", error)
+                    # A connection that is dead without a sign must not cost the leases.
+                    async with asyncio.timeout(self._lease_seconds / 2):
+                        await self._beat(runs, endings)
+                except (Unavailable, TimeoutError) as error:
+                    log.warning("heartbeat did not reach the server: %s", str(error) or "no answer in time")
 
-    async def _beat(self, endings: asyncio.TaskGroup) -> None:
-        runs = dict(self._runs)
+    async def _beat(self, runs: Mapping[str, SessionRun], endings: asyncio.TaskGroup) -> None:
         beats = tuple(
             SessionBeat(
                 session_id=session_id,
@@ -278,12 +307,14 @@ class Node:
         answer = await self._client.heartbeat(self._settings.name, Heartbeat(sessions=beats))
         for beat in beats:
             runs[beat.session_id].told(len(beat.entered))
+        # A session that came back meanwhile under another lease is not the one that was told of.
+        same = {id for id, run in runs.items() if self._runs.get(id) is run and id in self._tasks}
         for session_id in answer.cancel:
-            if session_id in self._tasks and session_id not in self._called_off:
+            if session_id in same and session_id not in self._called_off:
                 self._called_off.add(session_id)
                 endings.create_task(self._end(self._tasks[session_id]))
         for session_id in answer.lost:
-            if session_id in self._tasks and session_id not in self._lost:
+            if session_id in same and session_id not in self._lost:
                 log.warning("session %s: its lease is lost, ending it", session_id)
                 self._lost.add(session_id)
                 endings.create_task(self._end(self._tasks[session_id]))

@@ -9,7 +9,7 @@ from pathlib import Path
 from polar.config.settings import JudgeSettings, NodeSettings, environment_secret
 from polar.engines.base import ModelInfo
 from polar.evaluators.base import JudgeEndpoint
-from polar.gateway.server import Gateway
+from polar.gateway.gateways import Gateways
 from polar.node.installations import Installations
 from polar.node.metrics import Metrics
 from polar.node.pools import Pools
@@ -22,7 +22,7 @@ class Workshop:
 
     settings: NodeSettings
     pools: Pools
-    gateway: Gateway
+    gateway: Gateways
     model: ModelInfo
     installations: Installations
     snapshots: Snapshots
@@ -32,7 +32,7 @@ class Workshop:
     judges: Mapping[str, JudgeEndpoint] = field(default_factory=dict)
 
     @classmethod
-    def below(cls, data_dir: Path, settings: NodeSettings, gateway: Gateway, model: ModelInfo) -> Workshop:
+    def below(cls, data_dir: Path, settings: NodeSettings, gateway: Gateways, model: ModelInfo) -> Workshop:
         directory = (data_dir / "nodes" / settings.name).absolute()
         pools = Pools(settings)
         return cls(

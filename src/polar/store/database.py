@@ -31,8 +31,10 @@ class Database(ABC):
     def __init__(self, name: str, clock: Clock) -> None:
         self.name = name
         """As people know it; never with a password."""
-        self._clock = clock
-        self._ahead = 0.0
+        # A machine's clock may be set while we run, and leases would end at once or not for hours: it is
+        # read once, and counted on from there.
+        self._steady = time.monotonic if clock is time.time else clock
+        self._ahead = clock() - self._steady()
 
     @classmethod
     @asynccontextmanager
@@ -47,7 +49,11 @@ class Database(ABC):
 
     def now(self) -> float:
         """Unix seconds, the same for all servers of one database."""
-        return self._clock() + self._ahead
+        return self._steady() + self._ahead
+
+    async def set_clock(self) -> float:
+        """Go by the clock that all servers of one database share; by how many seconds ours was behind it."""
+        return 0.0
 
     @abstractmethod
     async def read(self, look: Callable[[Connection], T]) -> T:

@@ -104,7 +104,7 @@ def _write_whole(target: Path, data: bytes) -> None:
     try:
         descriptor = os.open(part, flags, 0o600)
     except FileNotFoundError:
-        _make_directories(target.parent)
+        _make_directory(directory)
         descriptor = os.open(part, flags, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -119,17 +119,24 @@ def _write_whole(target: Path, data: bytes) -> None:
 
 
 def _begin(directory: Path) -> Path:
-    _make_directories(directory)
+    _make_directory(os.fspath(directory))
     descriptor, name = tempfile.mkstemp(prefix=_PART, dir=directory)
     os.close(descriptor)
     return Path(name)
 
 
-def _make_directories(directory: Path) -> None:
-    for missing in (directory.parent.parent, directory.parent, directory):
-        if not missing.is_dir():
-            missing.mkdir(parents=True, exist_ok=True)
-            _sync_directory(missing.parent)
+def _make_directory(directory: str) -> None:
+    """Durably, with those above it. Nearly always one is missing, the session's own."""
+    parent = os.path.dirname(directory)
+    try:
+        os.mkdir(directory)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make_directory(parent)
+        _make_directory(directory)
+        return
+    _sync_directory(parent)
 
 
 def _append(part: Path, data: bytes) -> None:

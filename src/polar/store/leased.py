@@ -13,6 +13,9 @@ from polar.store.events import Entry
 from polar.store.sessions import HELD
 from polar.store.tables import sessions
 
+_STAGES = tuple(SessionStatus)
+"""In the order in which a session enters them."""
+
 BATCH = 500
 """Rows handled by one statement: well below every database's limit on parameters."""
 
@@ -37,8 +40,9 @@ def fenced_off(session_id: str) -> Conflict:
 
 
 def entries(row: Row[Any], entered: Sequence[StageEntry], now: float) -> list[Entry]:
-    """The events of the stages that a node says its session has entered."""
+    """The events of the stages that a node says its session has entered, without those it said before."""
     return [
         Entry(row.id, row.task_id, row.attempt, entry.status, now - entry.seconds_ago, row.node)
         for entry in entered
+        if _STAGES.index(entry.status) > _STAGES.index(SessionStatus(row.status))
     ]

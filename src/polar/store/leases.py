@@ -23,6 +23,9 @@ from polar.store.leased import BATCH, entries, fenced_off, is_held, rows_of
 from polar.store.sessions import HELD, Ending, cancel_rows, end, ended_by_server
 from polar.store.tables import IS_QUEUED, sessions, tasks
 
+CLOCK_SECONDS = 1.0
+"""By how much the clocks of servers may differ without anyone noticing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Expired:
@@ -119,8 +122,16 @@ class Leases:
 
         await self._database.write(change)
 
-    async def expire(self, *, max_attempts: int) -> Expired:
-        """Run again what silent nodes held, or end it where it was tried often enough or cancelled."""
+    async def expire(self, *, max_attempts: int, longest: float | None = None) -> Expired:
+        """Run again what silent nodes held, or end it where it was tried often enough or cancelled.
+
+        With `longest`, the seconds that a lease lasts, one that was given before the clock was set back
+        ends no later than one given now.
+        """
+        if longest is not None:
+            await self._database.write(
+                lambda connection: _shorten(connection, self._database.now() + longest)
+            )
         requeued = ended = 0
         while True:
             batch = await self._database.write(
@@ -175,10 +186,12 @@ def _claim(
 def _renew(
     connection: Connection, node: str, beat_of: Mapping[str, SessionBeat], now: float, seconds: float
 ) -> HeartbeatAnswer:
+    unchanged: list[int] = []
     renewals: list[dict[str, Any]] = []
     entered: list[Entry] = []
     held: set[str] = set()
     cancel: set[str] = set()
+    renewed = {"lease_expires_at": now + seconds, "updated_at": now}
     for row in rows_of(connection, list(beat_of)):
         beat = beat_of[row.id]
         if row.node != node or not is_held(row, beat.fencing_token):
@@ -186,16 +199,16 @@ def _renew(
         held.add(row.id)
         if row.cancel_requested:
             cancel.add(row.id)
-        renewals.append(
-            {
-                "row": row.seq,
-                "status": _furthest(SessionStatus(row.status), beat.status).value,
-                "progress": beat.progress.model_dump_json(),
-                "lease_expires_at": now + seconds,
-                "updated_at": now,
-            }
-        )
+        status = _furthest(SessionStatus(row.status), beat.status).value
+        progress = beat.progress.model_dump_json()
+        if (row.status, row.progress) == (status, progress):
+            unchanged.append(row.seq)
+        else:
+            renewals.append({"row": row.seq, "status": status, "progress": progress, **renewed})
         entered += entries(row, beat.entered, now)
+    for start in range(0, len(unchanged), BATCH):
+        some = sessions.c.seq.in_(unchanged[start : start + BATCH])
+        connection.execute(update(sessions).where(some).values(renewed))
     if renewals:
         connection.execute(update(sessions).where(sessions.c.seq == bindparam("row")), renewals)
     record(connection, entered)
@@ -222,6 +235,11 @@ def _give_back(
     _requeue(connection, [row], now, why, attempts_given_back=attempts_given_back)
     if row.cancel_requested:
         cancel_rows(connection, [_row(connection, session_id)], now)
+
+
+def _shorten(connection: Connection, latest: float) -> None:
+    too_long = sessions.c.lease_expires_at > latest + CLOCK_SECONDS
+    connection.execute(update(sessions).where(too_long).values(lease_expires_at=latest))
 
 
 def _expire(connection: Connection, now: float, max_attempts: int) -> Expired:

@@ -36,13 +36,13 @@ class PostgresDatabase(Database):
     def __init__(self, url: URL, clock: Clock) -> None:
         super().__init__(url.set(drivername="postgresql").render_as_string(hide_password=True), clock)
         self._engine = _engine(url)
-        self._has_server_clock = clock is time.time
+        self._shares_clock = clock is time.time
 
     @classmethod
     async def connect(cls, url: str, clock: Clock) -> Self:
         database = cls(parsed(url), clock)
         try:
-            await database._set_clock()
+            await database.set_clock()
         except BaseException:
             await database.close()
             raise
@@ -103,12 +103,16 @@ class PostgresDatabase(Database):
                 hint="is PostgreSQL running there?",
             ) from error
 
-    async def _set_clock(self) -> None:
-        """Go by the database's clock, so that several servers agree on when a lease ends."""
+    async def set_clock(self) -> float:
         query = text("SELECT extract(epoch FROM clock_timestamp())::float8")
+        before = self.now()
         theirs = await self.read(lambda connection: float(connection.execute(query).scalar_one()))
-        if self._has_server_clock:
-            self._ahead = theirs - time.time()
+        if not self._shares_clock or before <= theirs <= self.now():
+            return 0.0
+        # By no more than is certain: the answer may have taken long.
+        behind = min(theirs - before, 0.0) or theirs - self.now()
+        self._ahead += behind
+        return behind
 
 
 class _InTheWay(Unavailable):

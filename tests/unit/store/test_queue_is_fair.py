@@ -76,6 +76,8 @@ async def test_every_change_of_status_is_an_event_with_its_time(store: Store, cl
         ),
     )
     await store.leases.heartbeat("node", [beat], seconds=10)
+    # The same again, as when its answer was lost on the way.
+    await store.leases.heartbeat("node", [beat], seconds=10)
     clock.now += 1
     await store.complete(lease.session_id, lease.fencing_token, result_of(lease))
     events = await store.events.of(lease.session_id)

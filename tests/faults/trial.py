@@ -1,0 +1,168 @@
+"""Sessions rolled out while everything fails around them, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from polar.client import AsyncClient
+from polar.errors import Unavailable
+from polar.models.session import SessionResult, SessionStatus
+from polar.models.task import TaskStatus
+from polar.runtimes.disk import mounts_below
+from polar.trajectory import recording
+from tests.faults.mischief import Fault, Mischief, plan
+from tests.faults.place import Place, place, processes_below
+from tests.systems import TOKEN, shell_task
+
+T = TypeVar("T")
+
+SAMPLES = 10
+START_SECONDS = 120.0
+STALL_SECONDS = 60.0
+"""How long, once nothing fails any more, no session at all may end."""
+
+AGENT = f"""sleep 2
+{sys.executable} -IS - <<'PY'
+import json, os, socket, time
+host, port = os.environ["POLAR_GATEWAY_URL"].partition("//")[2].split(":")
+message = {{"role": "user", "content": os.environ["POLAR_INSTRUCTION"]}}
+body = json.dumps({{"model": os.environ["POLAR_MODEL"], "messages": [message]}})
+head = ["POST /v1/chat/completions HTTP/1.1", "Host: gateway", "Connection: close",
+        "Authorization: Bearer " + os.environ["POLAR_KEY"], "Content-Type: application/json",
+        "Content-Length: " + str(len(body))]
+answer = b""
+while not answer.startswith(b"HTTP/1.1 200"):
+    time.sleep(0.05 if not answer else 0.5)
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(("\\r\\n".join(head) + "\\r\\n\\r\\n" + body).encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+open("answer.txt", "wb").write(answer)
+PY
+"""
+"""A shell agent that takes its time, so that much can go wrong, and makes one model call, repeated as a
+provider's SDK would until it is answered."""
+
+
+class Consumer:
+    """A trainer that keeps what it has taken together with its cursor, and crashes between the two."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        self._place = place
+        self._chance = random.Random(seed)
+        self._cursor = 0
+        self.taken: list[SessionResult] = []
+        self.crashes = 0
+        self.begun = asyncio.Event()
+        """Set once there is a result."""
+
+    async def take(self, count: int) -> None:
+        """Until there are so many results."""
+        while len(self.taken) < count:
+            async with client(self._place, self._chance.randrange(4)) as server:
+                try:
+                    async for page in server.result_pages(cursor=self._cursor):
+                        if page.results and self._chance.random() < 0.2:
+                            self.crashes += 1
+                            break
+                        self.taken += page.results
+                        self._cursor = page.cursor
+                        if self.taken:
+                            self.begun.set()
+                except Unavailable:
+                    pass
+            await asyncio.sleep(0.2)
+
+    async def until_taken(self, taking: asyncio.Task[None]) -> None:
+        """Until all have come, as long as some come."""
+        while not taking.done():
+            before = len(self.taken)
+            await asyncio.wait({taking}, timeout=STALL_SECONDS)
+            assert taking.done() or len(self.taken) > before, f"no session ended in {STALL_SECONDS:g} s"
+        taking.result()
+
+
+async def trial(
+    directory: Path, *, seed: int, sessions: int, faults: int, servers: int, nodes: int, on_postgres: bool
+) -> Counter[Fault]:
+    """What was done to the system that passed; AssertionError if it did not."""
+    print(f"seed {seed}")
+    async with place(directory, servers=servers, nodes=nodes, on_postgres=on_postgres) as running:
+        mischief = Mischief(running)
+        planned = plan(seed, faults, mischief.possible)
+        print(*planned, sep="\n")
+        consumer = Consumer(running, seed)
+        taking = asyncio.create_task(consumer.take(sessions))
+        submitting = asyncio.create_task(_submit(running, sessions // SAMPLES))
+        try:
+            await asyncio.wait_for(consumer.begun.wait(), START_SECONDS)
+            await mischief.follow(planned, taking.done)
+            await submitting
+            await consumer.until_taken(taking)
+        finally:
+            taking.cancel()
+            submitting.cancel()
+            print(f"{len(consumer.taken)} results, {consumer.crashes} crashes of their reader")
+            print(", ".join(f"{count} × {fault}" for fault, count in mischief.done.items()))
+        await _assert_ended_once(running, consumer.taken, sessions)
+        await _assert_nothing_left(running)
+    return mischief.done
+
+
+def client(running: Place, number: int) -> AsyncClient:
+    return AsyncClient(running.url(number), TOKEN, timeout=5.0)
+
+
+async def _submit(running: Place, tasks: int) -> None:
+    async with client(running, 0) as one, client(running, 1) as other:
+        for number in range(tasks):
+            task = shell_task(f"t{number}", AGENT, samples=SAMPLES, runtime="process")
+            server = one if number % 2 else other
+            await _acknowledged(lambda server=server, task=task: server.submit(task))
+
+
+async def _acknowledged(call: Callable[[], Awaitable[T]]) -> T:
+    while True:
+        try:
+            return await call()
+        except Unavailable:
+            await asyncio.sleep(0.2)
+
+
+async def _assert_ended_once(running: Place, taken: list[SessionResult], sessions: int) -> None:
+    expected = {f"t{task}.{sample}" for task in range(sessions // SAMPLES) for sample in range(SAMPLES)}
+    times = Counter(result.session_id for result in taken)
+    assert not [id for id, count in times.items() if count > 1], "taken twice"
+    assert times.keys() == expected
+    async with client(running, 0) as server:
+        views = await _acknowledged(lambda: _listed(server))
+        assert {view.status for view in views} == {TaskStatus.FINISHED}
+        for result in taken:
+            if result.has_recording:
+                packed = await _acknowledged(lambda id=result.session_id: server.recording(id))
+                assert len(recording.decode(packed).completions) == result.stats.completions
+    failed = Counter(result.error for result in taken if result.status is not SessionStatus.COMPLETED)
+    print(f"attempts: {dict(Counter(result.attempt for result in taken))}; failed: {dict(failed)}")
+    assert all(result.reward == 1.0 for result in taken if result.status is SessionStatus.COMPLETED)
+
+
+async def _listed(server: AsyncClient) -> list[object]:
+    return [view async for view in server.tasks()]
+
+
+async def _assert_nothing_left(running: Place) -> None:
+    codes = await asyncio.gather(*(node.stop(kindly=True) for node in running.nodes))
+    assert all(code in (0, 143) for code in codes), codes
+    for part in (*running.servers, running.engine):
+        await part.stop(kindly=True)
+    left = processes_below(running.directory)
+    assert not left, [process.cmdline() for process in left]
+    sandboxes = list(running.directory.glob("node-*/nodes/*/sessions/*/workspace"))
+    assert not sandboxes, sandboxes
+    mounted = set(mounts_below(running.directory)) - set(running.disks)
+    assert not mounted, mounted
