@@ -5,7 +5,7 @@ set -euo pipefail
 PORT=${PORT:-8700}
 NODE_DIR=${NODE_DIR:-/tmp/polar-fleet-$USER} # a local disk of each machine
 
-polar serve --no-node --host 0.0.0.0 --port "$PORT" &
+polar serve --no-node --host 0.0.0.0 --insecure --port "$PORT" & # plain HTTP among the job's machines
 SERVER=$!
 trap 'kill "$SERVER"; wait "$SERVER"' EXIT
 until [ -e .polar/server.json ]; do kill -0 "$SERVER"; sleep 0.2; done

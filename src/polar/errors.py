@@ -31,5 +31,9 @@ class Conflict(PolarError):
     """The request contradicts what is stored: same id with other content, or an old fencing token."""
 
 
+class Forbidden(PolarError):
+    """The role of the token does not allow this."""
+
+
 class Unavailable(PolarError):
     """A server or engine cannot be reached or cannot answer now; trying again may help."""

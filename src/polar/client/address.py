@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from polar.config.settings import Settings, environment_server, environment_token, load_settings
 from polar.errors import PolarError
@@ -32,6 +33,19 @@ def server_token(given: str | None) -> str:
             f"no token for the server: POLAR_TOKEN is not set and {path} cannot be read",
             hint="run this where `polar serve` was started, or set POLAR_TOKEN to what its token file holds",
         ) from None
+
+
+def server_certificate(address: str) -> Path | None:
+    """The certificate of the server that was started in this directory, if that is the one at an address."""
+    if not address.startswith("https://"):
+        return None
+    path = load_settings().data_dir / "server.json"
+    try:
+        local = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    is_it = isinstance(local, dict) and local.get("url") == address and local.get("certificate")
+    return Path(local["certificate"]) if is_it else None
 
 
 def _local_server(settings: Settings) -> str:

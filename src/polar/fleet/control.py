@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from polar.errors import NotFound, NotInstalled, PolarError, Unavailable
+from polar.client import Client
+from polar.errors import Forbidden, NotFound, NotInstalled, PolarError, Unavailable
 from polar.fleet.planning import NodeState
 from polar.fleet.views import FleetOrder, FleetView
+from polar.models.access import Role
 
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 30.0
@@ -97,6 +101,7 @@ def up(order: FleetOrder, show: Show, *, wait_seconds: float) -> FleetView:
 
     supervisor = actor(SUPERVISOR)
     if supervisor is None:
+        order = with_node_token(order)
         supervisor = (
             ray.remote(FleetActor)
             .options(
@@ -117,6 +122,16 @@ def up(order: FleetOrder, show: Show, *, wait_seconds: float) -> FleetView:
         _ask(supervisor.resize.remote(order.fleet.nodes))
     before = _ask(supervisor.view.remote()).looks
     return _wait(supervisor, show, lambda view: view.looks > before + 1 and _is_settled(view), wait_seconds)
+
+
+def with_node_token(order: FleetOrder) -> FleetOrder:
+    """The order with a token of its own for the nodes, if the one it has may make one."""
+    with Client(order.server, order.token, ca=order.ca) as client:
+        try:
+            made = client.create_token(f"fleet-{secrets.token_hex(4)}", Role.NODE)
+        except Forbidden:
+            return order
+    return replace(order, node_token=made.token)
 
 
 def status() -> FleetView:

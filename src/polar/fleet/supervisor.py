@@ -150,10 +150,13 @@ class Supervisor:
         self._cluster.start(name, machine, self._order.node_settings(name))
         return name
 
+    def _client(self) -> Client:
+        return Client(self._order.server, self._order.token, timeout=ASK_SECONDS, ca=self._order.ca)
+
     def _ask(self) -> int | None:
         """How many sessions have not ended; None if the server does not say."""
         try:
-            with Client(self._order.server, self._order.token, timeout=ASK_SECONDS) as client:
+            with self._client() as client:
                 counts = client.health().sessions
         except PolarError as error:
             log.warning("the queue is not known: %s", error)
@@ -163,7 +166,7 @@ class Supervisor:
     def _busy(self) -> Counter[str]:
         """How many sessions each node has."""
         try:
-            with Client(self._order.server, self._order.token, timeout=ASK_SECONDS) as client:
+            with self._client() as client:
                 views = [view for status in AT_WORK for view in client.sessions(status=status)]
         except PolarError as error:
             log.warning("which nodes are busy is not known: %s", error)

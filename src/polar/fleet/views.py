@@ -19,8 +19,17 @@ class FleetOrder:
     fleet: FleetSettings
     drain_seconds: float
     token: str = field(repr=False)
+    """With which the supervisor asks the server."""
     settings: dict[str, Any] = field(repr=False)
     """The nodes' own settings, as a settings file has them."""
+    node_token: str | None = field(default=None, repr=False)
+    """What nodes bring instead, which opens no more than they need."""
+
+    @property
+    def ca(self) -> str | None:
+        """The file of those who signed the server's certificate, the same on every machine."""
+        ca: str | None = self.settings.get("node", {}).get("ca")
+        return ca
 
     @classmethod
     def of(cls, settings: Settings, server: str, token: str) -> FleetOrder:
@@ -36,7 +45,7 @@ class FleetOrder:
         return {
             **self.settings,
             "data_dir": str(self.fleet.data_dir),
-            "server": {"token": self.token},
+            "server": {"token": self.node_token or self.token},
             "node": {**self.settings.get("node", {}), "name": name, "server": self.server},
         }
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, JsonValue
 
+from polar.models.callback import Callback
 from polar.models.component import Component, Frozen, Named
 
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -121,5 +122,7 @@ class TaskSpec(Frozen):
     budgets: Budgets = Budgets()
     sampling: SamplingPin = SamplingPin()
     priority: int = Field(default=50, ge=0, le=100)
+    callback: Callback | None = None
+    """Whom to tell when something of it ends."""
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
     """Kept and handed back with the results; Polar does not read it."""

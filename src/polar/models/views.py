@@ -201,7 +201,8 @@ class Problem(Frozen):
     error: str
     """One line: what is wrong and, where there is one, what to do."""
     code: str
-    """Stable: invalid_input, unauthorized, not_found, conflict, unavailable, too_large, internal."""
+    """Stable: invalid_input, unauthorized, forbidden, not_found, conflict, unavailable, too_large or
+    internal."""
 
 
 class DeliveryOutcome(Frozen):

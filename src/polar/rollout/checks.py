@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
 from polar import plugins
+from polar.config.settings import TaskRules
 from polar.errors import InvalidInput
 from polar.models.component import Component
 from polar.models.task import TaskSpec
@@ -20,21 +22,41 @@ def concerning(task_id: str) -> Iterator[None]:
         raise InvalidInput(f"task {task_id!r}: {error.message}", hint=error.hint) from error
 
 
-def check_components(task: TaskSpec) -> None:
-    """InvalidInput, naming every field that is wrong, unless each component exists and takes its options."""
+def check_components(task: TaskSpec, rules: TaskRules = TaskRules()) -> None:
+    """InvalidInput, naming every field that is wrong, unless each component may be named, exists, and takes
+    its options."""
     problems = []
-    for kind, field, component in (
-        ("harnesses", "harness", task.harness),
-        ("runtimes", "runtime", task.runtime),
-        ("evaluators", "evaluator", task.evaluator),
-        ("builders", "builder", task.builder),
+    for kind, field, component, allowed in (
+        ("harnesses", "harness", task.harness, rules.harnesses),
+        ("runtimes", "runtime", task.runtime, rules.runtimes),
+        ("evaluators", "evaluator", task.evaluator, rules.evaluators),
+        ("builders", "builder", task.builder, rules.builders),
     ):
         try:
+            _check_allowed(kind, field, component.name, allowed)
             _check(kind, field, component)
         except InvalidInput as error:
             problems.append(str(error))
+    problems += _image_problems(task.runtime, rules)
     if problems:
         raise InvalidInput("; ".join(problems))
+
+
+def _image_problems(runtime: Component, rules: TaskRules) -> list[str]:
+    image = runtime.options.get("image")
+    if rules.images is None or image is None:
+        return []
+    if any(fnmatchcase(str(image), pattern) for pattern in rules.images):
+        return []
+    return [f"runtime.options.image: {image!r} is not among those of server.tasks.images"]
+
+
+def _check_allowed(kind: str, field: str, name: str, allowed: tuple[str, ...] | None) -> None:
+    if allowed is not None and name not in allowed:
+        raise InvalidInput(
+            f"{field}.name: {name!r} is not among those of server.tasks.{kind}",
+            hint=f"it may be {' or '.join(allowed) or 'none'}",
+        )
 
 
 def _check(kind: str, field: str, component: Component) -> None:

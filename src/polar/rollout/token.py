@@ -1,4 +1,4 @@
-"""The control plane's bearer token: made at first start, kept in a file that only its owner reads."""
+"""The owner's bearer token, and other secrets: made at first start, kept in files that only they can read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ MIN_LENGTH = 16
 
 def load_or_create_token(data_dir: Path) -> str:
     """The token of this data directory; processes that ask at once get the same one."""
-    path = data_dir / "token"
+    return load_or_create_secret(data_dir / "token")
+
+
+def load_or_create_secret(path: Path) -> str:
+    """The secret in this file, made if there is none."""
     try:
         if not path.exists():
             _create(path)

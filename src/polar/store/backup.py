@@ -14,11 +14,11 @@ from polar.errors import Conflict, InvalidInput, NotFound, PolarError
 from polar.store.blobs import ARTIFACTS, RECORDINGS
 
 DATABASE = "polar.db"
-TOKEN = "token"
+SECRETS = ("token", "callback-secret")
 
 
 def back_up(data_dir: Path, into: Path) -> None:
-    """Copy a data directory's tasks, results, recordings, artifacts and token; all of it or nothing.
+    """Copy a data directory's tasks, results, recordings, artifacts and secrets; all of it or nothing.
 
     The database is copied first, as it was at one moment: whatever recordings its results have were
     stored before them, and are copied after.
@@ -73,8 +73,9 @@ def _copy_files(source: Path, target: Path) -> None:
                 copy_function=_copy_if_there,
                 dirs_exist_ok=True,
             )
-    if (source / TOKEN).is_file():
-        shutil.copy2(source / TOKEN, target / TOKEN)
+    for name in SECRETS:
+        if (source / name).is_file():
+            shutil.copy2(source / name, target / name)
 
 
 def _copy_if_there(source: str, target: str) -> None:

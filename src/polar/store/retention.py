@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, Table, delete, func, select
 
 from polar.store.blobs import BlobName, Blobs, Stored
 from polar.store.leased import BATCH, is_held
 from polar.store.store import Store
-from polar.store.tables import events, results, sessions
+from polar.store.tables import audit, events, results, sessions
 
-_EVENTS_AT_ONCE = 5_000
+_ROWS_AT_ONCE = 5_000
 """Rows deleted by one transaction, so that writers wait little."""
 
 
@@ -24,6 +24,7 @@ class Retention:
     recordings: float | None = None
     artifacts: float | None = None
     events: float | None = None
+    audit: float | None = None
     orphans: float = 86_400.0
     """How long what a fenced-off lease delivered stays for inspection."""
 
@@ -36,14 +37,16 @@ class Swept:
     artifacts: int = 0
     orphans: int = 0
     events: int = 0
+    audit: int = 0
 
 
 async def sweep(store: Store, keep: Retention) -> Swept:
     """Let go of what need not be kept; safe beside nodes that deliver and servers that sweep too."""
     recordings, lost_recordings = await _sweep_blobs(store, store.recordings, keep.recordings, keep.orphans)
     artifacts, lost_artifacts = await _sweep_blobs(store, store.artifacts, keep.artifacts, keep.orphans)
-    dropped = await _sweep_events(store, keep.events) if keep.events is not None else 0
-    return Swept(recordings, artifacts, lost_recordings + lost_artifacts, dropped)
+    dropped = await _sweep_log(store, events, keep.events)
+    forgotten = await _sweep_log(store, audit, keep.audit)
+    return Swept(recordings, artifacts, lost_recordings + lost_artifacts, dropped, forgotten)
 
 
 async def _sweep_blobs(store: Store, blobs: Blobs, keep: float | None, grace: float) -> tuple[int, int]:
@@ -97,17 +100,19 @@ def _known(connection: Connection, batch: Iterable[Stored]) -> _Known:
     )
 
 
-async def _sweep_events(store: Store, keep: float) -> int:
-    """Drop the oldest events; a cursor goes on from where it was."""
+async def _sweep_log(store: Store, table: Table, keep: float | None) -> int:
+    """Drop the oldest rows; a cursor goes on from where it was."""
+    if keep is None:
+        return 0
     dropped = 0
     before = store.database.now() - keep
 
     def change(connection: Connection) -> int:
-        oldest = select(events.c.seq).order_by(events.c.seq).limit(_EVENTS_AT_ONCE).subquery()
+        oldest = select(table.c.seq).order_by(table.c.seq).limit(_ROWS_AT_ONCE).subquery()
         last = connection.execute(select(func.max(oldest.c.seq))).scalar_one()
         if last is None:
             return 0
-        return connection.execute(delete(events).where(events.c.seq <= last, events.c.at < before)).rowcount
+        return connection.execute(delete(table).where(table.c.seq <= last, table.c.at < before)).rowcount
 
     while (count := await store.database.write(change)) > 0:
         dropped += count

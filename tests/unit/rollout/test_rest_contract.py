@@ -11,7 +11,9 @@ from polar.config.settings import ServerSettings
 from polar.errors import PolarError
 from polar.models.session import SessionStatus
 from polar.models.views import Leases, ResultPage, TaskView
+from polar.rollout.access import BodyLimits
 from polar.rollout.app import create_app
+from polar.rollout.keys import Keys
 from polar.rollout.server import RolloutServer
 from polar.rollout.service import RolloutService
 from polar.store.store import Store
@@ -116,9 +118,9 @@ async def test_unknown_things_are_problems_too(http: httpx.AsyncClient) -> None:
 
 
 async def test_body_over_the_limit_is_refused(store: Store) -> None:
-    app = create_app(
-        RolloutService(store, ServerSettings()), "token", max_body_bytes=100, max_recording_bytes=9
-    )
+    keys = Keys("token", store.tokens, store.database)
+    limits = BodyLimits(small=50, large=100, streamed=9)
+    app = create_app(RolloutService(store, ServerSettings()), keys, limits)
 
     async def unsized() -> AsyncIterator[bytes]:
         for _ in range(20):
@@ -132,9 +134,11 @@ async def test_body_over_the_limit_is_refused(store: Store) -> None:
         await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=60)
         for attempt in (
             http.post("/api/v1/tasks", content=b"x" * 101),
+            http.post("/api/v1/nodes/north/heartbeat", content=b"x" * 51),
             http.post("/api/v1/tasks", content=unsized(), headers={"Content-Type": "application/json"}),
             http.put(recording, content=b"0123456789"),
             http.put(recording, content=unsized()),
+            http.put(recording.replace("recording", "artifacts"), content=b"0123456789"),
         ):
             assert problem(await attempt) == (413, "too_large")
         assert (await http.put(recording, content=b"012345678")).status_code == 204

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from polar.errors import PolarError
+from polar.config.settings import CallbackSettings, ServerSettings, Settings
+from polar.errors import InvalidInput, PolarError
 from polar.rollout.token import load_or_create_token
+from polar.stack import serving
+from polar.store.store import Store
 
 
 def mode(path: Path) -> int:
@@ -41,6 +44,31 @@ def test_file_open_to_others_is_closed_without_showing_it(
     assert mode(tmp_path / "token") == 0o600
     assert "could be read by others" in caplog.text
     assert token not in caplog.text
+
+
+async def test_the_database_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    async with Store.open(tmp_path):
+        files = {path.name: mode(path) for path in tmp_path.glob("polar.db*")}
+    assert set(files.values()) == {0o600}
+    assert len(files) >= 2
+
+
+async def test_what_callbacks_are_signed_with_is_made_once_and_kept_private(tmp_path: Path) -> None:
+    settings = Settings.model_validate(
+        {"data_dir": tmp_path, "server": {"port": 0, "callbacks": {"allow": ["hooks.example:443"]}}}
+    )
+    secrets = set()
+    for _ in range(2):
+        async with serving(settings, lambda _step: None):
+            secrets.add((tmp_path / "callback-secret").read_text())
+    assert len(secrets) == 1
+    assert mode(tmp_path / "callback-secret") == 0o600
+    shared = ServerSettings(
+        database_url="postgresql://nowhere/polar", callbacks=CallbackSettings(allow=("hooks.example:443",))
+    )
+    with pytest.raises(InvalidInput, match="must sign with one secret"):
+        async with serving(Settings(data_dir=tmp_path, server=shared), lambda _step: None):
+            pass
 
 
 def test_file_without_a_token_is_refused(tmp_path: Path) -> None:

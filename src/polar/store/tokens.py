@@ -1,0 +1,152 @@
+"""Tokens as they are stored: by name, with a role, and of the secret only its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, text, update
+
+from polar.errors import Conflict, NotFound
+from polar.models.access import MadeToken, NewToken, Role, Rotation, TokenState, TokenView
+from polar.store.database import Database
+from polar.store.tables import tokens
+
+PREFIX = "polar"
+OWNER = "owner"
+"""Whoever can read the data directory's token, which is not in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredToken:
+    """What is known of a token that was handed out and not revoked."""
+
+    name: str
+    role: Role
+    digest: str
+    expires_at: float | None
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def id_in(token: str) -> str | None:
+    """The id that a token of ours carries: `polar_ID_SECRET`."""
+    parts = token.split("_")
+    return parts[1] if len(parts) == 3 and parts[0] == PREFIX else None
+
+
+class Tokens:
+    """All tokens that were ever made; a name has more than one that is live only while one is rotated."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, asked: NewToken) -> MadeToken:
+        """Conflict if a live token has the name."""
+
+        if asked.name == OWNER:
+            raise Conflict(f"{OWNER!r} is what the data directory's own token is called")
+
+        def change(connection: Connection) -> MadeToken:
+            now = self._database.now()
+            if _live(connection, asked.name, now):
+                raise Conflict(
+                    f"there is a token named {asked.name!r}", hint="rotate it, revoke it, or choose a name"
+                )
+            return _insert(connection, asked.name, asked.role, asked.expires_seconds, now)
+
+        return await self._database.write(change)
+
+    async def rotate(self, name: str, asked: Rotation) -> MadeToken:
+        """Make a successor; the old token opens what it did for the overlap, and not longer."""
+
+        def change(connection: Connection) -> MadeToken:
+            now = self._database.now()
+            live = _live(connection, name, now)
+            if not live:
+                raise NotFound(f"no live token is named {name!r}", hint="`polar token list` shows them")
+            old, end = live[-1], now + asked.overlap_seconds
+            for row in live:
+                if row.expires_at is None or row.expires_at > end:
+                    connection.execute(update(tokens).where(tokens.c.seq == row.seq).values(expires_at=end))
+            lifetime = None if old.expires_at is None else old.expires_at - old.created_at
+            return _insert(connection, name, Role(old.role), asked.expires_seconds or lifetime, now)
+
+        return await self._database.write(change)
+
+    async def revoke(self, name_or_id: str) -> tuple[TokenView, ...]:
+        """End the token of this id, or all of this name, at once."""
+
+        def change(connection: Connection) -> tuple[TokenView, ...]:
+            now = self._database.now()
+            meant = (tokens.c.id == name_or_id) | (tokens.c.name == name_or_id)
+            found = connection.execute(select(tokens).where(meant, tokens.c.revoked_at.is_(None))).all()
+            if not found:
+                raise NotFound(f"no token is {name_or_id!r}", hint="`polar token list` shows them")
+            seqs = [row.seq for row in found]
+            connection.execute(update(tokens).where(tokens.c.seq.in_(seqs)).values(revoked_at=now))
+            rows = connection.execute(select(tokens).where(tokens.c.seq.in_(seqs)).order_by(tokens.c.seq))
+            return tuple(_view(row, now) for row in rows)
+
+        return await self._database.write(change)
+
+    async def all(self) -> tuple[TokenView, ...]:
+        """Oldest first, with those that open nothing any more."""
+
+        def look(connection: Connection) -> tuple[TokenView, ...]:
+            now = self._database.now()
+            rows = connection.execute(select(tokens).order_by(tokens.c.seq))
+            return tuple(_view(row, now) for row in rows)
+
+        return await self._database.read(look)
+
+    async def find(self, id: str) -> StoredToken | None:
+        """What was handed out under this id, unless it was revoked."""
+        query = select(tokens).where(tokens.c.id == id, tokens.c.revoked_at.is_(None))
+        row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
+        return None if row is None else StoredToken(row.name, Role(row.role), row.digest, row.expires_at)
+
+
+def _live(connection: Connection, name: str, now: float) -> list[Row[Any]]:
+    """The live tokens of a name, which no one else can make or change before this transaction ends."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("LOCK TABLE tokens IN SHARE ROW EXCLUSIVE MODE"))
+    query = select(tokens).where(tokens.c.name == name, tokens.c.revoked_at.is_(None))
+    rows = connection.execute(query.order_by(tokens.c.seq))
+    return [row for row in rows if row.expires_at is None or row.expires_at > now]
+
+
+def _insert(connection: Connection, name: str, role: Role, lifetime: float | None, now: float) -> MadeToken:
+    id = secrets.token_hex(6)
+    token = f"{PREFIX}_{id}_{secrets.token_hex(32)}"
+    values = {
+        "id": id,
+        "name": name,
+        "role": role.value,
+        "digest": digest(token),
+        "created_at": now,
+        "expires_at": None if lifetime is None else now + lifetime,
+    }
+    connection.execute(insert(tokens).values(values))
+    row = connection.execute(select(tokens).where(tokens.c.id == id)).one()
+    return MadeToken(token=token, view=_view(row, now))
+
+
+def _view(row: Row[Any], now: float) -> TokenView:
+    state = TokenState.LIVE
+    if row.revoked_at is not None:
+        state = TokenState.REVOKED
+    elif row.expires_at is not None and row.expires_at <= now:
+        state = TokenState.EXPIRED
+    return TokenView(
+        id=row.id,
+        name=row.name,
+        role=Role(row.role),
+        state=state,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+    )

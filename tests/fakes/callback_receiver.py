@@ -1,0 +1,79 @@
+"""A receiver of callbacks as a user would write one: it verifies, handles, remembers and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from polar.callbacks import Recent, Refused, Replayed, verify
+from polar.models.notice import Notice
+
+
+@dataclass
+class Receiver:
+    """What came, and what is to be answered."""
+
+    secret: str
+    url: str = ""
+    failing: int = 0
+    """So many requests are answered with 500 before one is handled."""
+    notices: list[Notice] = field(default_factory=list)
+    requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    replays: int = 0
+    came: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _seen: Recent = field(default_factory=Recent)
+
+    async def until_handled(self, count: int) -> list[Notice]:
+        async with asyncio.timeout(30), self.came:
+            await self.came.wait_for(lambda: len(self.notices) >= count)
+        return self.notices
+
+    async def until_asked(self, count: int) -> None:
+        async with asyncio.timeout(30), self.came:
+            await self.came.wait_for(lambda: len(self.requests) >= count)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.requests.append((dict(request.headers), body))
+        status = self._status(dict(request.headers), body)
+        async with self.came:
+            self.came.notify_all()
+        return web.Response(status=status)
+
+    def _status(self, headers: dict[str, str], body: bytes) -> int:
+        if self.failing:
+            self.failing -= 1
+            return 500
+        try:
+            notice = verify(self.secret, headers, body, seen=self._seen)
+        except Refused:
+            return 400
+        except Replayed:
+            self.replays += 1
+            return 200
+        self.notices.append(notice)
+        self._seen.add(notice.id)
+        return 200
+
+
+@asynccontextmanager
+async def receiving(secret: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver]:
+    """A receiver on a free port of this machine."""
+    receiver = Receiver(secret)
+    app = web.Application()
+    app.router.add_post("/hook", receiver.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+        await site.start()
+        port = runner.addresses[0][1]
+        receiver.url = f"https://localhost:{port}/hook" if tls else f"http://127.0.0.1:{port}/hook"
+        yield receiver
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,159 @@
+"""`polar token`, `polar audit` and `polar callbacks` against a real server, as admins use them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from polar.cli.main import app
+from polar.client import AsyncClient
+from polar.config.settings import CallbackSettings, ServerSettings, TaskRules
+from polar.errors import Forbidden, InvalidInput
+from polar.models.callback import CallbackStatus
+from polar.models.views import LeaseRequest, ResultPost
+from polar.node.joining import join
+from polar.rollout.server import RolloutServer
+from polar.store.store import Store
+from tests.fakes.callback_receiver import Receiver, receiving
+from tests.fakes.control_plane import result_of
+from tests.systems import shell_task
+
+OWNER = "a-token-for-this-test"
+SECRET = "a-secret-for-this-test"
+
+
+@dataclass
+class Served:
+    url: str
+    store: Store
+    receiver: Receiver
+
+    async def polar(self, *arguments: str, token: str = OWNER) -> Any:
+        environment = {"POLAR_SERVER": self.url, "POLAR_TOKEN": token, "COLUMNS": "300"}
+        return await asyncio.to_thread(CliRunner().invoke, app, list(arguments), env=environment)
+
+    async def ok(self, *arguments: str, token: str = OWNER) -> str:
+        result = await self.polar(*arguments, token=token)
+        assert result.exit_code == 0, result.output + repr(result.exception)
+        return str(result.stdout)
+
+    async def fails(self, *arguments: str, token: str = OWNER) -> str:
+        result = await self.polar(*arguments, token=token)
+        assert result.exit_code == 1
+        (line,) = result.output.strip().splitlines()
+        return str(line)
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with receiving(SECRET) as receiver, Store.open(tmp_path / "data") as store:
+        place = receiver.url.removeprefix("http://").removesuffix("/hook")
+        callbacks = CallbackSettings(allow=(place,), secret=SECRET, max_attempts=1)
+        rules = TaskRules(harnesses=("shell",), runtimes=("process", "docker"), images=("lab/*",))
+        settings = ServerSettings(port=0, callbacks=callbacks, tasks=rules)
+        async with RolloutServer(store, OWNER, settings) as server:
+            yield Served(server.url, store, receiver)
+
+
+async def test_tokens_are_made_listed_rotated_and_revoked(served: Served) -> None:
+    made = await served.polar("token", "create", "--role", "read-only", "--name", "alice", "--expires", "30d")
+    token = made.stdout.strip()
+    assert token.startswith("polar_")
+    assert "it is shown this once" in made.stderr
+    assert "alice" in await served.ok("token", "list")
+    assert token not in await served.ok("token", "list", "--json")
+    assert await served.ok("tasks", token=token) is not None
+    error = await served.fails("token", "list", token=token)
+    assert "list_tokens needs a token of the role admin; 'alice' has the role read-only" in error
+    newer = (await served.ok("token", "rotate", "alice", "--overlap", "0s")).strip()
+    assert "the server refused the token" in await served.fails("tasks", token=token)
+    await served.ok("tasks", token=newer)
+    await served.ok("token", "revoke", "alice")
+    assert "the server refused the token" in await served.fails("tasks", token=newer)
+    states = [json.loads(line)["state"] for line in (await served.ok("token", "list", "--json")).splitlines()]
+    assert states == ["revoked", "revoked"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["create"], "--role: say which"),
+        (["create", "--role", "king"], "--role: 'king' is none of admin, trainer, read-only, node"),
+        (["create", "--role", "node", "--expires", "soon"], "--expires: 'soon' is no length of time"),
+        (["revoke"], "polar token revoke needs a NAME"),
+        (["rotate", "nobody"], "no live token is named 'nobody'"),
+        (["burn"], "'burn' is none of list, create, rotate, revoke"),
+    ],
+)
+async def test_mistakes_with_tokens_are_one_line(served: Served, arguments: list[str], said: str) -> None:
+    assert said in await served.fails("token", *arguments)
+
+
+async def test_the_log_tells_who_did_what(served: Served) -> None:
+    trainer = (await served.ok("token", "create", "--role", "trainer", "--name", "alice")).strip()
+    async with AsyncClient(served.url, trainer) as client:
+        await client.submit(shell_task("t", "true"))
+        with pytest.raises(Forbidden, match="needs a token of the role admin or node"):
+            await client.lease("n", LeaseRequest(max_sessions=1, runtimes=("process",)))
+    table = await served.ok("audit")
+    assert "submit_task" in table
+    assert "alice" in table
+    (line,) = (
+        await served.ok("audit", "--actor", "alice", "--refused", "--json", "--since", "1h")
+    ).splitlines()
+    entry = json.loads(line)
+    assert (entry["action"], entry["status"], entry["address"]) == ("lease_sessions", 403, "127.0.0.1")
+    assert await served.ok("audit", "--object", "t", "--action", "cancel_task", "--json") == ""
+
+
+async def test_a_node_with_a_token_of_another_role_is_told_which_it_needs(served: Served) -> None:
+    token = (await served.ok("token", "create", "--role", "read-only")).strip()
+    async with AsyncClient(served.url, token) as client:
+        with pytest.raises(Forbidden, match="join_node needs a token of the role admin or node"):
+            await join(client, "west")
+
+
+async def test_dead_callbacks_are_listed_and_retried(served: Served) -> None:
+    served.receiver.failing = 1
+    async with AsyncClient(served.url, OWNER) as client:
+        await client.submit(shell_task("t", "true", callback={"url": served.receiver.url}))
+        request = LeaseRequest(max_sessions=1, runtimes=("process",))
+        (lease,) = (await client.lease("n", request)).leases
+        post = ResultPost(fencing_token=lease.fencing_token, result=result_of(lease))
+        await client.post_result(lease.session_id, post)
+        async with asyncio.timeout(30):
+            while not (await served.store.callbacks.page(status=CallbackStatus.DEAD)).callbacks:
+                continue
+    listed = await served.ok("callbacks", "list", "--dead")
+    assert "it answered 500" in listed
+    assert "t.0" in listed
+    assert "needs an ID, or --dead" in await served.fails("callbacks", "retry")
+    await served.ok("callbacks", "retry", "--dead", "--task", "t")
+    assert [notice.session_id for notice in await served.receiver.until_handled(1)] == ["t.0"]
+
+
+async def test_tasks_may_name_only_what_the_server_lists(served: Served) -> None:
+    async with AsyncClient(served.url, OWNER) as client:
+        for changes, said in (
+            ({"harness": "pi"}, "harness.name: 'pi' is not among those of server.tasks.harnesses"),
+            (
+                {"runtime": "bubblewrap"},
+                "runtime.name: 'bubblewrap' is not among those of server.tasks.runtimes",
+            ),
+            (
+                {"runtime": {"name": "docker", "options": {"image": "evil/miner"}}},
+                "runtime.options.image: 'evil/miner' is not among those of server.tasks.images",
+            ),
+        ):
+            with pytest.raises(InvalidInput, match=said):
+                await client.submit(shell_task("t", "true", **changes))
+        await client.submit(
+            shell_task("t", "true", runtime={"name": "docker", "options": {"image": "lab/python:3"}})
+        )

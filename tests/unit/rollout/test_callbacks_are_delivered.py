@@ -1,0 +1,239 @@
+"""Callbacks from a live server to a live receiver: signed, again until taken, and only where they may go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from polar.callbacks import DELIVERY
+from polar.config.settings import CallbackSettings, ServerSettings
+from polar.errors import InvalidInput
+from polar.models.callback import Callback, CallbackStatus
+from polar.rollout.server import RolloutServer
+from polar.store.store import Store
+from tests.databases import fresh_postgres
+from tests.fakes.callback_receiver import Receiver, receiving
+from tests.fakes.control_plane import idle_task, result_of
+
+TOKEN = "a token for tests only"
+SECRET = "shared between two"
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with receiving(SECRET) as made:
+        yield made
+
+
+def settings(*allow: str, **changes: object) -> ServerSettings:
+    quick = {"retry_seconds": 0.01, "secret": SECRET, "allow": allow, **changes}
+    return ServerSettings(port=0, callbacks=CallbackSettings.model_validate(quick))
+
+
+def host(receiver: Receiver) -> str:
+    return receiver.url.removeprefix("http://").removesuffix("/hook")
+
+
+@asynccontextmanager
+async def serving(store: Store, *allow: str, **changes: object) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        RolloutServer(store, TOKEN, settings(*allow, **changes)) as server,
+        httpx.AsyncClient(
+            base_url=f"{server.url}/api/v1", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False
+        ) as http,
+    ):
+        yield http
+
+
+async def complete(http: httpx.AsyncClient, store: Store, id: str, url: str, samples: int = 1) -> None:
+    """A task with a callback, submitted and rolled out."""
+    task = idle_task(id, samples=samples, callback=Callback(url=url))
+    answer = await http.post("/tasks", json=task.model_dump(mode="json"))
+    assert answer.status_code == 201, answer.text
+    for lease in await store.leases.claim("north", limit=samples, runtimes=["idle"], seconds=60):
+        post = {"fencing_token": lease.fencing_token, "result": result_of(lease).model_dump(mode="json")}
+        assert (await http.post(f"/sessions/{lease.session_id}/result", json=post)).status_code == 204
+
+
+async def until(store: Store, status: CallbackStatus, count: int = 1) -> None:
+    async with asyncio.timeout(30):
+        while len((await store.callbacks.page(status=status)).callbacks) < count:
+            continue
+
+
+async def test_the_receiver_gets_a_result_that_it_can_verify(store: Store, receiver: Receiver) -> None:
+    async with serving(store, host(receiver)) as http:
+        await complete(http, store, "t", receiver.url)
+        (notice,) = await receiver.until_handled(1)
+        await until(store, CallbackStatus.DELIVERED)
+        (view,) = (await http.get("/callbacks")).json()["callbacks"]
+    assert notice.result is not None
+    assert notice.result.session_id == notice.session_id == "t.0"
+    headers, _ = receiver.requests[0]
+    assert headers[DELIVERY] == notice.id == view["id"]
+    assert headers["Host"] == host(receiver)
+    assert "Authorization" not in headers
+
+
+async def test_a_receiver_that_fails_is_asked_again_until_it_takes_it(
+    store: Store, receiver: Receiver
+) -> None:
+    receiver.failing = 3
+    async with serving(store, host(receiver)) as http:
+        await complete(http, store, "t", receiver.url)
+        await receiver.until_handled(1)
+        await until(store, CallbackStatus.DELIVERED)
+    (view,) = (await store.callbacks.page()).callbacks
+    assert view.attempts == 4
+    assert len({body for _, body in receiver.requests}) == 1
+    assert len(receiver.notices) == 1
+
+
+async def test_what_is_never_taken_is_shown_as_dead_and_can_be_retried(
+    store: Store, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.failing = 2
+    async with serving(store, host(receiver), max_attempts=2) as http:
+        with caplog.at_level(logging.ERROR):
+            await complete(http, store, "t", receiver.url)
+            await until(store, CallbackStatus.DEAD)
+        assert "it answered 500; given up" in caplog.text
+        (dead,) = (await http.get("/callbacks", params={"status": "dead"})).json()["callbacks"]
+        assert (dead["attempts"], dead["error"]) == (2, "it answered 500")
+        assert (await http.post(f"/callbacks/{dead['id']}/retry")).json()["status"] == "waiting"
+        await receiver.until_handled(1)
+        await until(store, CallbackStatus.DELIVERED)
+
+
+async def test_what_waits_when_the_server_ends_is_delivered_by_the_next(
+    store: Store, receiver: Receiver
+) -> None:
+    receiver.failing = 1
+    async with serving(store, host(receiver), retry_seconds=600) as http:
+        await complete(http, store, "t", receiver.url)
+        await receiver.until_asked(1)
+        async with asyncio.timeout(30):
+            while (await store.callbacks.page()).callbacks[0].error is None:
+                continue
+    async with serving(store, host(receiver)) as http:
+        (waiting,) = (await http.get("/callbacks")).json()["callbacks"]
+        await http.post(f"/callbacks/{waiting['id']}/retry")
+        assert [notice.session_id for notice in await receiver.until_handled(1)] == ["t.0"]
+
+
+async def test_two_servers_on_one_database_deliver_each_once(
+    tmp_path: Path, receiver: Receiver, store: Store
+) -> None:
+    url = fresh_postgres()
+    async with AsyncExitStack() as parts:
+        stores = [
+            await parts.enter_async_context(Store.open(tmp_path / name, database_url=url)) for name in "ab"
+        ]
+        http, _ = [await parts.enter_async_context(serving(opened, host(receiver))) for opened in stores]
+        await complete(http, stores[0], "t", receiver.url, samples=40)
+        await receiver.until_handled(40)
+        await until(stores[1], CallbackStatus.DELIVERED, 40)
+    assert len(receiver.requests) == 40
+    assert receiver.replays == 0
+
+
+async def test_a_slow_receiver_holds_up_no_other(store: Store, receiver: Receiver) -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    place = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    async with silent, serving(store, host(receiver), place, timeout_seconds=20) as http:
+        await complete(http, store, "slow", f"http://{place}/hook")
+        await complete(http, store, "quick", receiver.url)
+        async with asyncio.timeout(10):
+            await receiver.until_handled(1)
+
+
+NOT_LISTED = (
+    "http://127.0.0.1:9/hook",
+    "http://localhost:9/hook",
+    "http://169.254.169.254/latest/meta-data",
+    "http://[::1]:9/",
+    "https://hooks.example:8443/",
+    "https://evil.example/",
+    "https://hooks.example.evil.example/",
+    "http://0x7f000001/",
+)
+HIDING = ("ftp://hooks.example/", "https://me:secret@hooks.example/", "https:///x", "https://h/#x", "h")
+
+
+async def test_hosts_that_are_not_listed_are_refused_at_once(store: Store) -> None:
+    async with serving(store, "hooks.example:443", "*.corp.example:443") as http:
+        for url in (*NOT_LISTED, *HIDING):
+            task = idle_task("t").model_dump(mode="json") | {"callback": {"url": url}}
+            for path, body in (("/tasks", task), ("/tasks/batch", {"tasks": [task]})):
+                answer = await http.post(path, json=body)
+                assert answer.status_code == 400, url
+                assert "callback.url" in answer.json()["error"]
+                assert "secret" not in answer.text
+        assert (await http.get("/tasks")).json()["tasks"] == []
+
+
+async def test_a_listed_name_that_leads_inside_is_not_called(
+    store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = int(host(receiver).rpartition(":")[2])
+
+    async def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(2, 1, 6, "", ("127.0.0.1", port)), (10, 1, 6, "", ("::ffff:127.0.0.1", port, 0, 0))]
+
+    async with serving(store, f"hooks.example:{port}", max_attempts=1) as http:
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve, raising=False)
+        await complete(http, store, "t", f"http://hooks.example:{port}/hook")
+        await until(store, CallbackStatus.DEAD)
+    (dead,) = (await store.callbacks.page()).callbacks
+    assert "hooks.example has no address that may be called" in (dead.error or "")
+    assert receiver.requests == []
+
+
+async def test_redirects_are_not_followed(store: Store, receiver: Receiver) -> None:
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 307 Go\r\nLocation: {receiver.url}\r\nContent-Length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(elsewhere, "127.0.0.1", 0)
+    place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, serving(store, place, max_attempts=1) as http:
+        await complete(http, store, "t", f"http://{place}/hook")
+        await until(store, CallbackStatus.DEAD)
+    assert (await store.callbacks.page()).callbacks[0].error == "it answered 307"
+    assert receiver.requests == []
+
+
+@pytest.mark.parametrize(("name", "status"), [("localhost", "delivered"), ("other.example", "dead")])
+async def test_a_receiver_over_tls_must_be_the_one_that_is_named(
+    store: Store, tmp_path: Path, name: str, status: str
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(name).configure_cert(context)
+    async with receiving(SECRET, context) as receiver:
+        place = receiver.url.removeprefix("https://").removesuffix("/hook")
+        async with serving(store, place, ca=tmp_path / "ca.pem", max_attempts=1) as http:
+            await complete(http, store, "t", receiver.url)
+            await until(store, CallbackStatus(status))
+    assert len(receiver.notices) == (status == "delivered")
+
+
+async def test_without_a_secret_a_server_that_may_call_does_not_start(store: Store) -> None:
+    with pytest.raises(InvalidInput, match="no secret to sign callbacks with"):
+        async with RolloutServer(store, TOKEN, settings("hooks.example:443", secret=None)):
+            pass

@@ -1,0 +1,103 @@
+"""What the dashboard's routes answer: recordings as pages, artifacts as text, and a stream that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import zipfile
+
+import httpx
+
+from polar.models.views import Leases
+from polar.rollout.server import RolloutServer
+from tests.fakes.control_plane import idle_task, result_of
+from tests.fakes.recordings import encoded, recording
+
+
+async def end_with_recording(http: httpx.AsyncClient) -> str:
+    """One session with a recording and artifacts."""
+    await http.post("/tasks", json=idle_task("seen", samples=2).model_dump(mode="json"))
+    answer = await http.post("/nodes/north/lease", json={"max_sessions": 1, "runtimes": ["idle"]})
+    (lease,) = Leases.model_validate_json(answer.content).leases
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("logs/agent.stderr", "it went well")
+        made.writestr("picture.bin", b"\0\1\2")
+    fencing = {"fencing_token": lease.fencing_token}
+    url = f"/sessions/{lease.session_id}"
+    await http.put(f"{url}/recording", params=fencing, content=encoded(recording()))
+    await http.put(f"{url}/artifacts", params=fencing, content=archive.getvalue())
+    stats = recording().result.stats
+    result = result_of(lease, has_recording=True, has_artifacts=True, stats=stats)
+    await http.post(f"{url}/result", json={**fencing, "result": result.model_dump(mode="json")})
+    return lease.session_id
+
+
+async def test_session_is_outlined_and_its_tokens_come_in_pages(http: httpx.AsyncClient) -> None:
+    id = await end_with_recording(http)
+    detail = (await http.get(f"/dashboard/sessions/{id}")).json()
+    outline = detail["outline"]
+    assert [line["id"] for line in outline["completions"]] == ["c0", "c1", "c2"]
+    assert [row["id"] for row in detail["group"]] == ["seen.0", "seen.1"]
+    segment = next(at for at, one in enumerate(outline["segments"]) if one["completion"] == 0)
+    whole = recording().completions[0]
+    ids: list[int] = []
+    logprobs: list[float] = []
+    start: int | None = 0
+    while start is not None:
+        query = {"segment": segment, "start": start, "count": 3}
+        page = (await http.get(f"/dashboard/sessions/{id}/tokens", params=query)).json()
+        ids += page["ids"]
+        logprobs += page["logprobs"]
+        start = page["next"]
+    assert ids == whole.sampled_ids.tolist()
+    assert logprobs == whole.logprobs.tolist()
+    missing = await http.get(f"/dashboard/sessions/{id}/tokens", params={"segment": 99})
+    assert missing.status_code == 404
+    assert (await http.get(f"/dashboard/sessions/{id}/completions/7")).status_code == 404
+
+
+async def test_artifacts_are_listed_and_read_as_text(http: httpx.AsyncClient) -> None:
+    url = f"/dashboard/sessions/{await end_with_recording(http)}"
+    files = (await http.get(f"{url}/artifacts")).json()["files"]
+    assert [file["name"] for file in files] == ["logs/agent.stderr", "picture.bin"]
+    text = (await http.get(f"{url}/artifact", params={"name": "logs/agent.stderr"})).json()
+    assert text == {"name": "logs/agent.stderr", "text": "it went well", "is_cut": False}
+    assert (await http.get(f"{url}/artifact", params={"name": "picture.bin"})).json()["text"] is None
+    assert (await http.get(f"{url}/artifact", params={"name": "../token"})).status_code == 404
+
+
+async def test_damaged_recording_leaves_a_page_that_says_so(http: httpx.AsyncClient) -> None:
+    await http.post("/tasks", json=idle_task("hurt").model_dump(mode="json"))
+    answer = await http.post("/nodes/north/lease", json={"max_sessions": 1, "runtimes": ["idle"]})
+    (lease,) = Leases.model_validate_json(answer.content).leases
+    fencing = {"fencing_token": lease.fencing_token}
+    await http.put("/sessions/hurt.0/recording", params=fencing, content=b"nonsense")
+    result = result_of(lease, has_recording=True).model_dump(mode="json")
+    await http.post("/sessions/hurt.0/result", json={**fencing, "result": result})
+    detail = (await http.get("/dashboard/sessions/hurt.0")).json()
+    assert (detail["outline"], detail["unreadable"]) == (None, "not a Polar recording")
+
+
+async def test_stream_tells_changes_and_ends_with_the_server(
+    http: httpx.AsyncClient, server: RolloutServer
+) -> None:
+    kinds: list[str] = []
+    async with http.stream("GET", "/dashboard/live") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = stream.aiter_lines()
+        async with asyncio.timeout(20):
+            await end_with_recording(http)
+            async for line in lines:
+                if line.startswith("event: "):
+                    kinds.append(line.removeprefix("event: "))
+                if line.startswith("data: ") and kinds[-1] == "changes":
+                    events = json.loads(line.removeprefix("data: "))["events"]
+                    if events[-1]["status"] == "completed":
+                        break
+            closing = asyncio.create_task(server.close())
+            async for _ in lines:
+                pass
+            await closing
+    assert kinds[0] == "overview"

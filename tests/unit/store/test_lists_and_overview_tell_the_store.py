@@ -1,0 +1,144 @@
+"""What lists and the overview show is what is stored: filters, pages by key, rewards, minutes, nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polar.errors import NotFound
+from polar.models.policy import PolicyReport
+from polar.models.session import SessionStatus, TrajectoryStats
+from polar.models.task import TaskStatus
+from polar.models.views import SessionView
+from polar.store.listing import Reward, SessionFilter
+from polar.store.store import Store
+from tests.fakes.control_plane import Clock, idle_task, result_of
+
+ANY = SessionFilter()
+
+
+async def end_some(store: Store) -> None:
+    """`first` with rewards 1 and 0 and one at work; `second` with one that failed and one that waits."""
+    await store.tasks.submit_all([idle_task("first", samples=3), idle_task("second", samples=2)])
+    leases = await store.leases.claim("north", limit=4, runtimes=["idle"], seconds=60)
+    for lease in leases:
+        stats = TrajectoryStats(
+            sampled_tokens=10, trainable_tokens=7, excluded={"auxiliary": 3}, completions=2
+        )
+        if lease.session_id == "second.0":
+            result = result_of(lease, status=SessionStatus.FAILED, error="no")
+        elif lease.sample < 2:
+            result = result_of(lease, reward=1.0 - lease.sample, stats=stats)
+        else:
+            continue
+        await store.complete(lease.session_id, lease.fencing_token, result)
+
+
+async def ids(store: Store, wanted: SessionFilter = ANY, *, limit: int = 50) -> list[str]:
+    """Of all pages."""
+    found: list[str] = []
+    before = None
+    while True:
+        page = await store.listing.sessions(wanted, limit=limit, before=before)
+        found += [row.id for row in page.sessions]
+        before = page.older
+        if before is None:
+            return found
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+async def test_pages_hold_every_session_once_newest_first(store: Store, limit: int) -> None:
+    await end_some(store)
+    assert await ids(store, limit=limit) == ["second.1", "second.0", "first.2", "first.1", "first.0"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (SessionFilter(status=SessionStatus.FAILED), ["second.0"]),
+        (SessionFilter(task_id="first"), ["first.2", "first.1", "first.0"]),
+        (SessionFilter(node="north", status=SessionStatus.COMPLETED), ["first.1", "first.0"]),
+        (SessionFilter(reward=Reward.POSITIVE), ["first.0"]),
+        (SessionFilter(reward=Reward.ZERO), ["first.1"]),
+        (SessionFilter(reward=Reward.NONE), ["second.1", "second.0", "first.2"]),
+        (SessionFilter(text="cond."), ["second.1", "second.0"]),
+        (SessionFilter(text="%"), []),
+    ],
+)
+async def test_filters_find_exactly_what_matches(
+    store: Store, wanted: SessionFilter, found: list[str]
+) -> None:
+    await end_some(store)
+    assert await ids(store, wanted) == found
+
+
+async def test_row_says_what_the_session_says(store: Store) -> None:
+    await end_some(store)
+    (row,) = (await store.listing.sessions(SessionFilter(text="first.0"), limit=1, before=None)).sessions
+    view: SessionView = await store.sessions.get("first.0")
+    assert (row.reward, row.completions, row.sampled_tokens) == (1.0, 2, 10)
+    assert (row.status, row.node, row.attempt) == (view.status, view.node, view.attempt)
+    assert [one.id for one in await store.listing.group("first")] == ["first.0", "first.1", "first.2"]
+    with pytest.raises(NotFound):
+        await store.listing.group("third")
+
+
+async def test_tasks_are_listed_with_their_rewards(store: Store) -> None:
+    await end_some(store)
+
+    async def names(**asked: object) -> list[str]:
+        every: dict[str, Any] = {"status": None, "harness": None, "text": None, "limit": 10, "before": None}
+        return [row.id for row in (await store.listing.tasks(**{**every, **asked})).tasks]
+
+    assert await names() == ["second", "first"]
+    assert await names(status=TaskStatus.FINISHED) == []
+    assert await names(harness="idle", text="irs") == ["first"]
+    assert await names(harness="other") == []
+    page = await store.listing.tasks(status=None, harness=None, text=None, limit=1, before=None)
+    rest = await store.listing.tasks(status=None, harness=None, text=None, limit=1, before=page.older)
+    (row,) = rest.tasks
+    assert (row.id, row.rewards, row.status) == ("first", (1.0, 0.0), TaskStatus.RUNNING)
+    assert (page.older is not None, rest.older) == (True, None)
+
+
+async def test_minutes_add_up_to_what_ended(store: Store, clock: Clock) -> None:
+    clock.now = 600_000.0
+    await end_some(store)
+    clock.now += 61.0
+    (lease,) = await store.leases.claim("north", limit=1, runtimes=["idle"], seconds=60)
+    await store.complete(lease.session_id, lease.fencing_token, result_of(lease, reward=0.5))
+    minutes = await store.overviews.minutes()
+    assert len(minutes) == 60
+    assert minutes[-1].at <= clock.now < minutes[-1].at + 60
+    assert [(one.ended, one.usable, one.sampled_tokens, one.trainable_tokens) for one in minutes[-2:]] == [
+        (3, 2, 20, 14),
+        (1, 0, 0, 0),
+    ]
+    assert [one.mean_reward for one in minutes[-2:]] == [0.5, 0.5]
+    assert sum(one.ended for one in minutes) == 4
+
+
+async def test_nodes_are_those_that_report_or_hold_sessions(store: Store, clock: Clock) -> None:
+    await end_some(store)
+    await store.policy.report("south", PolicyReport(step=0, version=3, error="no memory"))
+    clock.now += 30
+    await store.policy.report("west", PolicyReport(step=0, version=3))
+    north, south, west = await store.overviews.nodes()
+    assert (north.name, north.is_alive, north.sessions) == ("north", False, {SessionStatus.INIT: 1})
+    assert (south.name, south.is_alive, south.seconds_silent, south.error) == (
+        "south",
+        False,
+        30,
+        "no memory",
+    )
+    assert (west.name, west.is_alive, west.version, west.error) == ("west", True, 3, None)
+
+
+async def test_latest_events_and_their_end(store: Store) -> None:
+    assert await store.events.newest() == 0
+    await end_some(store)
+    latest = await store.events.latest(2)
+    assert [event.seq for event in latest] == sorted((event.seq for event in latest), reverse=True)
+    assert await store.events.newest() == latest[0].seq
+    assert (await store.events.after(await store.events.newest())).events == ()
