@@ -1,19 +1,110 @@
-"""Where log lines go: Polar's own at the configured level, libraries' from warnings on."""
+"""Log lines: Polar's own at the configured level, libraries' from warnings on, each with whom it is about.
+
+The session and the task that a line is about travel in context variables, so that a library's warning
+carries them too. No line leaves with a secret: keys and bearer tokens are blotted out, whoever wrote them.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_ABOUT: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("polar_log_about", default=())
+"""Names and ids: the session's first."""
+
+_SECRET = re.compile(
+    r"polar-[A-Za-z0-9_-]{43}"  # a session's key
+    r"|polar_[0-9a-f]{12}_[0-9a-f]{64}"  # a token of the control plane
+    r"|(?<=bearer )[A-Za-z0-9._~+/=-]{8,}"
+    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)",  # a user and password in a URL
+    re.IGNORECASE,
+)
+_BLOT = "[secret]"
 
 
-def log_to_stderr(level: str) -> None:
-    logging.basicConfig(level=logging.WARNING, format=FORMAT)
-    logging.getLogger("polar").setLevel(level.upper())
+class LogFormat(StrEnum):
+    CONSOLE = "console"
+    """A line for people."""
+    JSON = "json"
+    """An object a line, for machines."""
 
 
-def log_to_file(path: Path, level: str) -> None:
+@contextmanager
+def about(*, session: str, task: str | None = None) -> Iterator[None]:
+    """Lines written in the block, and in tasks that it starts, carry these ids."""
+    ids = (("session", session), ("task", task))
+    token = _ABOUT.set(tuple((name, id) for name, id in ids if id is not None))
+    try:
+        yield
+    finally:
+        _ABOUT.reset(token)
+
+
+def note(*, session: str) -> None:
+    """The same for the rest of the current asyncio task: a request whose session is only known midway."""
+    if ("session", session) not in _ABOUT.get():
+        _ABOUT.set((("session", session),))
+
+
+def log_to_stderr(level: str, format: str = LogFormat.CONSOLE) -> None:
+    _log_to(logging.StreamHandler(sys.stderr), level, LogFormat(format))
+
+
+def log_to_file(path: Path, level: str, format: str = LogFormat.CONSOLE) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(level=logging.WARNING, format=FORMAT, filename=path)
+    _log_to(logging.FileHandler(path), level, LogFormat(format))
+
+
+def _log_to(handler: logging.Handler, level: str, format: LogFormat) -> None:
+    handler.setFormatter(formatter(format))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("polar").setLevel(level.upper())
+
+
+def formatter(format: LogFormat) -> logging.Formatter:
+    return _JsonLines() if format is LogFormat.JSON else _ConsoleLines()
+
+
+class _ConsoleLines(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        ids = _ABOUT.get()
+        # Most lines name their session themselves.
+        if not ids or ids[0][1] in line:
+            return line
+        return f"{line} ({', '.join(f'{name} {id}' for name, id in ids)})"
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _SECRET.sub(_BLOT, super().format(record))
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _utc(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **dict(_ABOUT.get()),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        return _SECRET.sub(_BLOT, json.dumps(line, ensure_ascii=False, default=str))
+
+
+def _utc(record: logging.LogRecord) -> str:
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z"

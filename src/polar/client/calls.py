@@ -15,7 +15,10 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from polar.config.settings import explain
-from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable
+from polar.errors import Conflict, Forbidden, InvalidInput, NotFound, PolarError, Unavailable
+from polar.models.access import AuditPage, MadeToken, NewToken, Rotation, TokenPage
+from polar.models.callback import CallbackPage, CallbackStatus, CallbackView
+from polar.models.dashboard import Overview
 from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
 from polar.models.session import SessionEvent, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
@@ -81,6 +84,15 @@ class Call(Generic[T]):
 
 def health() -> Call[Health]:
     return _get("/health", Health)
+
+
+def overview() -> Call[Overview]:
+    return _get("/dashboard/overview", Overview)
+
+
+def metrics(server: str) -> Call[str]:
+    """Outside the API, where scrapers look for it."""
+    return Call("GET", f"{server}/metrics", bytes.decode)
 
 
 def submit(task: TaskSpec | Mapping[str, Any]) -> Call[TaskView]:
@@ -247,6 +259,44 @@ def release(session_id: str, given_back: Release) -> Call[None]:
     return _post(f"/sessions/{_segment(session_id)}/release", given_back, _nothing)
 
 
+def tokens() -> Call[TokenPage]:
+    return _get("/tokens", TokenPage)
+
+
+def create_token(asked: NewToken) -> Call[MadeToken]:
+    return _post("/tokens", asked, _model(MadeToken))
+
+
+def rotate_token(name: str, asked: Rotation) -> Call[MadeToken]:
+    return _post(f"/tokens/{_segment(name)}/rotate", asked, _model(MadeToken))
+
+
+def revoke_token(name_or_id: str) -> Call[TokenPage]:
+    return _post(f"/tokens/{_segment(name_or_id)}/revoke", None, _model(TokenPage))
+
+
+def audit(
+    before: str | None,
+    actor: str | None,
+    action: str | None,
+    object: str | None,
+    since: float | None,
+    refused: bool,
+) -> Call[AuditPage]:
+    filters = {"actor": actor, "action": action, "object": object, "before": before or None}
+    query = _page_query(None, **filters, refused="true" if refused else None)
+    return _get("/audit", AuditPage, [*query, *([("since", repr(since))] if since is not None else [])])
+
+
+def callbacks(before: str | None, status: CallbackStatus | None, task_id: str | None) -> Call[CallbackPage]:
+    query = _page_query(None, before=before or None, status=status, task_id=task_id)
+    return _get("/callbacks", CallbackPage, query)
+
+
+def retry_callback(id: str) -> Call[CallbackView]:
+    return _post(f"/callbacks/{_segment(id)}/retry", None, _model(CallbackView))
+
+
 def task_pages(status: TaskStatus | None) -> Script:
     after: str | None = None
     while True:
@@ -331,8 +381,11 @@ def failure(status: int, body: bytes) -> PolarError:
     if status == 401:
         return PolarError(
             "the server refused the token",
-            hint="set POLAR_TOKEN to the content of the file `token` in the server's data directory",
+            hint="set POLAR_TOKEN to one that `polar token create` made, or to the content of the file"
+            " `token` in the server's data directory",
         )
+    if status == 403:
+        return Forbidden(problem.error, hint="`polar token create` makes tokens of any role, for admins")
     kind = InvalidInput if status < 500 else PolarError
     return {404: NotFound, 409: Conflict, 503: Unavailable}.get(status, kind)(problem.error)
 
@@ -352,6 +405,11 @@ def unreachable(server: str, error: httpx.TransportError) -> Unavailable:
     if isinstance(error, httpx.TimeoutException):
         return Unavailable(f"the server at {server} did not answer in time")
     reason = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return Unavailable(
+            f"the server at {server} shows a certificate that is not trusted: {reason}",
+            hint="set POLAR_CA to the file of the authority that signed it",
+        )
     return Unavailable(
         f"the server at {server} cannot be reached: {reason}", hint="is `polar serve` running?"
     )

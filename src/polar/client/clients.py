@@ -13,9 +13,12 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from polar.client import calls, policy
-from polar.client.address import server_address, server_token
+from polar.client.access import AccessCalls, AsyncAccessCalls
+from polar.client.address import server_address, server_certificate, server_token
 from polar.client.calls import Call, Script
 from polar.client.policy import AsyncPaused, Paused
+from polar.client.trust import Authority, pinned, trusting
+from polar.models.dashboard import Overview
 from polar.models.policy import PauseMode, PolicyOrder, PolicyReport, PolicyView
 from polar.models.session import SessionEvent, SessionResult, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
@@ -45,14 +48,24 @@ P = TypeVar("P", TaskPage, SessionPage, ResultPage)
 Task = TaskSpec | Mapping[str, Any]
 
 
-class Client:
+class Client(AccessCalls):
     """A connection to a rollout server, for programs that do not use asyncio."""
 
-    def __init__(self, server: str | None = None, token: str | None = None, *, timeout: float = 30.0) -> None:
-        """Without arguments: what $POLAR_SERVER and $POLAR_TOKEN say, else the server started here."""
+    def __init__(
+        self,
+        server: str | None = None,
+        token: str | None = None,
+        *,
+        timeout: float = 30.0,
+        ca: Authority = None,
+    ) -> None:
+        """Without arguments: as $POLAR_SERVER, $POLAR_TOKEN and $POLAR_CA say, else the server started here.
+
+        `ca`: whose certificates to trust besides the machine's own, a file in PEM.
+        """
         self.server = server_address(server)
         self._timeout = timeout
-        self._http = httpx.Client(**_options(self.server, server_token(token), timeout))
+        self._http = httpx.Client(**_options(self.server, server_token(token), timeout, ca))
 
     def close(self) -> None:
         self._http.close()
@@ -67,6 +80,14 @@ class Client:
 
     def health(self) -> Health:
         return self._send(calls.health())
+
+    def overview(self) -> Overview:
+        """Sessions, nodes, the policy, and what ended in the last hour."""
+        return self._send(calls.overview())
+
+    def metrics(self) -> str:
+        """The server's page of metrics, in Prometheus' text form."""
+        return self._send(calls.metrics(self.server))
 
     def submit(self, task: Task) -> TaskView:
         """Submit a task; submitting the same one again changes nothing."""
@@ -212,14 +233,24 @@ class Client:
         return _answer(call, response)
 
 
-class AsyncClient:
+class AsyncClient(AsyncAccessCalls):
     """A connection to a rollout server, for asyncio; also what nodes use."""
 
-    def __init__(self, server: str | None = None, token: str | None = None, *, timeout: float = 30.0) -> None:
-        """Without arguments: what $POLAR_SERVER and $POLAR_TOKEN say, else the server started here."""
+    def __init__(
+        self,
+        server: str | None = None,
+        token: str | None = None,
+        *,
+        timeout: float = 30.0,
+        ca: Authority = None,
+    ) -> None:
+        """Without arguments: as $POLAR_SERVER, $POLAR_TOKEN and $POLAR_CA say, else the server started here.
+
+        `ca`: whose certificates to trust besides the machine's own, a file in PEM.
+        """
         self.server = server_address(server)
         self._timeout = timeout
-        self._http = httpx.AsyncClient(**_options(self.server, server_token(token), timeout))
+        self._http = httpx.AsyncClient(**_options(self.server, server_token(token), timeout, ca))
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -234,6 +265,14 @@ class AsyncClient:
 
     async def health(self) -> Health:
         return await self._send(calls.health())
+
+    async def overview(self) -> Overview:
+        """Sessions, nodes, the policy, and what ended in the last hour."""
+        return await self._send(calls.overview())
+
+    async def metrics(self) -> str:
+        """The server's page of metrics, in Prometheus' text form."""
+        return await self._send(calls.metrics(self.server))
 
     async def submit(self, task: Task) -> TaskView:
         """Submit a task; submitting the same one again changes nothing."""
@@ -413,8 +452,10 @@ class AsyncClient:
         return _answer(call, response)
 
 
-def _options(server: str, token: str, timeout: float) -> dict[str, Any]:
+def _options(server: str, token: str, timeout: float, ca: Authority) -> dict[str, Any]:
+    local = server_certificate(server) if ca is None else None
     return {
+        "verify": trusting(ca, server) if local is None else pinned(local),
         "base_url": f"{server}/api/v1",
         "headers": {"Authorization": f"Bearer {token}"},
         "timeout": timeout,

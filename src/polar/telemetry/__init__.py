@@ -1,0 +1,1 @@
+"""What others can watch: pages of metrics, spans, and what engines say of themselves."""

@@ -1,0 +1,92 @@
+"""A page of metrics opens to its own machine, and to others with the token."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from polar.config.settings import TelemetrySettings
+from polar.errors import PolarError, Unavailable
+from polar.telemetry.access import bears, is_local
+from polar.telemetry.listener import listening
+from polar.telemetry.page import MetricsPage, of_registry
+
+TOKEN = "a-token-for-readers"
+
+
+def page_of_one() -> MetricsPage:
+    registry = CollectorRegistry()
+    Counter("polar_test_things", "Things.", registry=registry).inc(3)
+    page = MetricsPage()
+    page.add(of_registry(registry))
+    return page
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
+def test_a_machine_reads_its_own(address: str) -> None:
+    assert is_local(address, {})
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "::ffff:10.0.0.1", "fe80::1%eth0", "localhost", "", None])
+def test_others_are_not_taken_for_it(address: str | None) -> None:
+    assert not is_local(address, {})
+
+
+@pytest.mark.parametrize("header", ["forwarded", "x-forwarded-for", "x-real-ip"])
+def test_a_proxy_here_speaks_for_somebody_else(header: str) -> None:
+    assert not is_local("127.0.0.1", {header: "127.0.0.1"})
+
+
+def test_only_the_token_itself_opens() -> None:
+    assert bears(f"Bearer {TOKEN}", TOKEN)
+    assert bears(f"bearer  {TOKEN} ", TOKEN)
+    for given in (None, "", "Bearer ", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN):
+        assert not bears(given, TOKEN)
+        assert not bears(given, None)
+
+
+async def test_a_node_shows_its_page_here_and_with_the_token_elsewhere() -> None:
+    settings = TelemetrySettings(metrics_port=0, metrics_token=TOKEN)
+    async with listening(settings, page_of_one()) as address, httpx.AsyncClient() as http:
+        assert address is not None
+        local = await http.get(address)
+        assert "polar_test_things_total 3.0" in local.text
+        assert "process_cpu_seconds_total" in local.text
+        assert "_created" not in local.text
+        proxied = {"X-Forwarded-For": "10.0.0.9"}
+        refused = await http.get(address, headers=proxied)
+        assert (refused.status_code, "polar_test" in refused.text) == (401, False)
+        shown = await http.get(address, headers={**proxied, "Authorization": f"Bearer {TOKEN}"})
+        assert shown.status_code == 200
+        assert (await http.get(address.replace("/metrics", "/"))).status_code == 404
+
+
+async def test_a_node_without_a_port_shows_nothing() -> None:
+    async with listening(TelemetrySettings(), page_of_one()) as address:
+        assert address is None
+
+
+async def test_a_port_that_is_taken_is_said_in_one_line() -> None:
+    async with listening(TelemetrySettings(metrics_port=0), page_of_one()) as address:
+        port = int(str(address).rpartition(":")[2].partition("/")[0])
+        with pytest.raises(PolarError, match=f"cannot be shown on 127.0.0.1:{port}"):
+            async with listening(TelemetrySettings(metrics_port=port), page_of_one()):
+                raise AssertionError
+
+
+async def test_a_part_that_cannot_be_asked_is_left_out() -> None:
+    async def broken() -> list[object]:
+        raise Unavailable("the database is away")
+
+    page = page_of_one()
+    with page.showing(broken):  # type: ignore[arg-type]
+        assert b"polar_test_things_total 3.0" in await page.text()
+
+
+async def test_a_part_is_shown_while_it_runs() -> None:
+    page, registry = MetricsPage(), CollectorRegistry()
+    Counter("polar_test_more", "More.", registry=registry).inc()
+    with page.showing(of_registry(registry)):
+        assert b"polar_test_more_total 1.0" in await page.text()
+    assert b"polar_test_more" not in await page.text()
