@@ -4,8 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help quickstart test test-vllm test-containers test-ray lint types check setup clean bench-import bench-engine bench-gateway \
-        bench-lifecycle bench-serve bench-tasksets bench-control-plane bench-trajectory \
+.PHONY: help audit docs quickstart test test-vllm test-bridges test-containers test-faults test-ray test-gpu lint types check setup clean bench-import bench-engine bench-gateway \
+        bench-lifecycle bench-serve bench-tasksets bench-control-plane bench-dashboard bench-trajectory bench-training \
         environment-run environment-dev
 
 help: ## show this list
@@ -23,16 +23,31 @@ test-vllm: environment-dev ## run against a real vLLM on the CPU (needs 4 GB of 
 test-containers: environment-dev ## run sandboxes on real Docker and podman (needs both installed, and root)
 	@$(BIN)/python -m pytest suites/containers $(ARGS)
 
+test-faults: environment-dev ## 500 sessions while everything fails around them (POLAR_FAULTS_SEED repeats a run)
+	@$(BIN)/python -m pytest -s suites/faults $(ARGS)
+
 test-ray: environment-ray ## run a fleet on a real Ray cluster of three raylets (installs Ray the first time)
 	@$(BIN)/python -m pytest suites/ray $(ARGS)
+
+test-gpu: environment-dev ## the embedded engine and the trainer on a CUDA device (needs one)
+	@$(BIN)/python -m pytest suites/gpu $(ARGS)
+
+test-bridges: environment-dev ## compare bridges with the types of verl, SkyRL and AReaL (installs them the first time)
+	@$(BIN)/python -m pytest suites/bridges $(ARGS)
+
+docs: environment-dev ## the documentation site into site/; a warning or a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --quiet $(ARGS)
 
 lint: environment-dev ## ruff, lint and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
+audit: ## look every pinned package up in the databases of known vulnerabilities (says so where none answers)
+	@$(PYTHON) tools/audit.py
+
 types: environment-dev ## mypy, strict
 	@$(BIN)/mypy
 
-check: lint types test ## what CI runs
+check: lint types docs test ## what CI runs
 
 setup: environment-dev ## only make the environment
 
@@ -51,8 +66,14 @@ bench-lifecycle: environment-dev ## how busy run slots are, what waiting and sch
 bench-trajectory: environment-dev ## traces from captures: speed, growth, size, and finding conversations
 	@$(BIN)/python benchmarks/bench_trajectory.py
 
+bench-training: environment-dev ## the same sessions trained in three layouts; full size where there is a GPU
+	@PYTHONPATH=. $(BIN)/python benchmarks/bench_training.py $(ARGS)
+
 bench-control-plane: environment-dev ## submitting, leasing and completing over REST, on SQLite and PostgreSQL
 	@$(BIN)/python benchmarks/bench_control_plane.py
+
+bench-dashboard: environment-dev ## the overview and the lists at 100,000 sessions
+	@$(BIN)/python benchmarks/bench_dashboard.py
 
 bench-serve: environment-dev ## memory of an idle server
 	@$(BIN)/python benchmarks/bench_serve.py
@@ -61,7 +82,7 @@ bench-tasksets: environment-dev ## 10,000 rows to tasks, and memory while a data
 	@PYTHONPATH=. $(BIN)/python benchmarks/bench_tasksets.py
 
 clean: ## remove the environment and run data of this clone (downloads stay in the cache)
-	rm -rf $(VENV) .polar .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .polar site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Seconds where nothing has changed or another clone has made the same environment before.
 environment-run:

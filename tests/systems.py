@@ -72,14 +72,20 @@ class System:
 
 @asynccontextmanager
 async def system(
-    data_dir: Path, script: Sequence[Script], *, max_context: int = 8192
+    data_dir: Path,
+    script: Sequence[Script],
+    *,
+    max_context: int = 8192,
+    model: str = "scripted",
+    runs_dir: Path | None = None,
 ) -> AsyncIterator[System]:
     model_dir = ensure_model(DEFAULT_MODEL)
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    engine = ScriptedEngine(tokenizer, script, repeat_last=True, max_context=max_context)
+    engine = ScriptedEngine(tokenizer, script, repeat_last=True, max_context=max_context, name=model)
     async with AsyncExitStack() as parts:
         store = await parts.enter_async_context(Store.open(data_dir))
-        server = await parts.enter_async_context(RolloutServer(store, TOKEN, ServerSettings(port=0)))
+        server_settings = ServerSettings(port=0, runs_dir=runs_dir)
+        server = await parts.enter_async_context(RolloutServer(store, TOKEN, server_settings))
         renderer = ChatML(model_dir / "tokenizer.json")
         gateway = await parts.enter_async_context(Gateway(GatewaySettings(), engine, renderer, engine.info))
         client = await parts.enter_async_context(AsyncClient(server.url, TOKEN))

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from prometheus_client.metrics_core import Metric
 from tokenizers import Tokenizer
 
 from polar import plugins
 from polar.client import AsyncClient
-from polar.config.settings import EngineSettings, Settings, environment_database_url, environment_engine_key
+from polar.client.trust import Authority, pinned
+from polar.config.settings import (
+    EngineSettings,
+    Settings,
+    environment_callback_secret,
+    environment_client_cert,
+    environment_database_url,
+)
 from polar.engines.base import Engine, Mode, ModelInfo
+from polar.engines.clients import engine_client
 from polar.engines.embedded.process import embedded_engine
 from polar.engines.embedded.weights import ensure_tokenizer, is_cached
-from polar.engines.replicas import Replicas
+from polar.engines.http import HttpEngine
 from polar.errors import InvalidInput, NotInstalled, PolarError
+from polar.gateway.garbage import collect_rarely
+from polar.gateway.gateways import Gateways
+from polar.gateway.pool import Assignment, GatewayPool
 from polar.gateway.server import Gateway
+from polar.models.access import Role
 from polar.node.joining import join
 from polar.node.worker import Node
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
 from polar.rollout.server import RolloutServer
-from polar.rollout.token import load_or_create_token
+from polar.rollout.token import load_or_create_secret, load_or_create_token
 from polar.store.store import Store
+from polar.telemetry.listener import listening
+from polar.telemetry.page import MetricsPage, Part
+from polar.telemetry.readings import families
+from polar.telemetry.tracing import exporting
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +56,15 @@ Say = Callable[[str], None]
 PROBE = "<|im_start|>user\nA 1,024-token probe: naïve 東京 </s>\n\t<tool_call>{}<|im_end|>"
 """Told apart by tokenizers of different models, also where they share a vocabulary's beginning."""
 
-YOUNG_OBJECTS = 50_000
-"""How many more objects than before make the garbage collector look for cycles among them."""
-
 
 @dataclass(frozen=True, slots=True)
 class DataPlane:
     """A gateway in front of an engine, ready for sessions."""
 
-    gateway: Gateway
+    gateway: Gateways
     model: ModelInfo
+    metrics: tuple[Part, ...]
+    """Of the gateway and the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,17 @@ class ControlPlane:
 
     url: str
     token: str
+    """Of its owner: opens everything."""
+    node_token: str
+    """For a node of this process; like the next, it ends with the server and is stored nowhere."""
+    read_token: str
+    """For a page that only shows."""
+    page: MetricsPage
+
+    @property
+    def dashboard(self) -> str:
+        """The dashboard's address, with its token where no browser sends it to a server."""
+        return f"{self.url}/#token={self.read_token}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +92,8 @@ class Worker:
 
     node: Node
     model: ModelInfo
+    metrics: tuple[Part, ...]
+    """Of the node, its gateway and its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +104,8 @@ class Stack:
     """Of the control plane."""
     token: str
     model: ModelInfo
+    dashboard: str
+    """Its address, with a token that only reads."""
 
 
 @asynccontextmanager
@@ -83,10 +113,11 @@ async def running(settings: Settings, say: Say) -> AsyncIterator[Stack]:
     """Start everything; on the way out end it in the opposite order. A part that fails ends the whole."""
     async with (
         serving(settings, say) as server,
-        joined(settings, server.url, server.token, say) as worker,
+        joined(settings, server.url, server.node_token, say, ca=_own_certificate(settings)) as worker,
         _in_background(worker.node.run()),
     ):
-        yield Stack(server.url, server.token, worker.model)
+        with server.page.showing(*worker.metrics):
+            yield Stack(server.url, server.token, worker.model, server.dashboard)
 
 
 @asynccontextmanager
@@ -95,24 +126,32 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
     data_dir = settings.data_dir.absolute()
     data_dir.mkdir(parents=True, exist_ok=True)
     token = settings.server.token or load_or_create_token(data_dir)
+    secret = _callback_secret(settings)
     say("starting the rollout server")
     async with (
-        Store.open(data_dir) as store,
-        RolloutServer(store, token, settings.server) as server,
+        opened_store(settings) as store,
+        RolloutServer(store, token, settings.server, callback_secret=secret) as server,
     ):
         address = data_dir / "server.json"
-        address.write_text(json.dumps({"url": server.url, "pid": os.getpid()}))
+        collect_rarely()
+        tls = settings.server.tls
+        certificate = str(tls.cert.absolute()) if tls else None
+        address.write_text(json.dumps({"url": server.url, "pid": os.getpid(), "certificate": certificate}))
         try:
-            yield ControlPlane(server.url, token)
+            node_token = server.issue(f"node-{settings.node.name}"[:128], Role.NODE)
+            read_token = server.issue("dashboard", Role.READ_ONLY)
+            yield ControlPlane(server.url, token, node_token, read_token, server.page)
         finally:
             address.unlink(missing_ok=True)
 
 
 @asynccontextmanager
-async def joined(settings: Settings, url: str | None, token: str | None, say: Say) -> AsyncIterator[Worker]:
+async def joined(
+    settings: Settings, url: str | None, token: str | None, say: Say, *, ca: Authority = None
+) -> AsyncIterator[Worker]:
     """A node of the rollout server at `url`, with its own gateway and, unless one is named, engine."""
     data_dir = settings.data_dir.absolute()
-    async with AsyncClient(url, token) as client:
+    async with AsyncClient(url, token, ca=ca or settings.node.ca) as client:
         welcome = await join(client, settings.node.name)
         async with data_plane(settings, say) as plane:
             say(f"starting the node {settings.node.name}")
@@ -124,7 +163,40 @@ async def joined(settings: Settings, url: str | None, token: str | None, say: Sa
                 plane.model,
                 lease_seconds=welcome.lease_seconds,
             )
-            yield Worker(node, plane.model)
+            metrics = (node.metric_families, *plane.metrics)
+            page = MetricsPage()
+            page.add(*metrics)
+            async with listening(settings.telemetry, page) as address:
+                if address is not None:
+                    say(f"metrics at {address}")
+                yield Worker(node, plane.model, metrics)
+
+
+def _own_certificate(settings: Settings) -> Authority:
+    """What the node of a server's own process trusts: that very server."""
+    tls = settings.server.tls
+    if tls is None:
+        return None
+    if tls.client_ca is not None and environment_client_cert() is None:
+        raise InvalidInput(
+            "server.tls.client_ca: the node of this process has no certificate to show",
+            hint="set POLAR_CLIENT_CERT and POLAR_CLIENT_KEY, or run nodes apart: polar serve --no-node",
+        )
+    return pinned(tls.cert)
+
+
+def _callback_secret(settings: Settings) -> str | None:
+    """What callbacks are signed with; None where there are none."""
+    callbacks = settings.server.callbacks
+    if not callbacks.allow:
+        return None
+    given = callbacks.secret or environment_callback_secret()
+    if given is None and (settings.server.database_url or environment_database_url()):
+        raise InvalidInput(
+            "server.callbacks: servers that share a database must sign with one secret",
+            hint="set server.callbacks.secret or POLAR_CALLBACK_SECRET",
+        )
+    return given or load_or_create_secret(settings.data_dir.absolute() / "callback-secret")
 
 
 def opened_store(settings: Settings) -> AbstractAsyncContextManager[Store]:
@@ -140,14 +212,27 @@ def opened_store(settings: Settings) -> AbstractAsyncContextManager[Store]:
 async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
     """The engine, embedded unless one is named, and a gateway in front of it."""
     async with AsyncExitStack() as parts:
+        # First, so that it takes the spans of calls that the gateway's end breaks off.
+        about = {"service.instance.id": settings.node.name}
+        await parts.enter_async_context(exporting(settings.telemetry, about))
         engine = await parts.enter_async_context(connected(settings, say))
         model = await engine.model_info()
         renderer = await _renderer(settings.engine, engine, model)
         await engine.check(Mode.TOKENS if renderer else Mode.CHAT)
         say("starting the gateway")
-        gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
-        _collect_rarely()
-        yield DataPlane(gateway, model)
+        workers = settings.gateway.worker_count
+        gateway: Gateways
+        if workers == 1:
+            gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
+        else:
+            assignment = _assignment(settings, engine, renderer, model)
+            gateway = await parts.enter_async_context(GatewayPool(assignment, workers).running())
+        collect_rarely()
+
+        async def engine_families() -> Iterable[Metric]:
+            return families(await engine.readings())
+
+        yield DataPlane(gateway, model, (gateway.metric_families, engine_families))
 
 
 @asynccontextmanager
@@ -163,20 +248,22 @@ async def connected(settings: Settings, say: Say) -> AsyncIterator[Engine]:
             process = await parts.enter_async_context(embedded_engine(settings.engine, log_file))
             await parts.enter_async_context(_in_background(process.watch()))
             urls = (process.url,)
-        engine = _engine(settings.engine, urls)
+        engine = engine_client(settings.engine, urls)
         parts.push_async_callback(engine.close)
         yield engine
 
 
-def _engine(settings: EngineSettings, urls: Sequence[str]) -> Engine:
-    """The client of the one engine, or of all replicas as if they were one."""
-    client = plugins.load("engines", settings.kind)
-    named = settings.model if "model" in settings.model_fields_set else None
-    key = settings.api_key or environment_engine_key()
-    engines: dict[str, Engine] = {
-        url: client(url, key, model=named, max_context=settings.max_context) for url in urls
-    }
-    return engines[urls[0]] if len(urls) == 1 else Replicas(engines)
+def _assignment(
+    settings: Settings, engine: Engine, renderer: Renderer | None, model: ModelInfo
+) -> Assignment:
+    """What each of several gateway processes serves: to them the embedded engine has a URL like any other."""
+    url = settings.engine.url
+    if url is None:
+        assert isinstance(engine, HttpEngine)
+        url = engine.url
+    reached = settings.engine.model_copy(update={"url": url})
+    tokenizer = _tokenizer_name(settings.engine, model) if renderer is not None else None
+    return Assignment(settings.model_copy(update={"engine": reached}), tokenizer)
 
 
 async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) -> Renderer | None:
@@ -188,8 +275,8 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
         raise InvalidInput(
             f"engine.mode: an engine of kind {settings.kind} takes no tokens", hint="set it to chat or auto"
         )
-    is_left_to_engine = settings.url is not None and "model" not in settings.model_fields_set
-    name = model.name if is_left_to_engine else settings.model
+    is_left_to_engine = _is_left_to_engine(settings)
+    name = _tokenizer_name(settings, model)
     may_do_without = settings.mode == "auto" and settings.url is not None
     try:
         directory = await asyncio.to_thread(ensure_tokenizer, name)
@@ -208,6 +295,15 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
         return None
     await _check_tokenizer(engine, model, name, directory)
     return renderer
+
+
+def _is_left_to_engine(settings: EngineSettings) -> bool:
+    """Whether the engine alone says what model it serves."""
+    return settings.url is not None and "model" not in settings.model_fields_set
+
+
+def _tokenizer_name(settings: EngineSettings, model: ModelInfo) -> str:
+    return model.name if _is_left_to_engine(settings) else settings.model
 
 
 def _say_chat_mode(error: PolarError) -> None:
@@ -229,17 +325,6 @@ async def _check_tokenizer(engine: Engine, model: ModelInfo, name: str, director
             f"the engine serves {model.name} with another tokenizer than that of {name}",
             hint="name the model that the engine serves: --model, or engine.model in the settings",
         )
-
-
-def _collect_rarely() -> None:
-    """Let the garbage collector pass over what is loaded by now, and look at new objects less often.
-
-    What a request makes is freed as it is dropped. With Python's defaults the collector walks through
-    all that is alive every few requests, which takes a quarter of a busy gateway's time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS)
 
 
 @asynccontextmanager

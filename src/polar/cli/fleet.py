@@ -43,6 +43,10 @@ def fleet(
     ] = None,
     server: Server = None,
     token: Token = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="Who signed the server's certificate, in PEM; the same file on every machine."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="YAML settings (default: ./polar.yaml if there).")
     ] = None,
@@ -86,7 +90,7 @@ def fleet(
         config,
         {
             "engine": {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model},
-            "node": {"run_slots": run_slots},
+            "node": {"run_slots": run_slots, "ca": ca},
             "fleet": {"nodes": nodes, "resources": _resources(resource), "data_dir": data_dir},
         },
     )

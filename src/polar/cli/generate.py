@@ -112,7 +112,7 @@ def generate(
         raise InvalidInput("no task is sound", hint="see the problems above")
     make_directory(out)
     settings = own_settings(out, config, engine, concurrency) if server is None else load_settings(config)
-    log_to_file(out / DATA / "logs" / "polar.log", settings.log_level)
+    log_to_file(out / DATA / "logs" / "polar.log", settings.log_level, settings.log_format)
     made_with = {
         "tasksets": ", ".join(path.name or str(path) for path in taskset),
         "harness": harness,

@@ -17,7 +17,9 @@ from polar.errors import PolarError
 
 COMMANDS = (
     "quickstart",
+    "doctor",
     "serve",
+    "top",
     "node",
     "fleet",
     "engine",
@@ -30,6 +32,9 @@ COMMANDS = (
     "results",
     "db",
     "policy",
+    "token",
+    "audit",
+    "callbacks",
     "generate",
     "train",
     "verify",

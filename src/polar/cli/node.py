@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli.options import EngineKind, EngineMode, Server, Token
+from polar.cli.options import EngineKind, EngineMode, LogFormat, Server, Token
 
 if TYPE_CHECKING:
     from polar.stack import Worker
@@ -18,6 +18,10 @@ EMBEDDED = "embedded"
 def node(
     server: Server = None,
     token: Token = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="Who signed the server's certificate, in PEM (default: $POLAR_CA)."),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", "-c", help="YAML settings, - for standard input (default: ./polar.yaml)."),
@@ -41,15 +45,25 @@ def node(
     run_slots: Annotated[
         int | None, typer.Option(help="Agents that run at once (default: what the machine carries).")
     ] = None,
+    gateway_workers: Annotated[
+        int | None,
+        typer.Option(help="Gateway processes that the sessions are spread over (default: one for 8 cores)."),
+    ] = None,
     drain_seconds: Annotated[
         float | None, typer.Option(help="How long agents may take to end when it is stopped (default: 60).")
     ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Show /metrics at this port, 0 for any (default: nowhere).")
+    ] = None,
+    log_format: LogFormat = None,
     exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", hidden=True)] = False,
 ) -> None:
     """Join a rollout server and run its sessions on this machine.
 
     The first Ctrl-C or SIGTERM drains it: no new sessions; agents at work end, or are given back to the
     server when their grace is over. The second ends it at once.
+
+    Its token is best one of the role node: polar token create --role node.
 
     Example: POLAR_TOKEN=... polar node --server http://trainer:8700 --engine-url http://gpu:8000
     """
@@ -67,14 +81,23 @@ def node(
         {
             "data_dir": data_dir,
             "server": {"token": token},
+            "gateway": {"workers": gateway_workers},
             "engine": {"url": urls, "kind": engine_kind, "mode": engine_mode, "model": model},
-            "node": {"server": server, "name": name, "run_slots": run_slots, "drain_seconds": drain_seconds},
+            "node": {
+                "server": server,
+                "ca": ca,
+                "name": name,
+                "run_slots": run_slots,
+                "drain_seconds": drain_seconds,
+            },
+            "telemetry": {"metrics_port": metrics_port},
+            "log_format": log_format,
         },
     )
     if "name" not in settings.node.model_fields_set:
         named = settings.node.model_copy(update={"name": machine_name()})
         settings = settings.model_copy(update={"node": named})
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, settings.log_format)
     at_work: list[Worker] = []
 
     def drain() -> bool:

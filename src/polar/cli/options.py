@@ -58,6 +58,16 @@ EngineMode = Annotated[
     ),
 ]
 
+LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format",
+        metavar="console|json",
+        help="Log lines for people, or an object a line (default: $POLAR_LOG_FORMAT, else console).",
+        show_default=False,
+    ),
+]
+
 Case = TypeVar("Case", bound=StrEnum)
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from polar.cli.options import EngineKind, EngineMode
+from polar.cli.options import EngineKind, EngineMode, LogFormat
+from polar.errors import InvalidInput
 
 
 def serve(
@@ -32,6 +33,17 @@ def serve(
         str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
     ] = None,
     run_slots: Annotated[int | None, typer.Option(help="Agents that run at once (default: 8).")] = None,
+    log_format: LogFormat = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Speak HTTPS with this certificate (PEM), and --tls-key.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="Let in only clients with a certificate that these signed (PEM).")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")
+    ] = False,
     no_node: Annotated[
         bool, typer.Option("--no-node", help="Only the rollout server: nodes join with `polar node`.")
     ] = False,
@@ -47,24 +59,41 @@ def serve(
     from polar.logs import log_to_stderr
     from polar.stack import running, serving
 
+    if tls_cert is None and (tls_key is not None or tls_client_ca is not None):
+        raise InvalidInput("--tls-key and --tls-client-ca go with --tls-cert")
     settings = load_settings(
         config,
         {
             "data_dir": data_dir,
-            "server": {"host": host, "port": port},
+            "server": {
+                "host": host,
+                "port": port,
+                "tls": {"cert": tls_cert, "key": tls_key, "client_ca": tls_client_ca} if tls_cert else None,
+                "insecure": insecure or None,
+            },
             "engine": {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model},
             "node": {"run_slots": run_slots},
+            "log_format": log_format,
         },
     )
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, settings.log_format)
 
     async def work() -> None:
         if no_node:
             async with serving(settings, typer.echo) as server:
                 typer.echo(f"serving nodes at {server.url} (token: {settings.data_dir / 'token'})")
+                _say_dashboard(server.dashboard)
                 await asyncio.Event().wait()
         async with running(settings, typer.echo) as stack:
             typer.echo(f"serving {stack.model.name} at {stack.url} (token: {settings.data_dir / 'token'})")
+            _say_dashboard(stack.dashboard)
             await asyncio.Event().wait()
 
     until_interrupted(work())
+
+
+def _say_dashboard(address: str) -> None:
+    """Name the dashboard's address; its token only to a person, for what is written to a file stays there."""
+    import sys
+
+    typer.echo(f"dashboard: {address if sys.stdout.isatty() else address.partition('#')[0]}")

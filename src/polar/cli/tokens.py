@@ -1,11 +1,11 @@
-"""Token ids as text, with a tokenizer that is already on this machine."""
+"""The tokenizer that `polar show` reads tokens with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from polar.engines.vocabulary import local_tokenizer
 from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def find_tokenizer(model: str | None, given: Path | None = None) -> Tokenizer | 
     """The tokenizer at `given`, else the model's own if it can be had without a download."""
     from tokenizers import Tokenizer
 
-    path = _given_file(given) if given is not None else _local_file(model)
+    path = _given_file(given) if given is not None else local_tokenizer(model)
     if path is None:
         return None
     try:
@@ -32,33 +32,3 @@ def _given_file(given: Path) -> Path:
             f"--tokenizer: {path} does not exist", hint="name a tokenizer.json or its directory"
         )
     return path
-
-
-def _local_file(model: str | None) -> Path | None:
-    from polar.config.settings import DEFAULT_MODEL, cache_dir
-    from polar.engines.embedded.weights import REVISION
-
-    if model is None:
-        return None
-    candidates = [Path(model).expanduser() / "tokenizer.json"]
-    if model == DEFAULT_MODEL:
-        candidates.append(cache_dir() / "models" / f"{DEFAULT_MODEL}-{REVISION}" / "tokenizer.json")
-    elif model.count("/") == 1 and not model.startswith(("/", ".", "~")):
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(model, "tokenizer.json")
-        if isinstance(cached, str):
-            candidates.append(Path(cached))
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text; of tokens that make up one character the last one has it."""
-    from tokenizers.decoders import DecodeStream
-
-    stream = DecodeStream(skip_special_tokens=False)
-    texts = [stream.step(tokenizer, int(token)) or "" for token in ids]
-    if texts and not texts[-1]:
-        # The sequence ends inside a character: show that there is something.
-        texts[-1] = "\N{REPLACEMENT CHARACTER}"
-    return texts

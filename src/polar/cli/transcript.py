@@ -17,7 +17,7 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from polar.cli.output import clock, table, visible
-from polar.cli.tokens import pieces
+from polar.engines.vocabulary import pieces
 from polar.models.chat import Message
 from polar.models.completion import Completion
 from polar.models.session import SessionResult

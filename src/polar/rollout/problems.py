@@ -30,7 +30,7 @@ _KINDS: tuple[tuple[type[PolarError], int, str], ...] = (
     (Unavailable, 503, "unavailable"),
 )
 
-_CODES = {401: "unauthorized", 404: "not_found", 413: "too_large"}
+_CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 413: "too_large"}
 
 
 def problem(status: int, code: str, error: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -49,6 +49,11 @@ def answer_problems(app: FastAPI) -> None:
 def as_problem(error: PolarError) -> Problem:
     """The same, where it is only a part of an answer."""
     return Problem(error=str(error), code=_kind(error)[1])
+
+
+def status_of(error: PolarError) -> int:
+    """The HTTP status that an error stands for."""
+    return _kind(error)[0]
 
 
 async def _polar_error(_request: Request, error: Exception) -> JSONResponse:

@@ -31,12 +31,15 @@ from polar.models.views import (
     TaskPage,
     TaskView,
 )
+from polar.rollout.access import PREFIX
+from polar.rollout.access_routes import add_access_routes, add_callback_routes
+from polar.rollout.gate import caller_of
+from polar.rollout.keys import Keys
 from polar.rollout.policy_routes import add_policy_node_routes, add_policy_routes
 from polar.rollout.problems import RESPONSES
 from polar.rollout.service import RolloutService
 from polar.store.store import Blob
 
-PREFIX = "/api/v1"
 MAX_WAIT_SECONDS = 60.0
 
 # Of zip archives too: client generators know no other name for bytes.
@@ -71,19 +74,21 @@ def open_routes(service: RolloutService) -> APIRouter:
 def user_routes(service: RolloutService) -> APIRouter:
     """Submitting tasks and reading what came of them."""
     store = service.store
-    router = _guarded("rollout")
+    router = guarded("rollout")
 
     @router.post("/tasks", status_code=201, responses={200: {"model": TaskView, "description": "Known"}})
-    async def submit_task(task: TaskSpec, response: Response) -> TaskView:
+    async def submit_task(task: TaskSpec, request: Request, response: Response) -> TaskView:
         """Submit a task. The same task again changes nothing; another one under its id is a conflict."""
+        caller_of(request).about = task.id
         view, is_new = await service.submit(task)
         if not is_new:
             response.status_code = 200
         return view
 
     @router.post("/tasks/batch", status_code=201)
-    async def submit_tasks(batch: TaskBatch) -> TaskBatchView:
+    async def submit_tasks(batch: TaskBatch, request: Request) -> TaskBatchView:
         """Submit several tasks: all of them or, if one is refused, none. Known ones change nothing."""
+        caller_of(request).about = f"{len(batch.tasks)} from {batch.tasks[0].id} to {batch.tasks[-1].id}"
         return await service.submit_all(batch.tasks)
 
     @router.get("/tasks")
@@ -164,12 +169,13 @@ def user_routes(service: RolloutService) -> APIRouter:
         return await service.marked(page, max_staleness)
 
     add_policy_routes(router, service.policy)
+    add_callback_routes(router, service)
     return router
 
 
 def node_routes(service: RolloutService) -> APIRouter:
     """Leasing sessions and delivering what came of them."""
-    router = _guarded("node")
+    router = guarded("node")
     add_policy_node_routes(router, service.policy)
 
     @router.post("/nodes/{node}/join")
@@ -216,7 +222,7 @@ def node_routes(service: RolloutService) -> APIRouter:
     )
     async def deliver(node: Id, request: Request) -> DeliveryOutcomes:
         """Deliver several leased sessions at once: `Deliveries` as one line of JSON, then their bytes."""
-        return await service.deliver(node, await request.body())
+        return await service.deliver(node, await request.body(), caller_of(request))
 
     @router.post("/sessions/{session_id}/release", status_code=204)
     async def release_session(session_id: str, body: Release) -> None:
@@ -226,7 +232,15 @@ def node_routes(service: RolloutService) -> APIRouter:
     return router
 
 
-def _guarded(tag: str) -> APIRouter:
+def admin_routes(service: RolloutService, keys: Keys) -> APIRouter:
+    """Who may do what, and who did."""
+    router = guarded("access")
+    add_access_routes(router, keys, service.store.tokens, service.store.audit)
+    return router
+
+
+def guarded(tag: str) -> APIRouter:
+    """A router whose routes need a token."""
     # The gate has checked the token; the dependency only tells the OpenAPI document that there is one.
     token = Depends(HTTPBearer(auto_error=False, scheme_name="token"))
     return APIRouter(prefix=PREFIX, responses=RESPONSES, tags=[tag], dependencies=[token])

@@ -13,9 +13,13 @@ import uvicorn
 
 from polar.config.settings import ServerSettings
 from polar.errors import PolarError
+from polar.models.access import Role
 from polar.rollout.app import create_app
+from polar.rollout.keys import Keys
 from polar.rollout.service import RolloutService
+from polar.rollout.tls import listening_options, refuse_plain_http
 from polar.store.store import Store
+from polar.telemetry.page import MetricsPage
 
 GRACE_SECONDS = 5
 """How long requests in flight may take to end when the server closes."""
@@ -27,21 +31,41 @@ MAX_HEAD_BYTES = 1 << 20
 class RolloutServer:
     """`async with RolloutServer(store, token, settings) as server:` serves while the body runs."""
 
-    def __init__(self, store: Store, token: str, settings: ServerSettings = ServerSettings()) -> None:
-        self._service = RolloutService(store, settings)
-        self._app = create_app(self._service, token)
+    def __init__(
+        self,
+        store: Store,
+        token: str,
+        settings: ServerSettings = ServerSettings(),
+        *,
+        callback_secret: str | None = None,
+    ) -> None:
+        self._service = RolloutService(store, settings, callback_secret)
+        self._keys = Keys(token, store.tokens, store.database)
+        self._app = create_app(self._service, self._keys)
         self._settings = settings
         self._parts = AsyncExitStack()
         self._port = settings.port
 
     @property
+    def page(self) -> MetricsPage:
+        """What it shows at `/metrics`; others of its process may add to it."""
+        return self._service.page
+
+    @property
     def url(self) -> str:
         """Where this machine reaches the server; the port is the real one once it listens."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)
-        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+        scheme = "https" if self._settings.tls else "http"
+        return f"{scheme}://[{host}]:{self._port}" if ":" in host else f"{scheme}://{host}:{self._port}"
+
+    def issue(self, name: str, role: Role) -> str:
+        """A token for a part of this process, which ends with it."""
+        return self._keys.issue(name, role)
 
     async def start(self) -> None:
-        """Listen; PolarError if the port is taken."""
+        """Listen; PolarError if the port is taken, or should not be listened on without TLS."""
+        refuse_plain_http(self._settings)
+        tls = listening_options(self._settings.tls)
         async with AsyncExitStack() as parts:
             listener = parts.enter_context(_listen(self._settings.host, self._settings.port))
             self._port = listener.getsockname()[1]
@@ -54,6 +78,7 @@ class RolloutServer:
                     access_log=False,
                     timeout_graceful_shutdown=GRACE_SECONDS,
                     h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                    **tls,
                 )
             )
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="rollout server")

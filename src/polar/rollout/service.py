@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from polar import __version__
 from polar.config.settings import ServerSettings
-from polar.errors import Conflict, PolarError
+from polar.errors import Conflict, InvalidInput, PolarError
+from polar.models.callback import CallbackView
 from polar.models.session import SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.views import (
@@ -31,13 +33,20 @@ from polar.models.views import (
     TaskView,
 )
 from polar.rollout.bell import Bell
+from polar.rollout.callbacks import Messenger, check_callback
 from polar.rollout.checks import check_components, concerning
+from polar.rollout.gate import Caller
+from polar.rollout.live import Live
+from polar.rollout.metrics import ServerMetrics
 from polar.rollout.parcels import unpacked
 from polar.rollout.policy import PolicyService, marked
-from polar.rollout.problems import as_problem
+from polar.rollout.problems import as_problem, status_of
+from polar.runtimes.allow_list import AllowList
 from polar.store.blobs import BlobName
+from polar.store.leases import CLOCK_SECONDS
 from polar.store.retention import Retention, Swept, sweep
 from polar.store.store import Store
+from polar.telemetry.page import MetricsPage
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +63,31 @@ Gone = Callable[[], Awaitable[bool]]
 class RolloutService:
     """The control plane without its HTTP; keeps nothing of a session in memory."""
 
-    def __init__(self, store: Store, settings: ServerSettings) -> None:
+    def __init__(self, store: Store, settings: ServerSettings, callback_secret: str | None = None) -> None:
         self.store = store
         self._settings = settings
         self._queued = Bell()
         self._ended = Bell()
         self.policy = PolicyService(store.policy)
+        self.page = MetricsPage()
+        self._metrics = ServerMetrics(store)
+        self.page.add(self._metrics.families)
+        self.live = Live(store)
+        self._callback_secret = callback_secret or settings.callbacks.secret
+        self._callback_hosts = AllowList.parse(settings.callbacks.allow)
         self._closing = False
+
+    @property
+    def runs_dir(self) -> Path | None:
+        """Where training runs that are shown write their numbers."""
+        return self._settings.runs_dir
 
     async def submit(self, task: TaskSpec) -> tuple[TaskView, bool]:
         """Store a task; False: the same one was there already."""
-        check_components(task)
+        self._check(task)
         view, is_new = await self.store.tasks.submit(task)
         if is_new:
+            self._metrics.submitted(1)
             self._queued.ring()
         return view, is_new
 
@@ -74,11 +95,16 @@ class RolloutService:
         """Store several tasks, all or none."""
         for task in tasks:
             with concerning(task.id):
-                check_components(task)
+                self._check(task)
         submitted = await self.store.tasks.submit_all(tasks)
+        self._metrics.submitted(sum(is_new for _, is_new in submitted))
         if any(is_new for _, is_new in submitted):
             self._queued.ring()
         return TaskBatchView(tasks=tuple(view for view, _ in submitted))
+
+    def _check(self, task: TaskSpec) -> None:
+        check_components(task, self._settings.tasks)
+        check_callback(task, self._callback_hosts)
 
     async def cancel_task(self, id: str) -> TaskView:
         view = await self.store.tasks.cancel(id)
@@ -129,6 +155,7 @@ class RolloutService:
                 seconds=self._settings.lease_seconds,
             )
             if leases:
+                self._metrics.leased(len(leases))
                 return Leases(leases=leases)
         return Leases(leases=())
 
@@ -146,17 +173,32 @@ class RolloutService:
         await self.store.artifacts.put(BlobName(session_id, fencing_token), chunks)
 
     async def post_result(self, session_id: str, post: ResultPost) -> None:
-        await self.store.complete(session_id, post.fencing_token, post.result, post.entered)
+        try:
+            is_new = await self.store.complete(session_id, post.fencing_token, post.result, post.entered)
+        except PolarError as error:
+            self._metrics.delivered(post.result, error)
+            raise
+        self._metrics.delivered(post.result, is_new)
         self._ended.ring()
 
-    async def deliver(self, node: str, body: bytes) -> DeliveryOutcomes:
+    async def deliver(self, node: str, body: bytes, caller: Caller) -> DeliveryOutcomes:
         """Store what a node delivers of several sessions; what is wrong with one harms no other."""
         packages = unpacked(body)
         outcomes = await self.store.deliver(packages)
+        for package, outcome in zip(packages, outcomes, strict=True):
+            self._metrics.delivered(package.delivered.result, outcome)
         self._ended.ring()
         refused = [outcome for outcome in outcomes if isinstance(outcome, PolarError)]
         if refused:
             log.warning("node %s: %d of %d deliveries refused", node, len(refused), len(packages))
+            ids = (package.delivered.session_id for package in packages)
+            await self.store.audit.append(
+                [
+                    caller.noted(status_of(outcome), str(outcome), about=session_id)
+                    for session_id, outcome in zip(ids, outcomes, strict=True)
+                    if isinstance(outcome, PolarError)
+                ]
+            )
         return DeliveryOutcomes(
             outcomes=tuple(
                 DeliveryOutcome(
@@ -169,6 +211,7 @@ class RolloutService:
 
     async def release(self, session_id: str, given_back: Release) -> None:
         token, failure = given_back.fencing_token, given_back.failure
+        self._metrics.given_back(failed=failure is not None)
         if failure is None:
             await self.store.leases.release(session_id, token)
         else:
@@ -182,11 +225,15 @@ class RolloutService:
 
     @asynccontextmanager
     async def housekeeping(self) -> AsyncIterator[None]:
-        """Take sessions back from silent nodes, and drop what was kept long enough, while the body runs."""
+        """While the body runs: take sessions back from silent nodes, drop what was kept long enough, and tell
+        others what has ended."""
+        messenger = self._messenger() if self._callback_hosts else None
         chores = {
             asyncio.create_task(self._expire_forever(), name="lease expiry"),
             asyncio.create_task(self._sweep_forever(), name="retention"),
         }
+        if messenger is not None:
+            chores.add(asyncio.create_task(messenger.run(), name="callbacks"))
         try:
             yield
         finally:
@@ -194,10 +241,24 @@ class RolloutService:
                 chore.cancel()
             await asyncio.wait(chores)
 
+    def _messenger(self) -> Messenger:
+        if self._callback_secret is None:
+            raise InvalidInput(
+                "server.callbacks.allow is set, and there is no secret to sign callbacks with",
+                hint="set server.callbacks.secret or POLAR_CALLBACK_SECRET",
+            )
+        return Messenger(self.store.callbacks, self._settings.callbacks, self._callback_secret, self._ended)
+
+    async def retry_callback(self, id: str) -> CallbackView:
+        view = await self.store.callbacks.retry(id)
+        self._ended.ring()
+        return view
+
     def stop_waiting(self) -> None:
         """Answer every waiting request now, and hold none back from now on."""
         self._closing = True
         self.policy.stop_waiting()
+        self.live.stop()
         self._queued.ring()
         self._ended.ring()
 
@@ -221,6 +282,7 @@ class RolloutService:
             recordings=_days(self._settings.keep_recordings_days),
             artifacts=_days(self._settings.keep_artifacts_days),
             events=_days(self._settings.keep_events_days),
+            audit=_days(self._settings.keep_audit_days),
             orphans=self._settings.keep_orphans_hours * 3600,
         )
         while True:
@@ -236,23 +298,32 @@ class RolloutService:
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _expire_forever(self) -> None:
+        lease_seconds = self._settings.lease_seconds
         # While the server was down no node could renew: give those that live one lease to do it.
-        await asyncio.sleep(self._settings.lease_seconds)
+        await asyncio.sleep(lease_seconds)
         while True:
             try:
-                expired = await self.store.leases.expire(max_attempts=self._settings.max_attempts)
+                behind = await self.store.database.set_clock()
+                if abs(behind) > CLOCK_SECONDS:
+                    log.warning("the database's clock was set by %.0f s", behind)
+                    # By the new time all leases may be over: again one for the nodes that live.
+                    await asyncio.sleep(lease_seconds)
+                expired = await self.store.leases.expire(
+                    max_attempts=self._settings.max_attempts, longest=lease_seconds
+                )
             except PolarError as error:
                 log.error("leases could not be checked, will try again: %s", error)
             except Exception:
                 log.exception("leases could not be checked, will try again")
             else:
+                self._metrics.expired(requeued=expired.requeued, ended=expired.ended)
                 if expired.requeued:
                     log.warning("%d sessions of silent nodes are queued again", expired.requeued)
                     self._queued.ring()
                 if expired.ended:
                     log.warning("%d sessions of silent nodes were ended", expired.ended)
                     self._ended.ring()
-            await asyncio.sleep(min(self._settings.lease_seconds / 3, 5.0))
+            await asyncio.sleep(min(lease_seconds / 3, 5.0))
 
 
 def _days(days: float | None) -> float | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, func, insert, select
 
 from polar.models.session import SessionEvent, SessionStatus
 from polar.models.views import EventPage
@@ -28,9 +28,12 @@ class Entry:
     detail: str | None = None
 
 
+_COLUMNS = tuple(field.name for field in fields(Entry))
+
+
 def record(connection: Connection, entries: Iterable[Entry]) -> None:
     """Store events in the caller's transaction, so that they tell exactly what it did."""
-    rows = [asdict(entry) for entry in entries]
+    rows = [{name: getattr(entry, name) for name in _COLUMNS} for entry in entries]
     if rows:
         announce(connection, Feed.EVENTS)
         connection.execute(insert(events), rows)
@@ -45,6 +48,22 @@ class Events:
     async def of(self, session_id: str) -> tuple[SessionEvent, ...]:
         query = select(events).where(events.c.session_id == session_id).order_by(events.c.seq)
         return await self._database.read(lambda connection: tuple(map(_event, connection.execute(query))))
+
+    async def latest(self, limit: int) -> tuple[SessionEvent, ...]:
+        """The newest ones, newest first."""
+        query = select(events).order_by(events.c.seq.desc()).limit(limit)
+        return await self._database.read(lambda connection: tuple(map(_event, connection.execute(query))))
+
+    async def newest(self) -> int:
+        """The cursor after which only what is still to come is found."""
+
+        def look(connection: Connection) -> int:
+            end = horizon(connection, Feed.EVENTS)
+            if end is not None:
+                return end
+            return connection.execute(select(func.max(events.c.seq))).scalar_one() or 0
+
+        return await self._database.read(look)
 
     async def after(self, cursor: int, *, limit: int = 100) -> EventPage:
         query = select(events).where(events.c.seq > cursor).order_by(events.c.seq).limit(limit)

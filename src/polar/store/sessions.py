@@ -62,8 +62,10 @@ def end(connection: Connection, endings: Sequence[Ending], now: float) -> None:
                 "session_id": ending.result.session_id,
                 "task_id": ending.result.task_id,
                 "fencing_token": ending.fencing_token,
-                "reward": ending.result.reward if ending.result.status is SessionStatus.COMPLETED else None,
+                "reward": _credited(ending.result),
                 "usable": ending.result.is_usable,
+                "sampled_tokens": ending.result.stats.sampled_tokens,
+                "trainable_tokens": ending.result.stats.trainable_tokens,
                 "result": ending.result.model_dump_json(),
                 "created_at": now,
             }
@@ -77,6 +79,7 @@ def end(connection: Connection, endings: Sequence[Ending], now: float) -> None:
                 "session": ending.result.session_id,
                 "status": ending.result.status.value,
                 "progress": _final_progress(ending.result).model_dump_json(),
+                "reward": _credited(ending.result),
                 "lease_expires_at": None,
                 "updated_at": now,
             }
@@ -97,6 +100,10 @@ def end(connection: Connection, endings: Sequence[Ending], now: float) -> None:
             for ending in endings
         ],
     )
+
+
+def _credited(result: SessionResult) -> float | None:
+    return result.reward if result.status is SessionStatus.COMPLETED else None
 
 
 def _final_progress(result: SessionResult) -> Progress:

@@ -11,15 +11,20 @@ from pathlib import Path
 
 from polar.errors import NotFound, PolarError
 from polar.models.session import SessionResult, StageEntry
+from polar.store.audit import Audit
 from polar.store.blobs import ARTIFACTS, RECORDINGS, BlobName, Blobs, open_blobs
+from polar.store.callbacks import Callbacks
 from polar.store.database import Database
 from polar.store.delivery import Delivered
 from polar.store.events import Events
 from polar.store.leases import Leases
+from polar.store.listing import Listing
+from polar.store.overview import Overviews
 from polar.store.policy import Policies
 from polar.store.results import Results
 from polar.store.sessions import Sessions
 from polar.store.tasks import Tasks
+from polar.store.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,11 @@ class Store:
         self.results = Results(database)
         self.events = Events(database)
         self.policy = Policies(database)
+        self.tokens = Tokens(database)
+        self.audit = Audit(database)
+        self.callbacks = Callbacks(database)
+        self.listing = Listing(database)
+        self.overviews = Overviews(database)
         self.recordings = recordings
         self.artifacts = artifacts
 
@@ -77,6 +87,9 @@ class Store:
         """The store in this directory, or partly at URLs; made if it is not there, migrated if it is old."""
         try:
             data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if database_url is None:
+                # Not for others to read; what SQLite puts beside it has the same mode.
+                (data_dir / "polar.db").touch(mode=0o600)
         except OSError as error:
             raise PolarError(f"the data directory {data_dir} cannot be made: {error.strerror}") from None
         recordings, artifacts = (open_blobs(kind, data_dir, blobs_url) for kind in (RECORDINGS, ARTIFACTS))

@@ -45,6 +45,10 @@ tasks = Table(
     Column("runtime", String(64), nullable=False),
     # Copied from the task, so that a result need not read the whole of it.
     Column("early_stop", Integer),
+    # Copied from the task, so that a list need not read the whole of it.
+    Column("harness", String(64)),
+    # Copied from the task: where to tell of its end, if anywhere.
+    Column("callback", Text),
     Column("created_at", Double, nullable=False),
     Column("cancelled_at", Double),
     sqlite_autoincrement=True,
@@ -69,6 +73,8 @@ sessions = Table(
     # Set exactly while a node holds the session.
     Column("lease_expires_at", Double),
     Column("progress", Text, nullable=False),
+    # Copied from the result of a completed session, so that a list can be filtered by it.
+    Column("reward", Double),
     Column("cancel_requested", Boolean, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
@@ -113,12 +119,23 @@ results = Table(
     # Only of completed sessions, so that a task's mean is one aggregate.
     Column("reward", Double),
     Column("usable", Boolean, nullable=False, server_default=false()),
+    Column("sampled_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("trainable_tokens", BigInteger, nullable=False, server_default="0"),
     Column("result", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     sqlite_autoincrement=True,
 )
 
 Index("ix_results_task_id_seq", results.c.task_id, results.c.seq)
+# Holds all that the overview sums up, so that an hour's results are counted without reading them.
+Index(
+    "ix_results_created_at",
+    results.c.created_at,
+    results.c.usable,
+    results.c.sampled_tokens,
+    results.c.trainable_tokens,
+    results.c.reward,
+)
 
 events = Table(
     "events",
@@ -159,4 +176,78 @@ policy_nodes = Table(
     Column("version", Integer, nullable=False),
     Column("error", Text),
     Column("seen_at", Double, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("seq", Sequence, primary_key=True),
+    # The part of a token that may be shown.
+    Column("id", String(16), nullable=False, unique=True),
+    # While one is rotated, two tokens share it.
+    Column("name", String(128), nullable=False),
+    Column("role", String(16), nullable=False),
+    # SHA-256 of the whole token: 256 random bits need no salt and no slow hash.
+    Column("digest", String(64), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+    sqlite_autoincrement=True,
+)
+
+Index("ix_tokens_name", tokens.c.name)
+
+# Rows are only ever added, and let go when they are old.
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", Sequence, primary_key=True),
+    Column("at", Double, nullable=False),
+    # The token's name; None: the caller brought none that is known.
+    Column("actor", String(128)),
+    Column("role", String(16)),
+    Column("address", String(64)),
+    Column("action", String(64), nullable=False),
+    Column("object", String(256)),
+    Column("status", Integer, nullable=False),
+    Column("detail", Text),
+    sqlite_autoincrement=True,
+)
+
+Index("ix_audit_at", audit.c.at)
+
+callbacks = Table(
+    "callbacks",
+    metadata,
+    Column("seq", Sequence, primary_key=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("task_id", String(128), ForeignKey("tasks.id"), nullable=False),
+    Column("session_id", String(128)),
+    Column("event", String(32), nullable=False),
+    Column("url", Text, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    # When it may be tried; a server that tries it moves this on, so that no other does meanwhile.
+    Column("due_at", Double, nullable=False),
+    Column("error", Text),
+    Column("created_at", Double, nullable=False),
+    Column("ended_at", Double),
+    sqlite_autoincrement=True,
+)
+
+Index(
+    "ix_callbacks_due",
+    callbacks.c.due_at,
+    sqlite_where=text("status = 'waiting'"),
+    postgresql_where=text("status = 'waiting'"),
+)
+Index("ix_callbacks_status_seq", callbacks.c.status, callbacks.c.seq)
+Index("ix_callbacks_task_id", callbacks.c.task_id)
+
+callback_cursor = Table(
+    "callback_cursor",
+    metadata,
+    # One row, made with the table: up to where the feed of results has been looked through.
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("results_seq", BigInteger, nullable=False),
 )

@@ -59,7 +59,7 @@ class Tasks:
         """Tasks in the order in which they were submitted."""
         query = select(tasks).where(tasks.c.seq > page_start(after)).order_by(tasks.c.seq).limit(limit + 1)
         if status is not None:
-            query = query.where(_has_status(status))
+            query = query.where(has_status(status))
 
         def look(connection: Connection) -> TaskPage:
             rows = connection.execute(query).all()
@@ -122,6 +122,8 @@ def _insert(connection: Connection, new: Sequence[tuple[TaskSpec, str]], now: fl
                 "spec": spec.model_dump_json(),
                 "spec_digest": its_digest,
                 "early_stop": spec.early_stop,
+                "callback": None if spec.callback is None else spec.callback.model_dump_json(),
+                "harness": spec.harness.name,
                 **_queue(spec, now),
             }
             for spec, its_digest in new
@@ -189,7 +191,7 @@ def _views(connection: Connection, rows: Sequence[Row[Any]]) -> list[TaskView]:
     return [
         TaskView(
             spec=TaskSpec.model_validate_json(row.spec),
-            status=_status(counts[row.id], row.cancelled_at is not None),
+            status=status_of(counts[row.id], row.cancelled_at is not None),
             created_at=row.created_at,
             sessions=counts[row.id],
             mean_reward=rewards.get(row.id),
@@ -198,7 +200,8 @@ def _views(connection: Connection, rows: Sequence[Row[Any]]) -> list[TaskView]:
     ]
 
 
-def _status(counts: dict[SessionStatus, int], was_cancelled: bool) -> TaskStatus:
+def status_of(counts: dict[SessionStatus, int], was_cancelled: bool) -> TaskStatus:
+    """What a task's sessions make it."""
     if counts.keys() <= {SessionStatus.QUEUED}:
         return TaskStatus.QUEUED
     if not all(status.ended for status in counts):
@@ -208,8 +211,8 @@ def _status(counts: dict[SessionStatus, int], was_cancelled: bool) -> TaskStatus
     return TaskStatus.FINISHED
 
 
-def _has_status(status: TaskStatus) -> ColumnElement[bool]:
-    """`_status` as a condition on rows of `tasks`."""
+def has_status(status: TaskStatus) -> ColumnElement[bool]:
+    """`status_of` as a condition on rows of `tasks`."""
 
     def some(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
         return exists().where(sessions.c.task_id == tasks.c.id, *conditions)

@@ -11,8 +11,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from polar.cli.main import app
-from polar.cli.tokens import find_tokenizer, pieces
+from polar.cli.tokens import find_tokenizer
 from polar.cli.transcript import Colour, page, trained_masks
+from polar.engines.vocabulary import pieces
 from polar.errors import InvalidInput
 from polar.trajectory.recording import Recording
 from tests.fakes.recordings import CALL, encoded, recording, tokenizer

@@ -1,0 +1,50 @@
+// A row of filters whose values live in the address, so that a list can be sent to somebody else.
+
+import { h } from "./dom.js";
+
+const TYPING = 250;
+
+/** `fields` are `{ name, label, options }`; without options a field is searched as it is typed into. */
+export function filterRow(fields, query, changed) {
+  const values = Object.fromEntries(fields.map(({ name }) => [name, query.get(name) ?? ""]));
+  let waiting = null;
+  const set = (name, value, delay) => {
+    values[name] = value.trim();
+    clearTimeout(waiting);
+    waiting = setTimeout(() => changed({ ...values }), delay);
+  };
+  const field = ({ name, label, options }) => {
+    if (!options) {
+      const oninput = (event) => set(name, event.target.value, TYPING);
+      const input = h("input", { type: "search", name, value: values[name], oninput, maxlength: 128 });
+      return h("label", { class: "grows" }, label, input);
+    }
+    const choices = [["", "any"], ...options.map((option) => [option, option])];
+    if (values[name] && !options.includes(values[name])) choices.push([values[name], values[name]]);
+    const onchange = (event) => set(name, event.target.value, 0);
+    const select = h(
+      "select",
+      { name, onchange },
+      choices.map(([value, text]) => h("option", { value }, text)),
+    );
+    select.value = values[name];
+    return h("label", null, label, select);
+  };
+  const form = h(
+    "form",
+    { class: "filters", role: "search", onsubmit: (e) => e.preventDefault() },
+    fields.map(field),
+  );
+  return { form, values };
+}
+
+/** Links to the page after this one and back to the first. */
+export function pager(older, before, go) {
+  const button = (label, value) => h("button", { type: "button", onclick: () => go(value) }, label);
+  return h(
+    "div",
+    { class: "pager" },
+    before ? button("← Newest", null) : h("span"),
+    older ? button("Older →", older) : h("span"),
+  );
+}

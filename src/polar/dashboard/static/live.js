@@ -1,0 +1,78 @@
+// What happens now: one stream of server-sent events for the whole tab, read with the token in a header.
+
+import { Problem, request } from "./api.js";
+
+const LONGEST_WAIT = 10_000;
+
+export class Live extends EventTarget {
+  #aborting = null;
+
+  /** Listen until `signal` is aborted: kinds are `overview`, `changes` and `state`. */
+  on(kind, listener, signal) {
+    this.addEventListener(kind, (event) => listener(event.detail), { signal });
+  }
+
+  async start() {
+    this.stop();
+    const aborting = (this.#aborting = new AbortController());
+    let wait = 500;
+    while (!aborting.signal.aborted) {
+      try {
+        const answer = await request("/dashboard/live", { signal: aborting.signal });
+        this.#tell("state", "live");
+        wait = 500;
+        await this.#read(answer.body.getReader());
+      } catch (error) {
+        if (aborting.signal.aborted || (error instanceof Problem && error.status < 500)) return;
+      }
+      this.#tell("state", "reconnecting");
+      await new Promise((resolve) => setTimeout(resolve, wait));
+      wait = Math.min(wait * 2, LONGEST_WAIT);
+    }
+  }
+
+  stop() {
+    this.#aborting?.abort();
+  }
+
+  async #read(reader) {
+    const decoder = new TextDecoder();
+    let text = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      text += decoder.decode(value, { stream: true });
+      const frames = text.split("\n\n");
+      text = frames.pop();
+      frames.forEach((frame) => this.#frame(frame));
+    }
+  }
+
+  #frame(frame) {
+    const fields = Object.fromEntries(
+      frame.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]),
+    );
+    if (fields.event) this.#tell(fields.event, JSON.parse(fields.data));
+  }
+
+  #tell(kind, detail) {
+    this.dispatchEvent(new CustomEvent(kind, { detail }));
+  }
+}
+
+/** Call at once, then at most once in `milliseconds`, the last call never lost; quiet after `signal`. */
+export function throttled(action, milliseconds, signal) {
+  let waiting = null;
+  let last = 0;
+  return () => {
+    if (waiting !== null || signal.aborted) return;
+    waiting = setTimeout(
+      () => {
+        waiting = null;
+        last = Date.now();
+        if (!signal.aborted) action();
+      },
+      Math.max(last + milliseconds - Date.now(), 0),
+    );
+  };
+}

@@ -1,0 +1,133 @@
+// The fleet at a glance: pools, throughput, nodes, and what changed last.
+
+import { policyActions } from "../actions.js";
+import { get, part } from "../api.js";
+import { bars } from "../charts.js";
+import { fill, h, state, table } from "../dom.js";
+import { clock, compact, count, number, percent, seconds } from "../format.js";
+
+const STAGES = ["queued", "init", "ready", "running", "postrun"];
+const RATE_MINUTES = 5;
+
+export async function show(context) {
+  const { root, live, signal } = context;
+  const draw = (overview) => fill(root, ...sections(context, overview));
+  draw(await get("/dashboard/overview", {}, signal));
+  live.on("overview", draw, signal);
+}
+
+function changes(events) {
+  if (!events.length) return h("p", { class: "card empty" }, "Nothing has happened yet.");
+  return h("div", { class: "card" }, h("ol", { class: "events" }, events.map(line)));
+}
+
+function line(event) {
+  return h(
+    "li",
+    null,
+    h("time", null, clock(event.at)),
+    state(event.status),
+    h("a", { href: `/sessions/${part(event.session_id)}` }, event.session_id),
+  );
+}
+
+function sections(context, overview) {
+  return [
+    h(
+      "div",
+      { class: "head" },
+      h("h1", null, "Overview"),
+      h("span", { class: "soft" }, policyText(overview.policy)),
+      h("div", { class: "actions" }, policyActions(context, overview.policy)),
+    ),
+    h("section", { "aria-label": "Pools" }, pipeline(overview.sessions)),
+    h("section", { "aria-label": "Throughput" }, figures(overview)),
+    h("section", null, h("h2", null, "Nodes"), nodes(overview)),
+    h("section", null, h("h2", null, "Latest changes"), changes(overview.changes)),
+  ];
+}
+
+function policyText(policy) {
+  const version = `policy version ${policy.version}`;
+  if (!policy.is_paused) return version;
+  return `${version}, paused by ${policy.holder} for at most ${seconds(policy.seconds_left ?? 0)} more`;
+}
+
+function pipeline(sessions) {
+  const ended = ["completed", "failed", "cancelled"].reduce((sum, name) => sum + (sessions[name] ?? 0), 0);
+  const step = (name, value, href) =>
+    h(
+      "a",
+      { href, class: value ? null : "zero", "data-stage": name },
+      h("span", { class: "name" }, name),
+      h("span", { class: "count" }, compact(value)),
+    );
+  return h(
+    "div",
+    { class: "card pipeline" },
+    STAGES.map((name) => step(name, sessions[name] ?? 0, `/sessions?status=${name}`)),
+    step("ended", ended, "/sessions"),
+  );
+}
+
+function figures({ at, minutes }) {
+  const sum = (name, list = minutes) => list.reduce((total, minute) => total + minute[name], 0);
+  const latest = minutes.slice(-RATE_MINUTES);
+  // The last minute is not over yet.
+  const passed = RATE_MINUTES - 1 + Math.min((at - minutes.at(-1).at) / 60, 1);
+  const scored = minutes.filter((minute) => minute.mean_reward !== null);
+  const mean = scored.length ? scored[scored.length - 1].mean_reward : null;
+  const ended = sum("ended");
+  const series = (name) => minutes.map((minute) => minute[name] ?? 0);
+  return h(
+    "div",
+    { class: "figures" },
+    figure("sessions", number(sum("ended", latest) / passed, 1), "a minute", series("ended")),
+    figure(
+      "tokens sampled",
+      compact(sum("sampled_tokens", latest) / passed),
+      "a minute",
+      series("sampled_tokens"),
+    ),
+    figure("acceptance", percent(sum("usable"), ended), `of ${count(ended)} in an hour`, series("usable")),
+    figure("mean reward", number(mean, 2), "latest minute", series("mean_reward")),
+  );
+}
+
+function figure(name, value, unit, series) {
+  return h(
+    "div",
+    { class: "card figure", "data-figure": name },
+    h("span", { class: "name" }, name),
+    h("span", { class: "value" }, value, " ", h("small", null, unit)),
+    bars(series, `${name}, each minute of the last hour`),
+  );
+}
+
+function nodes({ nodes: list, policy }) {
+  if (!list.length) return h("p", { class: "card empty" }, "No node has joined. `polar node` starts one.");
+  const columns = [
+    { name: "Node", id: true },
+    { name: "State" },
+    { name: "Engine" },
+    { name: "Policy", number: true },
+    ...STAGES.slice(1).map((name) => ({ name, number: true, wide: true })),
+  ];
+  return table(
+    "Nodes",
+    columns,
+    list.map((node) => [
+      h("a", { href: `/sessions?node=${part(node.name)}` }, node.name),
+      node.is_alive
+        ? state("alive")
+        : h("span", { class: "state silent" }, `silent ${seconds(node.seconds_silent)}`),
+      node.error
+        ? h("span", { class: "bad" }, node.error)
+        : node.version === policy.version
+          ? "in step"
+          : "loading",
+      node.version,
+      ...STAGES.slice(1).map((name) => node.sessions[name] ?? 0),
+    ]),
+  );
+}

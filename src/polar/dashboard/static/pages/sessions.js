@@ -1,0 +1,76 @@
+// All sessions, the newest first: searched, filtered and paged by the server.
+
+import { get, part } from "../api.js";
+import { fill, h, state, table } from "../dom.js";
+import { filterRow, pager } from "../filters.js";
+import { ago, count, moment, number } from "../format.js";
+import { throttled } from "../live.js";
+
+const STATUSES = ["queued", "init", "ready", "running", "postrun", "completed", "failed", "cancelled"];
+const FIELDS = [
+  { name: "text", label: "Search by id" },
+  { name: "status", label: "Status", options: STATUSES },
+  { name: "reward", label: "Reward", options: ["positive", "zero", "none"] },
+  { name: "node", label: "Node", options: [] },
+];
+
+export async function show({ root, query, router, live, signal, failed }) {
+  const { nodes } = await get("/dashboard/overview", {}, signal);
+  const fields = FIELDS.map((f) =>
+    f.name === "node" ? { ...f, options: nodes.map((node) => node.name) } : f,
+  );
+  const list = h("div", { "aria-live": "off" });
+  let before = query.get("before");
+  const task_id = query.get("task_id");
+
+  const load = async () => {
+    const asked = { ...values, task_id, before };
+    const page = await get("/dashboard/sessions", asked, signal);
+    fill(list, rows(page.sessions), pager(page.older, before, turn));
+  };
+  const refresh = () => load().catch(failed);
+  const turn = (place) => {
+    before = place;
+    router.note({ ...values, task_id, before });
+    refresh();
+  };
+  const { form, values } = filterRow(fields, query, (changed) => {
+    Object.assign(values, changed);
+    turn(null);
+  });
+  await load();
+  live.on("changes", throttled(refresh, 1000, signal), signal);
+  fill(root, h("div", { class: "head" }, h("h1", null, "Sessions"), task_id && ofTask(task_id)), form, list);
+}
+
+function ofTask(id) {
+  return h("span", { class: "soft" }, "of ", h("a", { href: `/tasks/${part(id)}` }, id));
+}
+
+function rows(sessions) {
+  if (!sessions.length) return h("p", { class: "card empty" }, "No session matches.");
+  const columns = [
+    { name: "Session", id: true },
+    { name: "Status" },
+    { name: "Reward", number: true },
+    { name: "Calls", number: true, wide: true },
+    { name: "Tokens", number: true, wide: true },
+    { name: "Attempt", number: true, wide: true },
+    { name: "Node", wide: true },
+    { name: "Changed", number: true, wide: true },
+  ];
+  return table(
+    "Sessions",
+    columns,
+    sessions.map((session) => [
+      h("a", { href: `/sessions/${part(session.id)}`, "data-line": "link" }, session.id),
+      state(session.status),
+      number(session.reward),
+      count(session.completions),
+      count(session.sampled_tokens),
+      session.attempt,
+      session.node ?? "–",
+      h("time", { title: moment(session.updated_at) }, ago(session.updated_at)),
+    ]),
+  );
+}

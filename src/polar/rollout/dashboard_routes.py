@@ -1,0 +1,171 @@
+"""The REST API of the dashboard: everything in it is read, and made to the measure of a page."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+
+from polar.dashboard.groups import group
+from polar.dashboard.reading import Reader
+from polar.dashboard.runs import curves, runs
+from polar.errors import NotFound, PolarError
+from polar.models.dashboard import (
+    ArtifactList,
+    ArtifactText,
+    CompletionDetail,
+    Group,
+    Me,
+    Outline,
+    Overview,
+    RunCurves,
+    RunList,
+    SessionDetail,
+    SessionRows,
+    TaskRows,
+    TokenSlice,
+)
+from polar.models.session import SessionStatus
+from polar.models.task import TaskStatus
+from polar.models.views import SessionView
+from polar.rollout.gate import caller_of
+from polar.rollout.live import Live
+from polar.rollout.routes import guarded
+from polar.store.listing import Reward, SessionFilter
+from polar.store.store import Store
+
+Limit = Annotated[int, Query(ge=1, le=200)]
+Before = Annotated[str | None, Query(description="The `older` of the page before.")]
+Text = Annotated[str | None, Query(max_length=128, description="A part of the id.")]
+Place = Annotated[int, Query(ge=0, lt=2**31)]
+Count = Annotated[int, Query(ge=1, le=10_000)]
+
+
+def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> APIRouter:
+    """What the pages ask for."""
+    router = guarded("dashboard")
+    reader = Reader(store)
+
+    @router.get("/dashboard/me")
+    async def get_me(request: Request) -> Me:
+        """Who asks, so that a page offers only what its reader may do."""
+        holder = caller_of(request).holder
+        assert holder is not None
+        return Me(name=holder.name, role=holder.role)
+
+    @router.get("/dashboard/overview")
+    async def get_overview() -> Overview:
+        """Sessions by status, nodes, the policy, and what ended in the last hour; at most a second old."""
+        return await live.overview()
+
+    @router.get("/dashboard/live", response_class=StreamingResponse)
+    async def watch(request: Request) -> StreamingResponse:
+        """Server-sent events: `changes` holds an `EventPage`, `overview` an `Overview`."""
+        frames = live.stream(request.is_disconnected)
+        return StreamingResponse(
+            frames, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+    @router.get("/dashboard/sessions")
+    async def list_session_rows(
+        status: SessionStatus | None = None,
+        task_id: str | None = None,
+        node: str | None = None,
+        reward: Reward | None = None,
+        text: Text = None,
+        limit: Limit = 50,
+        before: Before = None,
+    ) -> SessionRows:
+        """Sessions, the newest first."""
+        wanted = SessionFilter(status, task_id, node, reward, text)
+        return await store.listing.sessions(wanted, limit=limit, before=before)
+
+    @router.get("/dashboard/tasks")
+    async def list_task_rows(
+        status: TaskStatus | None = None,
+        harness: str | None = None,
+        text: Text = None,
+        limit: Limit = 50,
+        before: Before = None,
+    ) -> TaskRows:
+        """Tasks, the newest first, with the rewards of their samples."""
+        return await store.listing.tasks(
+            status=status, harness=harness, text=text, limit=limit, before=before
+        )
+
+    @router.get("/dashboard/tasks/{task_id}")
+    async def get_group(task_id: str) -> Group:
+        """A task with all its samples, their rewards and advantages."""
+        return group(await store.tasks.get(task_id), await store.listing.group(task_id))
+
+    @router.get("/dashboard/sessions/{session_id}")
+    async def get_session_detail(session_id: str) -> SessionDetail:
+        """A session with its timeline and, once it has ended, the outline of its recording."""
+        session = await store.sessions.get(session_id)
+        task, siblings, events = await asyncio.gather(
+            store.tasks.get(session.task_id),
+            store.listing.group(session.task_id),
+            store.events.of(session_id),
+        )
+        outline, unreadable = await _outline(reader, session)
+        return SessionDetail(
+            session=session,
+            instruction=task.spec.instruction,
+            harness=task.spec.harness.name,
+            evaluator=task.spec.evaluator.name,
+            group=siblings,
+            events=events,
+            outline=outline,
+            unreadable=unreadable,
+        )
+
+    @router.get("/dashboard/sessions/{session_id}/completions/{index}")
+    async def get_completion(session_id: str, index: int) -> CompletionDetail:
+        """One model call: the request as the harness made it, and the answer."""
+        return (await reader.recording(session_id)).completion(index)
+
+    @router.get("/dashboard/sessions/{session_id}/tokens")
+    async def get_tokens(
+        session_id: str, segment: Place, start: Place = 0, count: Count = 2_000
+    ) -> TokenSlice:
+        """Tokens of one segment of the recording."""
+        return await reader.tokens(session_id, segment, start, count)
+
+    @router.get("/dashboard/sessions/{session_id}/artifacts")
+    async def list_artifacts(session_id: str) -> ArtifactList:
+        """What was kept of a session's files and logs."""
+        return await reader.artifacts(session_id)
+
+    @router.get("/dashboard/sessions/{session_id}/artifact")
+    async def get_artifact(session_id: str, name: str) -> ArtifactText:
+        """The beginning of one kept file."""
+        return await reader.artifact(session_id, name)
+
+    @router.get("/dashboard/runs")
+    async def list_runs() -> RunList:
+        """Training runs that write their numbers below `server.runs_dir`, the liveliest first."""
+        if runs_dir is None:
+            return RunList(runs=(), is_configured=False)
+        return RunList(runs=await asyncio.to_thread(runs, runs_dir), is_configured=True)
+
+    @router.get("/dashboard/runs/{name:path}")
+    async def get_run(name: str) -> RunCurves:
+        """The numbers of one training run."""
+        if runs_dir is None:
+            raise NotFound("server.runs_dir is not set: there are no training runs to show")
+        return await asyncio.to_thread(curves, runs_dir, name)
+
+    return router
+
+
+async def _outline(reader: Reader, session: SessionView) -> tuple[Outline | None, str | None]:
+    """The outline of a session's recording, or why a page must do without."""
+    if session.result is None or not session.result.has_recording:
+        return None, None
+    try:
+        return (await reader.recording(session.id)).outline, None
+    except PolarError as error:
+        return None, str(error)

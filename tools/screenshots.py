@@ -1,0 +1,56 @@
+"""Writes the screenshots of docs/dashboard.md from a real small run.
+
+PYTHONPATH=. .venv/bin/python tools/screenshots.py   (needs Chromium: apt-get install chromium)
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from tests.dashboards import fleet
+
+OUT = Path(__file__).parents[1] / "docs" / "images"
+WIDE, NARROW = (1280, 860), (390, 844)
+SHOTS = (
+    ("overview", "/", "[data-stage=ended]", "light", WIDE),
+    ("group", "/tasks/repair-app", "tbody tr", "light", WIDE),
+    ("conversation", "/sessions/repair-app.0?view=conversation&call=1", ".message", "light", WIDE),
+    ("tokens", "/sessions/repair-app.0?view=tokens&colour=logprob", ".tokens span", "dark", WIDE),
+    ("compare", "/compare?a=repair-app.0&b=repair-app.1", ".pair .call", "light", WIDE),
+    ("training", "/runs/grpo-small", ".chart .line", "dark", WIDE),
+    ("narrow", "/sessions", "tbody tr", "light", NARROW),
+)
+"""Name, address, what is there once its data is, theme, size."""
+
+
+def main() -> None:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        sys.exit("there is no Chromium; on Debian: apt-get install chromium")
+    OUT.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as data_dir,
+        fleet(Path(data_dir)) as run,
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for name, address, part, theme, (width, height) in SHOTS:
+            size = {"width": width, "height": height}
+            page = browser.new_page(viewport=size, color_scheme="dark" if theme == "dark" else "light")
+            page.goto(f"{run.url}/#token={run.reader}")
+            page.wait_for_selector("main h1")
+            page.goto(run.url + address)
+            page.wait_for_selector(part)
+            page.wait_for_load_state("load")
+            page.screenshot(path=OUT / f"dashboard-{name}.png", full_page=True)
+            page.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
