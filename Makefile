@@ -14,7 +14,7 @@ help: ## show this list
 quickstart: environment-run ## watch an unmodified agent solve small tasks against a small model
 	@$(BIN)/polar quickstart $(ARGS)
 
-test: environment-dev ## run every test (about five minutes on two cores)
+test: environment-dev ## run every test (ten to fifteen minutes on two cores)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-vllm: environment-dev ## run against a real vLLM on the CPU (needs 4 GB of disk, 5 minutes the first time)
@@ -36,7 +36,7 @@ test-bridges: environment-dev ## compare bridges with the types of verl, SkyRL a
 	@$(BIN)/python -m pytest suites/bridges $(ARGS)
 
 docs: environment-dev ## the documentation site into site/; a warning or a broken link is an error
-	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --quiet $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build $(ARGS)
 
 lint: environment-dev ## ruff, lint and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -1,0 +1,141 @@
+"""What pages quote and show is so: messages are in the code, code blocks run, reference covers everything."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from mkdocs.structure.files import Files
+
+import polar
+from polar.cli.main import COMMANDS
+from polar.config.settings import Settings
+from polar.evaluators.base import EvaluationContext
+from polar.models.session import TrajectoryStats
+from polar.models.task import TaskSpec
+from polar.rollout.access import RULES
+from polar.runtimes.base import SandboxSpec
+from polar.runtimes.process import ProcessRuntime
+from tests.fakes.harness_context import harness_context
+from tools.documentation import cli_reference, hooks, python_reference, rest_reference, settings_reference
+
+SOURCE = Path(polar.__file__).parent
+DOCS = SOURCE.parents[1] / "docs"
+
+
+def messages() -> set[str]:
+    """Every text in the code; what a text leaves open is `…`."""
+    found = set()
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                found.add("".join(map(str, parts)))
+    return found
+
+
+def quoted() -> list[str]:
+    """The messages in the headings of the page about them."""
+    headings = re.findall(r"^### (.*`.*)$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    return [message for heading in headings for message in re.findall(r"`([^`]*)`", heading)]
+
+
+def test_troubleshooting_quotes_messages_that_exist() -> None:
+    known = messages()
+    assert len(quoted()) > 20
+    assert not [quote for quote in quoted() if not any(quote.removesuffix("…") in text for text in known)]
+
+
+def python_block(page: str, number: int = 0) -> dict[str, Any]:
+    """What a page's code defines."""
+    text = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)[number]
+    names: dict[str, Any] = {}
+    exec(text, names)
+    return names
+
+
+async def test_the_harness_of_the_guide_is_one() -> None:
+    harness_class = python_block("guides/harness.md")["MyAgent"]
+    harness = harness_class(harness_class.Options(max_turns=3))
+    context = harness_context({})
+    assert (await harness.install()).version
+    command = harness.command(context)
+    assert command.argv[-1] == "3"
+    assert command.stdin == context.instruction.encode()
+    assert all(isinstance(path, PurePosixPath) for path in harness.files(context))
+
+
+@pytest.mark.parametrize(("written", "reward"), [("a\nb\n", 1.0), ("a\n", 0.2), (None, 0.0)])
+async def test_the_evaluator_of_the_guide_scores(tmp_path: Path, written: str | None, reward: float) -> None:
+    evaluator_class = python_block("guides/tasks.md")["LineCount"]
+    evaluator = evaluator_class(evaluator_class.Options(path="out.txt", lines=2))
+    runtime = ProcessRuntime(ProcessRuntime.Options())
+    sandbox = await runtime.start(SandboxSpec("guide", tmp_path / "sandbox", "127.0.0.1", 1))
+    try:
+        if written is not None:
+            await sandbox.upload(sandbox.workspace / "out.txt", written.encode())
+        task = TaskSpec(id="guide", instruction="x", harness="shell", evaluator="command")
+        context = EvaluationContext(task=task, sandbox=sandbox, stats=TrajectoryStats(), timeout=30)
+        assert (await evaluator.evaluate(context)).reward == reward
+    finally:
+        await sandbox.stop()
+
+
+def linked(markdown: str, page: str = "tasks.md") -> str:
+    place = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    return hooks.on_page_markdown(markdown, place, None, Files([]))
+
+
+def test_links_out_of_the_pages_become_text_and_broken_ones_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert (
+        linked("[`swe-mini`](../examples/swe-mini) and [x](verify.md#cost)")
+        == "`swe-mini` and [x](verify.md#cost)"
+    )
+    assert linked("[a](../docs/tasks.md)", "contributing.md") == "a"
+    assert linked("```\n[a](../nowhere)\n```") == "```\n[a](../nowhere)\n```"
+    assert linked("[a](docs/tasks.md)", "contributing.md") == "[a](tasks.md)"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert linked("[a](../nowhere)") == "a"
+    assert "../nowhere, which is not in the repository" in caplog.records[-1].getMessage()
+
+
+def yaml_blocks() -> Iterator[tuple[str, str]]:
+    for page in ("guides/harness.md", "guides/tasks.md"):
+        for text in re.findall(r"^```yaml\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL):
+            yield page, text
+
+
+def test_the_tasks_of_the_guides_are_sound() -> None:
+    whole = [yaml.safe_load(text) for _, text in yaml_blocks()]
+    tasks = [document for document in whole if "id" in document]
+    tasks += [
+        {**document["defaults"], **task}
+        for document in whole
+        if "tasks" in document
+        for task in document["tasks"]
+    ]
+    assert len([TaskSpec.model_validate(task) for task in tasks]) == 2
+
+
+def test_the_reference_leaves_nothing_out() -> None:
+    commands = cli_reference.page()
+    assert not [name for name in COMMANDS if f"## polar {name}\n" not in commands]
+    settings = settings_reference.configuration_page()
+    assert not [name for name in Settings.model_fields if f"`{name}`" not in settings]
+    routes = rest_reference.page()
+    in_document = {rule.action for rule in RULES} - {"openapi", "dashboard", "unknown", "metrics", "page"}
+    assert not [action for action in in_document if f"## {action}\n" not in routes]
+    assert "### Client.submit\n" in python_reference.client_page()
+    assert "### Harness.command\n" in python_reference.plugins_page()
+    assert "| `max_turns` |" in settings_reference.options_page()
+    assert "| `max_importance` |" in settings_reference.training_page()
