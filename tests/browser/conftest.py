@@ -31,8 +31,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Closed with its module: while it is open this thread has a running event loop, and no other test can."""
     if CHROMIUM is None:
         pytest.skip("the dashboard is not tested: there is no Chromium (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
