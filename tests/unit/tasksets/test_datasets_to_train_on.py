@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tracemalloc
 from collections.abc import Iterator, Sequence
@@ -243,7 +244,8 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(parquet_file, "ROWS_PER_GROUP", 32)
     one = [attempt("s1"), attempt("s2", reward=0.0, said="no")]
 
-    def peak(tasks: int) -> int:
+    def once(tasks: int) -> int:
+        gc.collect()
         tracemalloc.start()
         groups = (group(*one, task=f"t{number}") for number in range(tasks))
         written = write_dataset(groups, tmp_path / str(tasks), ACCEPT)
@@ -252,7 +254,11 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path, monkeypatch: pyte
         assert written.rows[Table.SFT] == tasks
         return most
 
-    peak(10)
+    def peak(tasks: int) -> int:
+        """The least of three: other threads of this process can only add to it."""
+        return min(once(tasks) for _ in range(3))
+
+    once(10)
     assert peak(600) < 1.5 * peak(100)
 
 
