@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Closed with its module: while it is open this thread has a running event loop, and no other test can."""
+    """Closed with its module: while it is open this thread has a running event loop, and no test its own."""
     if CHROMIUM is None:
         pytest.skip("the dashboard is not tested: there is no Chromium (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
