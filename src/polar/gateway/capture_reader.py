@@ -66,7 +66,9 @@ def parse_capture(data: bytes, path: Path = Path("capture")) -> Capture:
     reading = _Reading()
     for frame in frames(data):
         if isinstance(frame, Damage):
-            reading.fault(None, f"bytes {frame.start} to {frame.end} of its capture are damaged")
+            reading.fault(
+                None, f"bytes {frame.start} to {frame.end} of its capture are damaged or unfinished"
+            )
         else:
             reading.add(frame.payload)
     return Capture(reading.completions(), tuple(reading.faults))

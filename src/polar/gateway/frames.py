@@ -119,25 +119,17 @@ class FrameReader:
 
 
 def frames(data: bytes) -> Iterator[Frame | Damage]:
-    """The frames of a file; a torn last one is not among them, damage before the end is told."""
+    """The frames of a file and the stretches between them; a last frame that was not finished is one, too."""
     offset = len(MAGIC)
-    while offset + _FRAME.size <= len(data):
-        frame = _sound(data, offset)
-        if frame is None:
-            length, _ = _FRAME.unpack_from(data, offset)
-            after = _next_sound(data, offset + 1)
-            if after is None and offset + _FRAME.size + length > len(data):
-                return
-            yield Damage(offset, len(data) if after is None else after)
-            if after is None:
-                return
-            offset = after
-            continue
-        yield frame
-        offset = frame.end
+    while offset < len(data):
+        found = _sound(data, offset) or Damage(offset, _next_sound(data, offset + 1) or len(data))
+        yield found
+        offset = found.end
 
 
 def _sound(data: bytes, offset: int) -> Frame | None:
+    if offset + _FRAME.size > len(data):
+        return None
     length, checksum = _FRAME.unpack_from(data, offset)
     start = offset + _FRAME.size
     if not 0 < length <= len(data) - start:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.errors import NotFound
-from polar.gateway.capture import CaptureError, CaptureWriter, read_capture
+from polar.gateway.capture import CaptureError, CaptureWriter, parse_capture, read_capture
+from polar.gateway.frames import MAGIC, frames
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, ToolDefinition
 from polar.models.completion import Completion, CompletionKind
 
@@ -89,7 +90,7 @@ def write(path: Path, completions: list[Completion]) -> list[int]:
 
 
 @given(sessions(), st.floats(0, 1))
-def test_a_capture_cut_at_any_byte_gives_every_whole_completion(
+def test_a_capture_cut_at_any_byte_gives_every_whole_completion_and_tells_the_rest(
     completions: list[Completion], cut: float
 ) -> None:
     with TemporaryDirectory() as directory:
@@ -97,11 +98,13 @@ def test_a_capture_cut_at_any_byte_gives_every_whole_completion(
         ends = write(path, completions)
         assert all(map(same, read_capture(path), completions))
         assert len(read_capture(path)) == len(completions)
-        size = int(cut * path.stat().st_size)
-        path.write_bytes(path.read_bytes()[:size])
-        read = read_capture(path)
-        assert len(read) == sum(end <= size for end in ends)
-        assert all(map(same, read, completions))
+        whole = path.read_bytes()
+    size = int(cut * len(whole))
+    capture = parse_capture(whole[:size])
+    assert len(capture.completions) == sum(end <= size for end in ends)
+    assert all(map(same, capture.completions, completions))
+    between_records = {len(MAGIC), *(frame.end for frame in frames(whole))}
+    assert bool(capture.faults) == (size > len(MAGIC) and size not in between_records)
 
 
 def completion(id: str, prompt: list[int], sampled: list[int], **changes: object) -> Completion:
