@@ -34,14 +34,15 @@ class FakeNode:
     def __init__(self, client: AsyncClient, name: str) -> None:
         self._client = client
         self._name = name
+        self._error: str | None = None
         self.order: PolicyOrder
 
-    async def report(self, error: str | None = None, wait: float = 0.0) -> PolicyOrder:
+    async def report(self, wait: float = 0.0) -> PolicyOrder:
         order = getattr(self, "order", None)
         report = PolicyReport(
             step=order.step if order else -1,
-            version=order.version if order and error is None else 0,
-            error=error,
+            version=order.version if order and self._error is None else 0,
+            error=self._error,
             wait_seconds=wait,
         )
         self.order = await self._client.follow_policy(self._name, report)
@@ -51,7 +52,10 @@ class FakeNode:
         """Take the next order that is new, and report that it is followed, or why it is not."""
         async with asyncio.timeout(10):
             await self.report(wait=10)
-            await self.report(error)
+            # Told again with every report until there is another order, as a node does: one told once could
+            # be overwritten before anybody has read it.
+            self._error = error
+            await self.report()
         return self.order
 
 
