@@ -83,5 +83,5 @@ def test_the_engine_ends_with_its_parent(model: Path) -> None:
         assert word == "ready"
         child = psutil.Process(int(number))
         process.kill()
-    psutil.wait_procs([child], timeout=10)
+    psutil.wait_procs([child], timeout=30)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

@@ -83,7 +83,7 @@ def test_a_killed_evaluation_of_two_models_goes_on_and_ends_everything(tmp_path:
         children = psutil.Process(killed.pid).children(recursive=True)
         killed.send_signal(signal.SIGKILL)
     (tmp_path / "go").touch()
-    psutil.wait_procs(children, timeout=10)
+    psutil.wait_procs(children, timeout=30)
 
     again = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment

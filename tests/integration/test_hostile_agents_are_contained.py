@@ -124,7 +124,7 @@ async def test_endless_output_is_cut_and_does_not_hold_the_agent_up(tmp_path: Pa
         begun = time.monotonic()
         result = await run(sandbox, "head -c 10000000000 /dev/zero & sleep 1; kill %1; echo done >&2; exit 4")
         assert (result.exit_code, result.timed_out) == (4, False)
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - begun < 60
         assert result.stdout.stat().st_size < 2 * MIB
         assert b"was discarded" in result.stdout.read_bytes()[-100:]
         assert result.stderr.read_text().endswith("done\n")
@@ -260,7 +260,7 @@ async def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
     )
     async with started(tmp_path / "s1") as sandbox:
         begun = time.monotonic()
-        result = await run(sandbox, stubborn, timeout=0.3)
+        result = await run(sandbox, stubborn, timeout=2)
         assert result.timed_out
         assert result.exit_code == -9
-        assert time.monotonic() - begun < 6
+        assert time.monotonic() - begun < 30

@@ -58,7 +58,7 @@ def test_ctrl_c_at_any_moment_leaves_no_process_behind(tmp_path: Path, moment: s
         process.communicate(timeout=60)
         assert process.returncode == 130
     assert started or moment == "starting the embedded engine"
-    _, alive = psutil.wait_procs(started, timeout=5)
+    _, alive = psutil.wait_procs(started, timeout=30)
     assert not alive
     assert not [
         p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])

@@ -62,7 +62,7 @@ def test_tasks_are_rolled_out_and_a_signal_ends_everything_in_order(
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
         assert process.returncode == 128 + signal.SIGTERM
-    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert not psutil.wait_procs(children, timeout=30)[1]
     assert not (tmp_path / ".polar/server.json").exists()
 
 
@@ -73,7 +73,7 @@ def test_kill_9_takes_the_engine_along(tmp_path: Path) -> None:
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
     assert children
-    assert not psutil.wait_procs(children, timeout=10)[1]
+    assert not psutil.wait_procs(children, timeout=30)[1]
 
 
 def test_an_engine_that_dies_ends_the_command_with_one_line(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ async def test_an_agent_s_call_becomes_a_scored_trace_with_the_sampled_tokens(sm
 
 
 async def test_an_agent_that_runs_out_of_time_still_yields_traces_and_a_score(small: System) -> None:
-    await small.client.submit(shell_task("slow", ASK + "sleep 600", budgets={"run_seconds": 3}))
+    await small.client.submit(shell_task("slow", ASK + "sleep 600", budgets={"run_seconds": 6}))
     async with small.node():
         result = await result_of(small, "slow")
     assert (result.status, result.agent_end) == (SessionStatus.COMPLETED, AgentEnd.TIMEOUT)

@@ -57,7 +57,7 @@ async def ask(link: Link) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
     try:
         writer.write(REQUEST)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             return await reader.read(4)
     except ConnectionError:
         return b""

@@ -31,4 +31,4 @@ def test_a_downloader_dies_with_its_parent(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", PARENT, CHILD, str(fifo)])
     assert process.wait(timeout=30) == 1
     left = [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [])[-1:] == [str(fifo)]]
-    assert not psutil.wait_procs(left, timeout=5)[1]
+    assert not psutil.wait_procs(left, timeout=30)[1]

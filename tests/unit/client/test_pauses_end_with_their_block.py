@@ -13,8 +13,8 @@ from tests.unit.client.conftest import Plane
 
 def test_a_block_holds_its_pause_and_ends_it(plane: Plane) -> None:
     with Client(plane.url, plane.token) as client:
-        with client.paused(timeout_seconds=0.5) as pause:
-            time.sleep(0.9)
+        with client.paused(timeout_seconds=2) as pause:
+            time.sleep(2.5)
             assert client.policy().holder == pause.holder
             assert pause.update("/weights/1").version == 1
             with pytest.raises(Conflict), client.paused():

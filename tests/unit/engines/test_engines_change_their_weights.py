@@ -70,12 +70,12 @@ async def test_sglang_drains_what_was_asked_of_it() -> None:
     async with sglang_wire(answer) as wire:
         engine = SglangEngine(wire.url)
         asking = asyncio.create_task(_all(engine))
-        await asyncio.wait_for(wire.arrived.wait(), 5)
+        await asyncio.wait_for(wire.arrived.wait(), 30)
         pausing = asyncio.create_task(engine.pause(PauseMode.DRAIN))
         done, _ = await asyncio.wait({pausing}, timeout=0.1)
         assert not done
         gate.set()
-        await asyncio.wait_for(pausing, 5)
+        await asyncio.wait_for(pausing, 30)
         assert len(await asking) == 2
         await engine.close()
 
@@ -173,7 +173,7 @@ async def test_a_replica_that_cannot_change_is_not_asked_until_it_can() -> None:
     await group.update_weights(WeightUpdate(3))
     assert (await group.model_info()).policy_version == 3
     engines["b"].probed.clear()
-    await asyncio.wait_for(engines["b"].probed.wait(), 5)
+    await asyncio.wait_for(engines["b"].probed.wait(), 30)
     for number in range(30):
         request = GenerateRequest(f"r{number}", [1], Sampling(max_tokens=2), session=f"s{number}")
         chunks = [chunk async for chunk in group.generate(request)]
@@ -221,14 +221,14 @@ async def test_a_caller_that_leaves_while_it_is_broken_off_has_left() -> None:
 
     begun = asyncio.Event()
     asking = asyncio.create_task(ask())
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 30)
     await asyncio.sleep(0)
     pausing = asyncio.create_task(engine.pause(PauseMode.ABORT))
     await asyncio.sleep(0)
     asking.cancel()
-    await asyncio.wait({asking}, timeout=5)
+    await asyncio.wait({asking}, timeout=30)
     assert asking.cancelled()
-    await asyncio.wait_for(pausing, 5)
+    await asyncio.wait_for(pausing, 30)
     assert inner.open == 0
 
 

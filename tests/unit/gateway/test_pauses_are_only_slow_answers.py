@@ -39,7 +39,7 @@ async def test_a_call_waits_for_the_end_of_the_pause(set_scene: SetScene) -> Non
     assert scene.engine.requests == []
     await scene.gateway.update_weights(WeightUpdate(3))
     await scene.gateway.resume()
-    assert await asyncio.wait_for(waiting, 5) == 200
+    assert await asyncio.wait_for(waiting, 30) == 200
     (completion,) = await scene.captured()
     assert set(completion.policy_versions.tolist()) == {3}
 
@@ -56,7 +56,7 @@ async def test_a_stream_is_kept_alive_in_its_own_dialect(set_scene: SetScene, pa
     async with scene.http.post(url, json=body, headers=headers) as response:
         assert response.status == 200
         early = b""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while early.count(b"\n\n") < 4:
                 early += await response.content.readany()
         assert b"Hello" not in early
@@ -70,12 +70,12 @@ async def test_a_completion_that_spans_an_update_carries_both_versions(set_scene
     gate = asyncio.Event()
     scene = await set_scene([Answer("one two three four five", gate=gate, gate_at=3)])
     asking = asyncio.create_task(scene.post(scene.body()).__aenter__())
-    await asyncio.wait_for(scene.engine.waiting.wait(), 5)
+    await asyncio.wait_for(scene.engine.waiting.wait(), 30)
     await scene.gateway.pause(PauseMode.KEEP)
     gate.set()
     await scene.gateway.update_weights(WeightUpdate(1))
     await scene.gateway.resume()
-    response = await asyncio.wait_for(asking, 5)
+    response = await asyncio.wait_for(asking, 30)
     assert (await response.json())["choices"][0]["message"]["content"] == "one two three four five"
     (completion,) = await scene.captured()
     versions = completion.policy_versions.tolist()
@@ -86,12 +86,12 @@ async def test_a_broken_off_completion_is_continued_from_its_exact_tokens(set_sc
     first = Answer("one two three four five", gate=asyncio.Event(), gate_at=3)
     scene = await set_scene([first, " and so on"], sampling=SamplingPin(seed=9, max_tokens=40))
     asking = asyncio.create_task(scene.post(scene.body()).__aenter__())
-    await asyncio.wait_for(scene.engine.waiting.wait(), 5)
+    await asyncio.wait_for(scene.engine.waiting.wait(), 30)
     await scene.gateway.pause(PauseMode.ABORT)
     assert len(scene.engine.aborted) == 1
     await scene.gateway.update_weights(WeightUpdate(1))
     await scene.gateway.resume()
-    response = await asyncio.wait_for(asking, 5)
+    response = await asyncio.wait_for(asking, 30)
     assert (await response.json())["choices"][0]["message"]["content"] == "one two three and so on"
     begun, went_on = scene.engine.requests
     (completion,) = await scene.captured()
@@ -127,13 +127,13 @@ async def test_paused_time_costs_no_wall_time(set_scene: SetScene, opens_paused:
     scene = await set_scene(["Hello."])
     if opens_paused:
         await scene.gateway.pause(PauseMode.KEEP)
-    await timed(scene, 0.3)
+    await timed(scene, 1.0)
     await scene.gateway.pause(PauseMode.KEEP)
     spent = asyncio.create_task(scene.gateway.budget_spent("s2"))
-    done, _ = await asyncio.wait({spent}, timeout=0.6)
+    done, _ = await asyncio.wait({spent}, timeout=1.5)
     assert not done
     await scene.gateway.resume()
-    assert await asyncio.wait_for(spent, 5)
+    assert await asyncio.wait_for(spent, 30)
 
 
 async def test_a_clock_goes_on_with_what_is_left() -> None:
@@ -160,4 +160,4 @@ async def test_an_engine_that_cannot_pause_leaves_everything_running(
     with pytest.raises(EngineError):
         await scene.gateway.pause(PauseMode.KEEP)
     assert not scene.gateway.is_paused
-    await asyncio.wait_for(scene.gateway.budget_spent("s2"), 5)
+    await asyncio.wait_for(scene.gateway.budget_spent("s2"), 30)

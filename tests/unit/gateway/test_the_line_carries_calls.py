@@ -87,7 +87,7 @@ async def test_a_call_that_is_given_up_is_cancelled_at_the_other_end(ends: Ends)
     waiting = asyncio.create_task(ends.line.call("wait"))
     await ends.target.begun.wait()
     waiting.cancel()
-    await asyncio.wait_for(ends.target.cancelled.wait(), 5)
+    await asyncio.wait_for(ends.target.cancelled.wait(), 30)
     assert await ends.line.call("plain") == ()
 
 

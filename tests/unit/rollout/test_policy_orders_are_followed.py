@@ -74,7 +74,7 @@ async def test_a_pause_is_answered_when_the_node_has_paused(client: AsyncClient,
     done, _ = await asyncio.wait({pausing}, timeout=0.1)
     assert not done
     await node.report()
-    view = await asyncio.wait_for(pausing, 5)
+    view = await asyncio.wait_for(pausing, 30)
     assert (view.is_paused, view.holder, view.is_settled) == (True, "trainer", True)
     assert 50 < (view.seconds_left or 0) <= 60
 
@@ -132,7 +132,7 @@ async def test_nodes_that_left_or_fell_silent_are_not_waited_for(tmp_path: Path)
         assert [told.node for told in late.nodes] == ["dies"]
         assert not late.is_settled
         clock.now += SILENT_SECONDS + 1
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert (await client.pause_policy("trainer")).nodes == ()
 
 
@@ -151,9 +151,9 @@ async def test_a_pause_ends_by_itself_unless_it_is_renewed(store: Store, tmp_pat
 
 
 async def test_a_node_hears_at_once_that_a_pause_is_over(client: AsyncClient, node: FakeNode) -> None:
-    await client.pause_policy("trainer", timeout_seconds=0.3, wait_seconds=0)
+    await client.pause_policy("trainer", timeout_seconds=1.5, wait_seconds=0)
     assert (await node.report(wait=10)).is_paused
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         while (await node.report(wait=node.order.seconds_left or 0)).is_paused:
             pass
     assert not (await client.policy()).is_paused
@@ -186,8 +186,8 @@ async def test_a_pause_without_an_end_is_refused(client: AsyncClient, fields: di
 
 
 async def test_a_block_holds_its_pause_and_ends_it(client: AsyncClient) -> None:
-    async with client.paused(timeout_seconds=0.3) as pause:
-        await asyncio.sleep(0.6)
+    async with client.paused(timeout_seconds=2) as pause:
+        await asyncio.sleep(2.5)
         assert (await client.policy()).holder == pause.holder
         assert (await pause.update("/weights/1")).version == 1
     assert not (await client.policy()).is_paused

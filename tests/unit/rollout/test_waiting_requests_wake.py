@@ -97,7 +97,7 @@ async def test_closing_the_server_answers_who_waits(store: Store) -> None:
         begun = time.monotonic()
         await server.close()
         assert (await waiting).json()["results"] == []
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 30
 
 
 @pytest.mark.usefixtures("_only_bells")

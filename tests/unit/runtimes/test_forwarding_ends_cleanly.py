@@ -31,5 +31,5 @@ async def test_a_cancelled_start_leaves_the_loop_no_closed_descriptor(turns: int
         heard = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(ours, heard.set_result, None)
         theirs.send(b".")
-        await asyncio.wait_for(heard, 5)
+        await asyncio.wait_for(heard, 30)
         asyncio.get_running_loop().remove_reader(ours)
