@@ -2,24 +2,31 @@
 
     python examples/grpo-pi/curve.py runs/grpo-pi/metrics.jsonl … --out docs/results/learning
 
-makes learning.svg and learning.md. Needs nothing but Python.
+makes learning.svg and learning.md. Beside the metrics it looks for which held-out tasks were passed
+(held-out.jsonl, or NAME.held-out.jsonl for NAME.jsonl): with them it says how sure the gain is. Needs nothing
+but Python.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 WIDTH, HEIGHT, LEFT, BOTTOM, MARGIN = 760, 380, 56, 44, 20
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed")
 SMOOTHED = 5
 """Steps that the line of training rewards is averaged over: each is of a few tasks only."""
+CONFIDENT = 1.96
+"""Standard errors on either side: an interval of 95 %."""
 
 Points = Sequence[tuple[int, float]]
+Gains = Mapping[str, float]
+"""Held-out task → how much more of its samples passed in the end than in the beginning."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,8 @@ class Run:
     name: str
     held_out: Points
     reward: Points
+    gains: Gains
+    """None known: empty."""
 
     @property
     def before(self) -> float:
@@ -46,7 +55,19 @@ def read(path: Path) -> Run:
         return [(line["step"], line[name]) for line in lines if name in line]
 
     name = path.parent.name if path.name == "metrics.jsonl" else path.stem
-    return Run(name, column("held_out_success"), _smooth(column("reward")))
+    held_out = column("held_out_success")
+    return Run(name, held_out, _smooth(column("reward")), _gains(path, [step for step, _ in held_out]))
+
+
+def _gains(metrics: Path, steps: Sequence[int]) -> Gains:
+    is_run = metrics.name == "metrics.jsonl"
+    path = metrics.with_name("held-out.jsonl") if is_run else metrics.with_suffix(".held-out.jsonl")
+    if not path.is_file() or not steps:
+        return {}
+    # A run that was killed may have measured a step twice; the later one is of the weights it went on with.
+    measured = {line["step"]: line["passed"] for line in map(json.loads, path.read_text().splitlines())}
+    first, last = measured[steps[0]], measured[steps[-1]]
+    return {task: last[task] - first[task] for task in first if task in last}
 
 
 def _smooth(points: Points) -> Points:
@@ -76,9 +97,9 @@ def svg(runs: Sequence[Run]) -> str:
             x, y = at(*point).split(",")
             parts.append(f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"/>')
     for place, (run, colour) in enumerate(zip(runs, COLOURS, strict=False)):
-        y = HEIGHT - BOTTOM - 14 - 18 * place
+        line_at = HEIGHT - BOTTOM - 14 - 18 * place
         parts.append(
-            f'<text x="{WIDTH - MARGIN}" y="{y}" text-anchor="end" fill="{colour}">{run.name}: '
+            f'<text x="{WIDTH - MARGIN}" y="{line_at}" text-anchor="end" fill="{colour}">{run.name}: '
             f"{run.before:.0%} → {run.after:.0%}</text>"
         )
     style = 'font-family="system-ui, sans-serif" font-size="13"'
@@ -88,8 +109,7 @@ def svg(runs: Sequence[Run]) -> str:
     )
 
 
-def _axes(at: object, last: int) -> str:
-    assert callable(at)
+def _axes(at: Callable[[float, float], str], last: int) -> str:
     parts = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         (x, y), right = at(0, share).split(","), at(last, share).split(",")[0]
@@ -113,12 +133,26 @@ def _ticks(last: int) -> Iterable[int]:
 
 def table(runs: Sequence[Run]) -> str:
     rows = [
-        f"| {run.name} | {run.before:.1%} | {run.after:.1%} | {100 * (run.after - run.before):+.1f}"
+        f"| {run.name} | {run.before:.1%} | {run.after:.1%} | {_points(run.after - run.before, run.gains)}"
         f" | {max(value for _, value in run.held_out):.1%} | {run.held_out[-1][0]} |"
         for run in runs
     ]
+    if len(runs) > 1:
+        before, after = fmean(run.before for run in runs), fmean(run.after for run in runs)
+        known = [run.gains for run in runs if run.gains]
+        tasks = set(known[0]).intersection(*known) if len(known) == len(runs) else set()
+        gains = {task: fmean(one[task] for one in known) for task in tasks}
+        rows.append(f"| mean | {before:.1%} | {after:.1%} | {_points(after - before, gains)} | | |")
     head = "| run | held-out before | after | points | best | steps |\n|---|---|---|---|---|---|"
     return "\n".join([head, *rows]) + "\n"
+
+
+def _points(gain: float, gains: Gains) -> str:
+    """The gain, with its 95 % interval over tasks: the same ones before and after, so it is one of pairs."""
+    said = f"{100 * gain:+.1f}"
+    if len(gains) < 2:
+        return said
+    return f"{said} ± {100 * CONFIDENT * stdev(gains.values()) / sqrt(len(gains)):.1f}"
 
 
 def main() -> None:

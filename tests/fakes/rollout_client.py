@@ -23,6 +23,10 @@ class RolloutClient:
         self.submitted: list[TaskSpec] = []
         self.feed: list[SessionResult] = []
         self.groups: dict[str, Group] = {}
+        self.equal: set[str] = set()
+        """How the ids of tasks end whose sessions are all rewarded alike."""
+        self.asked: list[str] = []
+        """Sessions whose recordings were read."""
         self.lost: set[str] = set()
         """Sessions whose recording is gone."""
         self.failures = 0
@@ -33,7 +37,8 @@ class RolloutClient:
         if task.id in self.groups:
             return
         self.submitted.append(task)
-        self.groups[task.id] = group(ANSWERS, REWARDS, task_id=task.id, prompt=(1, 2, len(self.submitted)))
+        rewards = (1.0, 1.0) if task.id.endswith(tuple(self.equal)) else REWARDS
+        self.groups[task.id] = group(ANSWERS, rewards, task_id=task.id, prompt=(1, 2, len(self.submitted)))
         # Of the second task of each pair the sessions end first.
         results = [one.result for one in self.groups[task.id].samples]
         at = len(self.feed) if len(self.submitted) % 2 else max(0, len(self.feed) - 1)
@@ -48,8 +53,13 @@ class RolloutClient:
             cursor += 1
             yield ResultPage(results=(result,) if result.task_id in task_ids else (), cursor=cursor)
 
+    def wait(self, task_ids: Collection[str]) -> list[SessionResult]:
+        self._answer()
+        return [one.result for id in task_ids for one in self.groups[id].samples]
+
     def recording(self, session_id: str) -> bytes:
         self._answer()
+        self.asked.append(session_id)
         if session_id in self.lost:
             raise NotFound(f"session {session_id} has no recording")
         samples = [one for each in self.groups.values() for one in each.samples]

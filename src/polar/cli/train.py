@@ -25,6 +25,11 @@ def train(
         Path | None, typer.Option(metavar="DIR", help="The run's directory, instead of what the file says.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="How many steps, instead of what it says.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="End with the step being made then; the same command goes on."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The seed, instead of what it says.")] = None,
     sync: Annotated[
         bool, typer.Option("--sync", help="Roll out and train in turns; nothing is sampled while training.")
     ] = False,
@@ -53,7 +58,7 @@ def train(
     from polar.logs import log_to_file
 
     settings: RunSettings = load_run(path, SftSettings if is_sft else GrpoSettings)
-    changed: dict[str, Any] = {"out": out, "steps": steps}
+    changed: dict[str, Any] = {"out": out, "steps": steps, "seconds": seconds, "seed": seed}
     settings = settings.model_copy(
         update={name: value for name, value in changed.items() if value is not None}
     )

@@ -33,6 +33,8 @@ class Excluded(StrEnum):
     """No sample has a reward."""
     GROUPS_EQUAL = "groups_equal"
     """All samples have the same reward, or there is one only: nothing is better than anything."""
+    TASKS_RESTING = "tasks_resting"
+    """Their turn came, but their last group was one of those: they sit out."""
     SESSIONS_FAILED = "sessions_failed"
     """They have no reward."""
     SESSIONS_UNREADABLE = "sessions_unreadable"
@@ -63,6 +65,25 @@ class Group:
     task_id: str
     samples: tuple[Sample, ...]
 
+    @property
+    def scored(self) -> tuple[Sample, ...]:
+        """Those that are compared: they did not fail."""
+        return tuple(one for one in self.samples if _is_scored(one.result))
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of those."""
+        return [one.result.verdict.reward for one in self.scored if one.result.verdict]
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether any of them is better than another: else there is nothing to learn."""
+        return len(set(self.rewards)) > 1
+
+
+def _is_scored(result: SessionResult) -> bool:
+    return result.status is SessionStatus.COMPLETED and result.verdict is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Material:
@@ -89,7 +110,7 @@ class Baseline:
 
 def baselines(rewards: Sequence[float], kind: Advantage) -> list[Baseline] | None:
     """One for each reward; None where they are all equal."""
-    if len(rewards) < 2 or min(rewards) == max(rewards):
+    if len(set(rewards)) < 2:
         return None
     match kind:
         case Advantage.GROUP:
@@ -146,16 +167,13 @@ class Credited:
 def _credited(
     group: Group, objective: ObjectiveSettings, budget: int, version: int, excluded: Counter[str]
 ) -> Iterator[Credited]:
-    scored = [
-        one for one in group.samples if one.result.status is SessionStatus.COMPLETED and one.result.verdict
-    ]
-    excluded[Excluded.SESSIONS_FAILED] += len(group.samples) - len(scored)
-    rewards = [one.result.verdict.reward for one in scored if one.result.verdict]
+    rewards = group.rewards
+    excluded[Excluded.SESSIONS_FAILED] += len(group.samples) - len(rewards)
     against = baselines(rewards, objective.advantage)
     if against is None:
         excluded[Excluded.GROUPS_EQUAL if rewards else Excluded.GROUPS_EMPTY] += 1
         return
-    for sample, reward, baseline in zip(scored, rewards, against, strict=True):
+    for sample, reward, baseline in zip(group.scored, rewards, against, strict=True):
         if sample.recording is None:
             excluded[Excluded.SESSIONS_UNREADABLE] += 1
             continue

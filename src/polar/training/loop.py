@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 
-HeldOutNumbers = Callable[[int], dict[str, float]]
-"""What is known of the policy after a step from tasks that are not learnt from."""
+HeldOutNumbers = Callable[[int, bool], dict[str, float]]
+"""What is known of the policy after a step, and whether that is the last, from tasks not learnt from."""
 
 
-def nothing_held_out(_step: int) -> dict[str, float]:
+def nothing_held_out(_step: int, _is_last: bool) -> dict[str, float]:
     return {}
 
 
@@ -43,17 +44,19 @@ class Training:
     step: int = 0
 
     def run(self, board: Board) -> Checkpoint:
-        """Train to the last step; the checkpoint it ends with."""
+        """Train to the last step, or as long as there is time; the checkpoint it ends with."""
+        ends_at = time.monotonic() + (self.settings.seconds or math.inf)
         kept = self._keep() if self.step == 0 else checkpoint.latest(self.directory)
         assert kept is not None
         version = self.sink.push(self.learner.policy)
-        if self.step == 0 and (before := self.held_out(0)):
+        if self.step == 0 and (before := self.held_out(0, False)):
             board.write(0, before)
         with Busy(self.learner.policy.device) as busy:
-            return self._train(board, kept, version, busy)
+            return self._train(board, kept, version, busy, ends_at)
 
-    def _train(self, board: Board, kept: Checkpoint, version: int, busy: Busy) -> Checkpoint:
-        while self.step < self.settings.steps:
+    def _train(self, board: Board, kept: Checkpoint, version: int, busy: Busy, ends_at: float) -> Checkpoint:
+        is_last = self.step >= self.settings.steps
+        while not is_last:
             busy.begin()
             began = time.monotonic()
             material = self.source.take(version)
@@ -64,13 +67,14 @@ class Training:
                 raise Diverged(f"step {self.step + 1}: {error.message}", hint=_advice(kept)) from None
             learnt = time.monotonic()
             self.step += 1
+            is_last = self.step == self.settings.steps or learnt >= ends_at
             if material.packing.batches:
                 version = self.sink.push(self.learner.policy)
             numbers |= _speed(material, began, taken, learnt, time.monotonic()) | {"version": version}
             if (share := busy.share()) is not None:
                 numbers["gpu_busy"] = share
-            board.write(self.step, numbers | _told(self.step, material) | self.held_out(self.step))
-            if self.step % self.settings.checkpoint.every == 0 or self.step == self.settings.steps:
+            board.write(self.step, numbers | _told(self.step, material) | self.held_out(self.step, is_last))
+            if self.step % self.settings.checkpoint.every == 0 or is_last:
                 kept = self._keep()
         return kept
 

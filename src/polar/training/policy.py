@@ -206,6 +206,10 @@ def load_policy(
     if device.type == "cuda":
         # Batches have few sizes: a kernel for each is quicker, and surer, than one for any size.
         torch._dynamo.config.automatic_dynamic_shapes = False
+    if _computed_in(settings, device) is torch.float32:
+        # Said aloud, in both ways to say it: some FlexAttention takes silence for leave to multiply in TF32.
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.config.use_cache = False

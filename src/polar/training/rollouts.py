@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from polar.client import Client
 from polar.errors import NotFound, Unavailable
+from polar.evaluation.statistics import mean_of_outcomes
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec
-from polar.training.groups import Group, Material, Sample, material
-from polar.training.settings import GrpoSettings
+from polar.training.groups import Excluded, Group, Material, Sample, material
+from polar.training.settings import GrpoSettings, RolloutSettings
 from polar.training.sources import Shuffled
 from polar.trajectory.recording import DamagedRecording, Recording, decode
 
@@ -28,7 +31,20 @@ PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0, 30.0)
 MAX_ID = 128
 """How long a task's id may be."""
 
+MOST_URGENT = 100
+"""The highest priority that a task may have."""
+
+HELD_OUT = "held-out.jsonl"
+"""In the run's directory: which held-out tasks were passed, each time they were tried."""
+
 T = TypeVar("T")
+
+
+class Turn(NamedTuple):
+    """When a task is rolled out: in which round through all of them."""
+
+    round: int
+    task: int
 
 
 class Rollouts:
@@ -38,75 +54,83 @@ class Rollouts:
     """
 
     def __init__(
-        self, settings: GrpoSettings, client: Client, tasks: Sequence[TaskSpec], samples: int
+        self, settings: GrpoSettings, rollouts: RolloutSettings, client: Client, tasks: Sequence[TaskSpec]
     ) -> None:
         self._settings = settings
+        self._rollouts = rollouts
         self._client = client
         self._tasks = tasks
-        self._samples = samples
         self._order = Shuffled(len(tasks), settings.seed)
         self._run = secrets.token_hex(4)
         self._cursor = 0
-        self._in_flight: dict[str, TaskSpec] = {}
+        self._in_flight: dict[str, Turn] = {}
         """Submitted and not taken, oldest first."""
         self._results: dict[str, dict[int, SessionResult]] = defaultdict(dict)
         self._complete: list[str] = []
         """Of those in flight: the tasks all of whose sessions have ended, in the order they did."""
         self._seen_from: dict[str, int] = {}
         """Of those in flight: where in the feed their first result stands."""
+        self._resting: dict[int, int] = {}
+        """Task → the last round that it sits out."""
+        self._passed_over = 0
+        """How many turns of resting tasks have come since the last step."""
 
     def take(self, version: int) -> Material:
-        wanted = self._settings.groups
-        while len(self._in_flight) < wanted * (1 + self._settings.ahead):
-            self._submit()
-        _patiently(lambda: self._read_until(wanted))
-        groups = [self._group(id) for id in self._complete[:wanted]]
-        for group in groups:
-            self._forget(group.task_id)
-        return material(groups, self._settings.objective, self._settings.batch, version)
+        groups: list[Group] = []
+        missing, spares = self._settings.groups, self._rollouts.spares
+        ahead = self._settings.groups * self._settings.ahead
+        while missing:
+            while len(self._in_flight) < missing + ahead:
+                self._submit()
+            _patiently(self._read_until_one_is_complete)
+            groups.append(group := self._pop())
+            if group.has_spread or not spares:
+                missing -= 1
+            else:
+                spares -= 1
+        made = material(groups, self._settings.objective, self._settings.batch, version)
+        made.excluded[Excluded.TASKS_RESTING] += self._passed_over
+        self._passed_over = 0
+        return made
 
     def state(self) -> dict[str, Any]:
         return {
             "run": self._run,
             "position": self._order.position,
-            "in_flight": list(self._in_flight),
+            "in_flight": {id: tuple(turn) for id, turn in self._in_flight.items()},
+            "resting": dict(self._resting),
             # Results of groups in flight are read again.
             "cursor": min(self._seen_from.values(), default=self._cursor),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was: tasks have fixed names, and submitting one again changes nothing."""
+        """Go on where `state` was: what was in flight has fixed names, and is found by them."""
         self._run = state["run"]
         self._cursor = state["cursor"]
-        in_flight = set(state["in_flight"])
-        for position in range(state["position"]):
-            self._order.position = position
-            spec = self._next()
-            if spec.id in in_flight:
-                self._in_flight[spec.id] = spec
         self._order.position = state["position"]
+        self._in_flight = {id: Turn(*turn) for id, turn in state["in_flight"].items()}
+        self._resting = dict(state["resting"])
 
     def _submit(self) -> None:
-        spec = self._next()
+        """Have the task whose turn it is rolled out, unless it rests."""
+        position, turn = self._order.position, Turn(self._order.round, self._order.next())
+        if turn.round <= self._resting.get(turn.task, -1):
+            self._passed_over += 1
+            return
+        temperature = self._settings.objective.temperature
+        prefix = f"{self._run}-{position}"
+        spec = rollout_of(self._tasks[turn.task], prefix, self._rollouts.samples, temperature)
         _patiently(lambda: self._client.submit(spec))
-        self._in_flight[spec.id] = spec
+        self._in_flight[spec.id] = turn
 
-    def _next(self) -> TaskSpec:
-        position = self._order.position
-        task = self._tasks[self._order.next()]
-        return rollout_of(
-            task, f"{self._run}-{position}", self._samples, self._settings.objective.temperature
-        )
-
-    def _read_until(self, wanted: int) -> None:
-        """Follow the feed until so many groups are complete."""
-        if len(self._complete) >= wanted:
+    def _read_until_one_is_complete(self) -> None:
+        if self._complete:
             return
         for page in self._client.result_pages(list(self._in_flight), cursor=self._cursor, follow=True):
             for result in page.results:
                 self._add(result)
             self._cursor = page.cursor
-            if len(self._complete) >= wanted:
+            if self._complete:
                 return
         # Every task has ended: those that were cancelled are as complete as they will be.
         self._complete += [id for id in self._in_flight if id not in self._complete]
@@ -115,12 +139,21 @@ class Rollouts:
         self._seen_from.setdefault(result.task_id, self._cursor)
         samples = self._results[result.task_id]
         samples[result.sample] = result
-        if len(samples) == self._samples and result.task_id not in self._complete:
+        if len(samples) == self._rollouts.samples and result.task_id not in self._complete:
             self._complete.append(result.task_id)
 
-    def _group(self, task_id: str) -> Group:
-        results = [result for _, result in sorted(self._results[task_id].items())]
-        return Group(task_id, tuple(Sample(result, self._recording(result)) for result in results))
+    def _pop(self) -> Group:
+        """The group that has been complete for longest; its task rests if there was nothing to learn."""
+        task_id = self._complete.pop(0)
+        turn = self._in_flight.pop(task_id)
+        results = [result for _, result in sorted(self._results.pop(task_id, {}).items())]
+        self._seen_from.pop(task_id, None)
+        group = Group(task_id, tuple(Sample(result, None) for result in results))
+        if group.has_spread:
+            return Group(task_id, tuple(Sample(result, self._recording(result)) for result in results))
+        # What was recorded need not be read.
+        self._resting[turn.task] = turn.round + self._rollouts.rest
+        return group
 
     def _recording(self, result: SessionResult) -> Recording | None:
         if not result.has_recording:
@@ -131,37 +164,52 @@ class Rollouts:
             log.warning("session %s: %s", result.session_id, error)
             return None
 
-    def _forget(self, task_id: str) -> None:
-        self._complete.remove(task_id)
-        del self._in_flight[task_id]
-        self._results.pop(task_id, None)
-        self._seen_from.pop(task_id, None)
-
 
 class HeldOut:
     """Tasks that are not learnt from, rolled out now and then to see how well the policy does."""
 
-    def __init__(self, client: Client, tasks: Sequence[TaskSpec], samples: int, temperature: float) -> None:
+    def __init__(
+        self, client: Client, tasks: Sequence[TaskSpec], samples: int, temperature: float, told: Path
+    ) -> None:
+        """`told` is a file that is given a line each time: what share of its samples each task passed."""
         self._client = client
         self._tasks = tasks
         self._samples = samples
         self._temperature = temperature
+        self._told = told
         self._run = secrets.token_hex(4)
 
     def numbers(self, step: int) -> dict[str, float]:
         """Mean reward, and the share of sessions with the full one; a session that failed has 0."""
         specs = [
-            rollout_of(task, f"{self._run}-held-out-{step}-{number}", self._samples, self._temperature)
+            # Nothing is learnt until they have ended, so they go before what is rolled out ahead.
+            rollout_of(
+                task, f"{self._run}-held-out-{step}-{number}", self._samples, self._temperature
+            ).model_copy(update={"priority": MOST_URGENT})
             for number, task in enumerate(self._tasks)
         ]
         for spec in specs:
             _patiently(partial(self._client.submit, spec))
         results = _patiently(lambda: self._client.wait([spec.id for spec in specs]))
-        rewards = [result.reward or 0.0 for result in results]
-        if not rewards:
+        rewards: dict[str, list[float]] = {spec.id: [] for spec in specs}
+        for result in results:
+            rewards[result.task_id].append(result.reward or 0.0)
+        passed = {
+            task.id: fmean(one >= 1.0 for one in rewards[spec.id])
+            for task, spec in zip(self._tasks, specs, strict=True)
+            if rewards[spec.id]
+        }
+        success = mean_of_outcomes(list(passed.values()))
+        if success is None:
             return {}
-        successes = [reward >= 1.0 for reward in rewards]
-        return {"held_out_reward": fmean(rewards), "held_out_success": fmean(successes)}
+        with self._told.open("a") as file:
+            file.write(json.dumps({"step": step, "passed": passed}) + "\n")
+        return {
+            "held_out_reward": fmean(result.reward or 0.0 for result in results),
+            "held_out_success": success.value,
+            "held_out_low": success.low,
+            "held_out_high": success.high,
+        }
 
 
 def rollout_of(task: TaskSpec, prefix: str, samples: int, temperature: float) -> TaskSpec:

@@ -22,7 +22,7 @@ from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Training, nothing_h
 from polar.training.metrics import board
 from polar.training.objective import likelihood_loss, policy_loss
 from polar.training.policy import load_policy
-from polar.training.rollouts import HeldOut, Rollouts
+from polar.training.rollouts import HELD_OUT, HeldOut, Rollouts
 from polar.training.server import Say, rollout_server
 from polar.training.settings import GrpoSettings, Pack, RolloutSettings, RunSettings, SftSettings
 from polar.training.sinks import Engines, Nowhere, WeightSink
@@ -72,7 +72,7 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
             place = stack.enter_context(rollout_server(settings, rollouts, tasks, say))
             client = stack.enter_context(Client(place.url, place.token))
             return Supply(
-                Rollouts(settings, client, tasks, rollouts.samples),
+                Rollouts(settings, rollouts, client, tasks),
                 Engines(client, settings.out, _weights(settings, rollouts)),
                 _held_out(settings, rollouts, client),
             )
@@ -114,9 +114,15 @@ def _held_out(settings: GrpoSettings, rollouts: RolloutSettings, client: Client)
     asked = rollouts.held_out
     if asked is None:
         return nothing_held_out
-    tasks = HeldOut(client, load_tasks(*asked.tasks), asked.samples, settings.objective.temperature)
-    every, steps = asked.every, settings.steps
-    return lambda step: tasks.numbers(step) if step % every == 0 or step == steps else {}
+    every = asked.every
+    tasks = HeldOut(
+        client,
+        load_tasks(*asked.tasks),
+        asked.samples,
+        settings.objective.temperature,
+        settings.out / HELD_OUT,
+    )
+    return lambda step, is_last: tasks.numbers(step) if step % every == 0 or is_last else {}
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -15,6 +16,10 @@ from polar.models.task import TaskSpec
 from polar.training.settings import GrpoSettings, RolloutSettings
 
 log = logging.getLogger(__name__)
+
+TURN_SECONDS = 0.0005
+"""How long the server may keep the trainer from the interpreter, or the trainer the server; a tenth of what
+Python allows by itself."""
 
 Say = Callable[[str], None]
 
@@ -51,10 +56,22 @@ def rollout_server(
             loop.close()
 
     thread = threading.Thread(target=work, name="polar-rollouts")
-    thread.start()
+    with _short_turns():
+        thread.start()
+        try:
+            yield started.result()
+        finally:
+            if thread.is_alive():
+                loop.call_soon_threadsafe(ending.set)
+            thread.join()
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Threads wait less for each other: every kernel that is launched and every answer waits for its turn."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_SECONDS)
     try:
-        yield started.result()
+        yield
     finally:
-        if thread.is_alive():
-            loop.call_soon_threadsafe(ending.set)
-        thread.join()
+        sys.setswitchinterval(before)

@@ -48,7 +48,9 @@ class Lora(Frozen):
     """A low-rank adapter is trained instead of all weights."""
 
     rank: int = Field(default=16, ge=1)
+    """Of the adapter's matrices."""
     alpha: int = Field(default=32, ge=1)
+    """What they add is scaled by this over the rank."""
     targets: str | tuple[str, ...] = "all-linear"
     """Names of the layers to adapt, as `peft` takes them."""
 
@@ -63,6 +65,7 @@ class ModelSettings(Frozen):
     lora: Lora | None = None
     """None: all weights are trained."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What is computed on; auto: a GPU if there is one."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """What is computed in; auto: bfloat16 on a GPU, float32 on a CPU. What is trained is kept in float32."""
     compile: bool = False
@@ -77,12 +80,17 @@ class OptimizerSettings(Frozen):
     """AdamW and its learning rate."""
 
     lr: float = Field(default=1e-6, gt=0)
+    """The learning rate, after warm-up."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Down to zero at the last step, except `constant`."""
     warmup_steps: int = Field(default=0, ge=0)
+    """In which the learning rate rises to `lr`."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Longer gradients are cut to this length."""
     updates: int = Field(default=1, ge=1, le=64)
     """Optimizer steps made with one batch of groups; beyond the first, clipping holds the policy back."""
 
@@ -93,6 +101,7 @@ class ObjectiveSettings(Frozen):
     advantage: Advantage = Advantage.GROUP
     level: Level = Level.TOKEN
     clip_low: float = Field(default=0.2, ge=0, le=1)
+    """See `clip_high`."""
     clip_high: float = Field(default=0.28, ge=0)
     """The ratio of new to old policy counts up to 1 + this, and down to 1 − `clip_low`."""
     max_importance: float = Field(default=2.0, gt=0)
@@ -127,6 +136,7 @@ class MetricsSettings(Frozen):
     """Where numbers go, beside the terminal and metrics.jsonl."""
 
     tensorboard: bool = False
+    """Whether to write them to `tensorboard` in `out`, too."""
     wandb: str | None = None
     """The project; None: not used."""
 
@@ -137,6 +147,7 @@ class Limits(Frozen):
     behaviour_kl: float | None = Field(default=10.0, gt=0)
     """Mean KL divergence between the recorded policy and the trainer's, over a step."""
     loss: float | None = Field(default=None, gt=0)
+    """Of a step; None: any."""
 
 
 class RunSettings(Frozen):
@@ -145,11 +156,16 @@ class RunSettings(Frozen):
     out: Path
     """The run's directory: checkpoints, metrics.jsonl. A run that has begun there goes on."""
     steps: int = Field(ge=1)
+    """How many the run has."""
+    seconds: float | None = Field(default=None, gt=0)
+    """After so long the step that is being made is the last one of this process; the same command goes on."""
     seed: int = Field(default=0, ge=0)
+    """Of every choice that is left to chance."""
     model: ModelSettings = ModelSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     batch: BatchSettings = BatchSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    """When the run is saved, to go on from there."""
     metrics: MetricsSettings = MetricsSettings()
     limits: Limits = Limits()
 
@@ -158,7 +174,9 @@ class HeldOutSettings(Frozen):
     """Tasks that are not learnt from, to see how well the policy does."""
 
     tasks: tuple[Path, ...] = Field(min_length=1)
+    """Task files, tasksets, or directories of them."""
     samples: int = Field(default=1, ge=1, le=1024)
+    """Sessions of each task."""
     every: int = Field(default=10, ge=1)
     """Steps; also after the last."""
 
@@ -170,6 +188,10 @@ class RolloutSettings(Frozen):
     """Task files, tasksets, or directories of them."""
     samples: int = Field(default=8, ge=2, le=1024)
     """Sessions of each group."""
+    spares: int = Field(default=0, ge=0)
+    """Groups that a step takes beyond its own, at most, for those whose rewards are all equal."""
+    rest: int = Field(default=0, ge=0)
+    """Rounds through the tasks that a task sits out after such a group."""
     server: str | None = None
     """The URL of a `polar serve` that runs the model; its token comes from $POLAR_TOKEN or its data
     directory. None: a whole system is started for this run, with its data in `out`."""

@@ -43,10 +43,16 @@ class Shuffled:
         self._seed = seed
         self.position = 0
 
+    @property
+    def round(self) -> int:
+        """How often all of them have come before the next one."""
+        return self.position // self._count
+
     def next(self) -> int:
-        time_round, at = divmod(self.position, self._count)
+        order = np.random.default_rng([self._seed, self.round]).permutation(self._count)
+        found = int(order[self.position % self._count])
         self.position += 1
-        return int(np.random.default_rng([self._seed, time_round]).permutation(self._count)[at])
+        return found
 
 
 class Recordings:

@@ -37,3 +37,20 @@ def test_every_run_has_its_line_and_its_row(tmp_path: Path) -> None:
 def test_runs_without_held_out_numbers_are_refused(tmp_path: Path) -> None:
     done = drawn(metrics(tmp_path / "none.jsonl", []), "--out", tmp_path / "curve")
     assert (done.returncode, done.stderr) == (1, "error: no run has held-out numbers\n")
+
+
+def test_the_gain_comes_with_its_interval_over_tasks_where_they_are_known(tmp_path: Path) -> None:
+    for name, after in (("one", [1.0, 0.5, 0.5, 0.0]), ("two", [0.5, 0.5, 0.0, 0.0])):
+        metrics(tmp_path / f"{name}.jsonl", [0.25, sum(after) / 4])
+        before = {"step": 0, "passed": {"a": 0.5, "b": 0.5, "c": 0.0, "d": 0.0}}
+        # Measured twice: of a step that was made again the last line counts.
+        broken = {"step": 10, "passed": {"a": 0.0}}
+        last = {"step": 10, "passed": dict(zip("abcd", after, strict=True))}
+        lines = "".join(json.dumps(line) + "\n" for line in (before, broken, last))
+        (tmp_path / f"{name}.held-out.jsonl").write_text(lines)
+    done = drawn(tmp_path / "one.jsonl", tmp_path / "two.jsonl", "--out", tmp_path / "curve")
+    assert done.returncode == 0, done.stderr
+    # Gains of the tasks: 0.5, 0, 0.5, 0, with a standard deviation of 0.289.
+    assert "| one | 25.0% | 50.0% | +25.0 ± 28.3 | 50.0% | 10 |" in done.stdout
+    assert "| two | 25.0% | 25.0% | +0.0 ± 0.0 | 25.0% | 10 |" in done.stdout
+    assert "| mean | 25.0% | 37.5% | +12.5 ± 14.1 | | |" in done.stdout

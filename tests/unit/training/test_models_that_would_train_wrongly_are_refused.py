@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch._inductor.kernel.flex.flex_attention import get_float32_precision
 
 from polar.errors import InvalidInput
 from polar.training.groups import material
@@ -94,3 +96,14 @@ def test_linear_attention_is_trained_one_trace_at_a_time_and_exactly(tmp_path: P
     largest = max(float(one.abs().max()) for one in apart)
     assert largest > 1e-4
     assert max(float((a - b).abs().max()) for a, b in zip(merged, apart, strict=True)) <= 1e-4 * largest
+
+
+def test_single_precision_is_meant_in_every_product(tiny_model: Path) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert "tf32" in get_float32_precision()
+        load_policy(ModelSettings(name=str(tiny_model), device="cpu", precision="float32"))
+        assert "ieee" in get_float32_precision()
+    finally:
+        torch.set_float32_matmul_precision(before)

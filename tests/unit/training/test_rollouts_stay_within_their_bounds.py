@@ -31,7 +31,9 @@ def settings(**changes: Any) -> GrpoSettings:
 
 
 def source(client: RolloutClient, **changes: Any) -> Rollouts:
-    return Rollouts(settings(**changes), cast(Any, client), TASKS, samples=2)
+    asked = settings(**changes)
+    assert asked.rollouts is not None
+    return Rollouts(asked, asked.rollouts, cast(Any, client), TASKS)
 
 
 def names(made: Material) -> list[str]:

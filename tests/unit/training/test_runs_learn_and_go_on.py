@@ -105,6 +105,18 @@ def test_a_run_killed_in_a_step_goes_on_to_the_same_bits(tiny_model: Path, tmp_p
     assert told == [{name: line[name] for name in told[0]} for line in lines(tmp_path / "whole" / "run")]
 
 
+def test_a_run_that_is_out_of_time_ends_after_a_step_and_goes_on_exactly(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    whole = train(settings(tiny_model, tmp_path / "whole", steps=3), quiet())
+    hasty = settings(tiny_model, tmp_path / "hasty", steps=3, seconds=1e-9)
+    # Without the limit a checkpoint is made every second step.
+    assert [train(hasty, quiet()).step for _ in range(4)] == [1, 2, 3, 3]
+    last = latest(hasty.out / CHECKPOINTS)
+    assert last is not None
+    assert same_tensors(whole.weights, last.weights)
+
+
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "adapter"])
 def test_going_on_keeps_the_reference_of_the_beginning(
     tiny_model: Path, tmp_path: Path, lora: dict[str, int] | None
@@ -172,10 +184,10 @@ def test_two_trainers_do_not_share_a_directory(tiny_model: Path, tmp_path: Path)
 
 def test_held_out_tasks_are_measured_once_before_the_first_step(tiny_model: Path, tmp_path: Path) -> None:
     run = settings(tiny_model, tmp_path, steps=2)
-    asked: list[int] = []
+    asked: list[tuple[int, bool]] = []
 
-    def held_out(step: int) -> dict[str, float]:
-        asked.append(step)
+    def held_out(step: int, is_last: bool) -> dict[str, float]:
+        asked.append((step, is_last))
         return {"held_out_success": step / 10}
 
     for steps in (1, 2):
@@ -183,7 +195,7 @@ def test_held_out_tasks_are_measured_once_before_the_first_step(tiny_model: Path
             training = assemble(run.model_copy(update={"steps": steps}), stack, print)
             training.held_out = held_out
             training.run(stack.enter_context(board(run.metrics, run.out, training.step, quiet())))
-    assert asked == [0, 1, 2]
+    assert asked == [(0, False), (1, True), (2, True)]
     assert [(line["step"], line["held_out_success"]) for line in lines(run.out)] == [
         (0, 0),
         (1, 0.1),

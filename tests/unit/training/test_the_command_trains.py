@@ -27,6 +27,15 @@ def test_a_file_is_carried_out_and_the_checkpoint_named(tiny_model: Path, tmp_pa
     assert (tmp_path / "there" / "checkpoints" / "step-000002" / "weights" / "tokenizer.json").is_file()
 
 
+def test_a_run_ends_in_its_time_and_the_same_command_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+    run = settings(tiny_model, tmp_path)
+    path = written(tmp_path, run.model_dump(mode="json", exclude_defaults=True))
+    for step in (1, 2):
+        done = CliRunner().invoke(app, ["train", path, "--seconds", "0.001", "--seed", "7"])
+        assert done.exit_code == 0, done.output
+        assert f"step-{step:06d}" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

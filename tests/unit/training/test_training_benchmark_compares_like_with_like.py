@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.training.faithfulness import compare, versions
+from benchmarks.training.faithfulness import compare, compared, rescored, versions
 from benchmarks.training.figure import chart
 from benchmarks.training.layouts import LAYOUTS, laid_out, reduced
 from benchmarks.training.speed import compare_gradients, measure
 from polar.training.settings import ModelSettings
 from polar.trajectory.recording import Recording
+from tests.fakes.scoring_engine import ScoringEngine, logprobs_of
 from tests.fakes.training_runs import LOGPROB, groups
 
 BUDGET = 256
@@ -52,9 +54,19 @@ def test_a_reduced_session_keeps_its_shape(recordings: list[Recording]) -> None:
 def test_logprobs_are_compared_token_by_token(tiny_model: Path, recordings: list[Recording]) -> None:
     model = ModelSettings(name=str(tiny_model), device="cpu")
     counted = versions(recordings)
-    found = compare(recordings, model, "float32", version=0, budget=BUDGET, temperature=1.0)
+    rows = compared(recordings, version=0, temperature=1.0)
+    found = compare(rows, model, "float32", budget=BUDGET, temperature=1.0)
     assert found.tokens == counted[0]
     # Recorded is one made-up number for all; an untrained policy is never exactly there.
     assert 0 < found.mean <= found.p99 <= found.max < -2 * LOGPROB
-    with pytest.raises(SystemExit, match="version 9"):
-        compare(recordings, model, "float32", version=9, budget=BUDGET, temperature=1.0)
+    assert not compared(recordings, version=9, temperature=1.0)
+    with pytest.raises(SystemExit, match="no token"):
+        compare([], model, "float32", budget=BUDGET, temperature=1.0)
+
+
+async def test_sessions_that_are_scored_again_carry_what_the_engine_says(recordings: list[Recording]) -> None:
+    before = compared(recordings, version=0, temperature=1.0)
+    for was, now in zip(before, await rescored(before, ScoringEngine()), strict=True):
+        assert (was.name, was.ids.tolist()) == (now.name, now.ids.tolist())
+        expected = np.array(logprobs_of(now.ids.tolist()), np.float32)[now.trained.depths]
+        assert now.trained.logprobs.tolist() == expected.tolist()

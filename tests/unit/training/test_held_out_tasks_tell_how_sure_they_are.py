@@ -1,0 +1,39 @@
+"""Held-out success comes with its interval, and with which tasks were passed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from polar.models.task import TaskSpec
+from polar.training.rollouts import HeldOut
+from tests.fakes.rollout_client import RolloutClient
+from tests.systems import shell_task
+
+TASKS = [shell_task(f"t{number}", "true") for number in range(4)]
+
+
+def test_each_time_is_an_interval_over_tasks_and_a_line(tmp_path: Path) -> None:
+    client = RolloutClient()
+    client.equal = {"-t0", "-t1"}
+    told = tmp_path / "held-out.jsonl"
+    held_out = HeldOut(cast(Any, client), TASKS, samples=2, temperature=1.0, told=told)
+    before = held_out.numbers(0)
+    # Of the scripted server's two sessions the second fails, but for those rewarded alike.
+    assert before["held_out_success"] == before["held_out_reward"] == 0.75
+    assert 0.5 <= before["held_out_low"] < 0.75 < before["held_out_high"] <= 1.0
+    client.equal |= {"-t2", "-t3"}
+    after = held_out.numbers(10)
+    assert after["held_out_success"] == after["held_out_high"] == 1.0
+    assert [json.loads(line) for line in told.read_text().splitlines()] == [
+        {"step": 0, "passed": {"t0": 1.0, "t1": 1.0, "t2": 0.5, "t3": 0.5}},
+        {"step": 10, "passed": dict.fromkeys(("t0", "t1", "t2", "t3"), 1.0)},
+    ]
+    assert all(TaskSpec.model_validate(task.model_dump()).priority == 100 for task in client.submitted)
+
+
+def test_nothing_held_out_is_nothing_told(tmp_path: Path) -> None:
+    told = tmp_path / "held-out.jsonl"
+    assert HeldOut(cast(Any, RolloutClient()), [], 2, 1.0, told).numbers(0) == {}
+    assert not told.exists()

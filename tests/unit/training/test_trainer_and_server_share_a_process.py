@@ -1,0 +1,65 @@
+"""A server of the run's own works beside the trainer: both get their turns, and it ends with the run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polar.errors import NotInstalled
+from polar.generation.place import Place
+from polar.training import server
+from polar.training.server import TURN_SECONDS, rollout_server
+from polar.training.settings import GrpoSettings, RolloutSettings
+
+HERE = Place("http://127.0.0.1:1", "token")
+
+
+def settings(out: Path, **rollouts: Any) -> tuple[GrpoSettings, RolloutSettings]:
+    run = GrpoSettings.model_validate({"out": out, "steps": 1, "rollouts": {"tasks": ["none"], **rollouts}})
+    assert run.rollouts is not None
+    return run, run.rollouts
+
+
+def test_threads_take_short_turns_while_both_work_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    @asynccontextmanager
+    async def own_system(*_: object) -> AsyncIterator[Place]:
+        yield HERE
+        ended.append(True)
+
+    monkeypatch.setattr(server, "own_system", own_system)
+    before = sys.getswitchinterval()
+    with rollout_server(*settings(tmp_path), [], print) as place:
+        assert place == HERE
+        assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS)
+        assert not ended
+    assert ended
+    assert sys.getswitchinterval() == before
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def own_system(*_: object) -> AsyncIterator[Place]:
+        raise NotInstalled("runtime bubblewrap: not here")
+        yield HERE
+
+    monkeypatch.setattr(server, "own_system", own_system)
+    before = sys.getswitchinterval()
+    with pytest.raises(NotInstalled, match="not here"), rollout_server(*settings(tmp_path), [], print):
+        pass
+    assert sys.getswitchinterval() == before
+
+
+def test_a_server_that_is_there_is_taken_as_it_is(tmp_path: Path) -> None:
+    before = sys.getswitchinterval()
+    with rollout_server(*settings(tmp_path, server="http://127.0.0.1:2"), [], print) as place:
+        assert place.url == "http://127.0.0.1:2"
+        assert sys.getswitchinterval() == before
