@@ -1,17 +1,20 @@
 #!/bin/sh
-# The learning proof on the GPU machine, after unpack.sh: warm start, then GRPO, as far as the time goes.
-#   OUT=dir sh tools/device/learn.sh sft 300        the warm start, and which of its checkpoints is taken
-#   OUT=dir sh tools/device/learn.sh grpo 540       GRPO for so many seconds; again: it goes on
-# More words after the seconds are passed to `polar train`, for example --out runs/seed-1.
-# Everything worth keeping is copied to $OUT while it runs.
+# The learning proof on the GPU machine, after unpack.sh: warm start, then GRPO, each in the time it is given.
+#   OUT=dir sh tools/device/learn.sh sft 300           the warm start, and which of its checkpoints is taken
+#   OUT=dir sh tools/device/learn.sh grpo 400 0        GRPO with seed 0; again: it goes on
+#   OUT=dir sh tools/device/learn.sh curve             the picture and the table of all seeds so far
+# A GRPO call of so many seconds measures the held-out tasks before its first step and after its last, and
+# ends by itself. More words after the seed are passed to `polar train`, for example --steps 100.
+# RUN and SFT name other settings. Everything worth keeping is copied to $OUT while it runs.
 set -u
 . .device/env
-: "${OUT:=.device/out}"
+: "${OUT:=.device/out}" "${RESERVE:=100}"
 mkdir -p "$OUT" runs
 export RUN="${RUN:-examples/grpo-pi/gpu.yaml}"
 part=$1
-seconds=${2:-570}
-shift; [ $# -gt 0 ] && shift
+seconds=${2:-400}
+seed=${3:-0}
+shift; [ $# -gt 0 ] && shift; [ $# -gt 0 ] && shift
 if [ "$RUNTIME" != bubblewrap ]; then
     sed -i "s/runtime: bubblewrap/runtime: $RUNTIME/" examples/grpo-pi/train.yaml examples/grpo-pi/held-out.yaml
 fi
@@ -24,9 +27,15 @@ keep() {
     for run in $(of_now); do
         name=$(basename "$run")
         cp "$run/metrics.jsonl" "$OUT/$name.jsonl" 2>/dev/null
+        cp "$run/held-out.jsonl" "$OUT/$name.held-out.jsonl" 2>/dev/null
         cp "$run/choice.jsonl" "$OUT/choice.jsonl" 2>/dev/null
         tail -c 200000 "$run/train.log" > "$OUT/$name.log" 2>/dev/null
     done
+}
+
+curve() {
+    set -- runs/seed-*/metrics.jsonl
+    [ -f "$1" ] && "$PYTHON3" examples/grpo-pi/curve.py "$@" --out "$OUT/learning"
 }
 
 # In the background, because a shell lets what runs there ignore the interrupt that ends a run in time.
@@ -40,11 +49,17 @@ case $part in
             "$PYTHON3" examples/grpo-pi/choose.py "$RUN" runs/warm-start
         ' sh "${SFT:-examples/grpo-pi/sft.yaml}" "$@" || code=$?
         ;;
-    grpo) timeout -k 20 -s INT "$seconds" "$PYTHON3" -m polar train "$RUN" "$@" || code=$? ;;
-    *) echo "sft or grpo?"; code=2 ;;
+    grpo)
+        # What the start, the last step and the last measurement take is kept back from training.
+        timeout -k 20 -s INT "$seconds" "$PYTHON3" -m polar train "$RUN" --out "runs/seed-$seed" \
+            --seed "$seed" --seconds "$((seconds - RESERVE))" "$@" || code=$?
+        ;;
+    curve) ;;
+    *) echo "sft, grpo or curve?"; code=2 ;;
 esac
 kill $keeping
 keep
+curve
 # Each run's newest adapter, in bfloat16: small enough to come back, and to ship.
 for run in $(of_now); do
     newest=$(ls -d "$run/chosen" "$run"/checkpoints/step-*/weights 2>/dev/null | sort | tail -1)
