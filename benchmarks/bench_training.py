@@ -3,6 +3,7 @@
 make bench-training                                       small, on a CPU; full size where there is a GPU
 python benchmarks/bench_training.py --sessions DIR        other recordings
 python benchmarks/bench_training.py --faithfulness DIR    recorded logprobs against the trainer's
+python benchmarks/bench_training.py --faithfulness DIR --rescore    … against what the engine says of them now
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from benchmarks.training import faithfulness, models
 from benchmarks.training.figure import chart
 from benchmarks.training.layouts import LAYOUTS, read_recordings, reduced
 from benchmarks.training.speed import Agreement, Measurement, compare_gradients, measure
-from polar.config.settings import DEFAULT_MODEL
+from polar.config.settings import DEFAULT_MODEL, load_settings
+from polar.engines.base import WeightUpdate
+from polar.stack import connected
 from polar.training.settings import Lora, ModelSettings
+from polar.trajectory.packing.rows import Row
 from polar.trajectory.recording import Recording
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +53,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         recordings = sessions(asked, Path(scratch))
         model = model_settings(asked, Path(scratch) / "model")
+        if asked.gradients:
+            report_gradients(compare_gradients(pair(recordings), model, asked.budget))
+            return
         measured = []
         for layout in LAYOUTS:
             measured.append(measure(layout, recordings, model, asked.budget, asked.seconds))
@@ -71,12 +78,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lora", type=int, help="train an adapter of this rank instead of all weights")
     parser.add_argument("--compile", action="store_true", help="compile the model's layers")
     parser.add_argument("--limit", type=int, help="so many sessions only")
+    parser.add_argument("--gradients", action="store_true", help="only whether those of the layouts agree")
     parser.add_argument("--calls", type=int, help="only so many model calls of each, in a small vocabulary")
     parser.add_argument(
         "--name", default=f"training-{'gpu' if is_gpu else 'cpu'}", help="of the result files"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="where they go")
     parser.add_argument("--faithfulness", type=Path, metavar="DIR", help="recordings of a real engine")
+    parser.add_argument(
+        "--rescore", action="store_true", help="with it: by what the embedded engine says now"
+    )
     parser.add_argument("--start", type=Path, help="with it: the weights or adapter they were sampled with")
     parser.add_argument("--version", type=int, help="with it: of which policy version; else the first")
     parser.add_argument("--temperature", type=float, default=1.0, help="with it: what was sampled at")
@@ -128,8 +139,7 @@ def report_speed(
     trained = f"an adapter of rank {asked.lora}" if asked.lora else "all weights"
     told.append(f"model {asked.model}{', compiled' if asked.compile else ''}, {trained}, {_device()}")
     if agreement is not None:
-        agreed = f"gradients of {agreement.sessions} sessions agree to {agreement.most:.1e} of the largest"
-        told.append(f"{agreed}, in float32")
+        told.append(agreed(agreement))
     header, rows = speed_rows(measured)
     if agreement is None:
         print(" · ".join(f"{name} {value}" for name, value in zip(header, rows[-1], strict=True)), flush=True)
@@ -146,6 +156,17 @@ def report_speed(
     write(asked, document, "Training speed", [IDENTICAL, *told], header, rows)
     title = f"Training {len(recordings)} sessions, {_device()}"
     (asked.out / f"{asked.name}.svg").write_text(chart(title, measured))
+
+
+def report_gradients(agreement: Agreement) -> None:
+    print(agreed(agreement))
+    if agreement.most > TOLERANCE:
+        raise SystemExit(f"missed: gradients differ: {agreement.worst}")
+
+
+def agreed(agreement: Agreement) -> str:
+    found = f"gradients of {agreement.sessions} sessions agree to {agreement.most:.1e} of the largest"
+    return f"{found}, in float32 (products in {torch.backends.cuda.matmul.fp32_precision})"
 
 
 def check_goals(measured: Sequence[Measurement], agreement: Agreement) -> None:
@@ -196,17 +217,21 @@ def report_faithfulness(asked: argparse.Namespace) -> None:
     version = min(counted) if asked.version is None else asked.version
     lora = Lora() if asked.start and (asked.start / "adapter_config.json").is_file() else None
     model = ModelSettings(name=asked.model or DEFAULT_MODEL, start=asked.start, lora=lora)
-    found = [
-        faithfulness.compare(recordings, model, precision, version, asked.budget, asked.temperature)
-        for precision in ("float32", "bfloat16")
-    ]
+    rows = faithfulness.compared(recordings, version, asked.temperature)
     told = [
         f"{len(recordings)} sessions; tokens by policy version {counted}, compared: version {version}",
         f"model {model.name}, weights {asked.start or 'its own'}, trainer on {_device()}",
     ]
+    if asked.rescore:
+        rows = asyncio.run(rescored(rows, model))
+        told.append("the embedded engine was shown the sessions and asked how likely it holds their tokens")
+    found = [
+        faithfulness.compare(rows, model, precision, asked.budget, asked.temperature)
+        for precision in ("float32", "bfloat16")
+    ]
     header = ["trainer computes in", "tokens", "mean difference", "99 % below", "largest"]
     header += ["ratio from 1, mean"]
-    rows = [
+    cells = [
         [
             one.precision,
             f"{one.tokens:,}",
@@ -214,7 +239,7 @@ def report_faithfulness(asked: argparse.Namespace) -> None:
         ]
         for one in found
     ]
-    show("faithfulness", header, rows, told)
+    show("faithfulness", header, cells, told)
     document = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command(asked),
@@ -223,7 +248,17 @@ def report_faithfulness(asked: argparse.Namespace) -> None:
         "precisions": [asdict(one) for one in found],
     }
     asked.name = asked.name.replace("training", "faithfulness")
-    write(asked, document, "Faithfulness of the trainer's logprobs", told, header, rows)
+    write(asked, document, "Faithfulness of the trainer's logprobs", told, header, cells)
+
+
+async def rescored(rows: Sequence[Row], model: ModelSettings) -> list[Row]:
+    """The rows with the logprobs of the embedded engine with the same weights, started for this."""
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = load_settings(None, {"data_dir": scratch, "engine": {"model": model.name}})
+        async with connected(settings, print) as engine:
+            if model.start is not None:
+                await engine.update_weights(WeightUpdate(1, str(model.start.absolute())))
+            return await faithfulness.rescored(rows, engine)
 
 
 def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], told: Sequence[str]) -> None:

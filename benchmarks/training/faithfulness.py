@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from polar.engines.base import Engine
 from polar.training.groups import sampled_otherwise
 from polar.training.policy import load_policy
 from polar.training.settings import ModelSettings
@@ -38,16 +39,28 @@ def versions(recordings: Sequence[Recording]) -> dict[int, int]:
     return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
+def compared(recordings: Sequence[Recording], version: int, temperature: float) -> list[Row]:
+    """All tokens of one policy version that were sampled at this temperature with nothing cut."""
+    return [found for one in recordings for found in _rows(one, version, temperature)]
+
+
+async def rescored(rows: Sequence[Row], engine: Engine) -> list[Row]:
+    """The rows with the logprobs that the engine gives their tokens when it is shown them, at temperature 1.
+
+    For sessions that were sampled by something else, as those that a script played.
+    """
+    found = []
+    for one in rows:
+        scores = np.array(await engine.score(one.ids.tolist()), np.float32)
+        trained = replace(one.trained, logprobs=scores[one.trained.depths])
+        found.append(replace(one, trained=trained))
+    return found
+
+
 def compare(
-    recordings: Sequence[Recording],
-    model: ModelSettings,
-    precision: str,
-    version: int,
-    budget: int,
-    temperature: float,
+    rows: Sequence[Row], model: ModelSettings, precision: str, budget: int, temperature: float
 ) -> Faithfulness:
-    """Of all tokens of one policy version that were sampled at this temperature with nothing cut."""
-    rows = [found for one in recordings for found in _rows(one, version, temperature)]
+    """The rows' logprobs with those that the trainer computes in this precision."""
     policy = load_policy(
         model.model_copy(update={"precision": precision}), temperature=temperature, most_tokens=budget
     )
@@ -57,7 +70,7 @@ def compare(
         differences.append(ours - batch.terms.logprobs)
     found = np.concatenate(differences) if differences else np.zeros(0)
     if not len(found):
-        raise SystemExit(f"no token of version {version} was sampled at temperature {temperature:g}, uncut")
+        raise SystemExit(f"no token was sampled at temperature {temperature:g}, uncut, with these weights")
     apart = np.abs(found)
     return Faithfulness(
         precision,
