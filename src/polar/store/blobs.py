@@ -110,6 +110,6 @@ def open_blobs(kind: str, data_dir: Path, url: str | None) -> Blobs:
 
 def recording_path(data_dir: Path, session_id: str) -> Path | None:
     """The file of a session's newest recording below a data directory, for a person to look at."""
-    directory = (data_dir / RECORDINGS / BlobName(session_id, 0).path).parent
-    tokens = [int(path.name) for path in directory.glob("*") if path.name.isdigit()]
-    return directory / str(max(tokens)) if tokens else None
+    from polar.store.file_blobs import FileBlobs
+
+    return FileBlobs(data_dir / RECORDINGS).newest(session_id)

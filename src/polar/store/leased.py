@@ -20,13 +20,13 @@ BATCH = 500
 """Rows handled by one statement: well below every database's limit on parameters."""
 
 
-def rows_of(connection: Connection, ids: Sequence[str], *, for_update: bool = True) -> list[Row[Any]]:
-    """The sessions of these ids that there are, locked unless they are only looked at."""
+def rows_of(connection: Connection, ids: Sequence[str]) -> list[Row[Any]]:
+    """The sessions of these ids that there are, locked."""
     rows: list[Row[Any]] = []
     for start in range(0, len(ids), BATCH):
         # Everyone locks in the same order, so that no two wait for each other.
         query = select(sessions).where(sessions.c.id.in_(ids[start : start + BATCH])).order_by(sessions.c.seq)
-        rows += connection.execute(query.with_for_update(key_share=True) if for_update else query).all()
+        rows += connection.execute(query.with_for_update(key_share=True)).all()
     return rows
 
 

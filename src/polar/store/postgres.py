@@ -36,6 +36,8 @@ class PostgresDatabase(Database):
     def __init__(self, url: URL, clock: Clock) -> None:
         super().__init__(url.set(drivername="postgresql").render_as_string(hide_password=True), clock)
         self._engine = _engine(url)
+        # Inside a transaction too, each statement sees all that is committed when it begins.
+        self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._shares_clock = clock is time.time
 
     @classmethod
@@ -53,7 +55,7 @@ class PostgresDatabase(Database):
 
     async def read(self, look: Callable[[Connection], T]) -> T:
         with self._network_errors():
-            async with self._engine.connect() as connection:
+            async with self._reading.connect() as connection:
                 return await connection.run_sync(look)
 
     async def write(self, change: Callable[[Connection], T]) -> T:

@@ -53,27 +53,26 @@ async def _sweep_blobs(store: Store, blobs: Blobs, keep: float | None, grace: fl
     """How many results' blobs were kept long enough, and how many belonged to no result."""
     now = store.database.now()
     found = await blobs.found()
-    old = orphaned = 0
+    old: list[BlobName] = []
+    orphaned: list[BlobName] = []
     for start in range(0, len(found), BATCH):
         batch = found[start : start + BATCH]
         known = await store.database.read(partial(_known, batch=batch))
-        expired = [
-            blob
+        old += [
+            blob.name
             for blob in batch
             if keep is not None and (at := known.ended.get(blob.name)) and at < now - keep
         ]
         # A lease that has ended never comes back: what it delivered can become no one's result.
-        lost = [
-            blob
+        orphaned += [
+            blob.name
             for blob in batch
             if blob.name not in known.ended
             and blob.name not in known.held
             and (blob.at is None or blob.at < now - grace)
         ]
-        await blobs.remove(blob.name for blob in (*expired, *lost))
-        old += len(expired)
-        orphaned += len(lost)
-    return old, orphaned
+    await blobs.remove([*old, *orphaned])
+    return len(old), len(orphaned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +85,14 @@ class _Known:
 
 def _known(connection: Connection, batch: Iterable[Stored]) -> _Known:
     ids = {blob.name.session_id for blob in batch}
+    # First what is held: what a node delivers between the two is then found among the results.
+    leased = connection.execute(
+        select(sessions.c.id, sessions.c.fencing_token, sessions.c.status).where(sessions.c.id.in_(ids))
+    ).all()
     ended = connection.execute(
         select(results.c.session_id, results.c.fencing_token, results.c.created_at).where(
             results.c.session_id.in_(ids)
         )
-    )
-    leased = connection.execute(
-        select(sessions.c.id, sessions.c.fencing_token, sessions.c.status).where(sessions.c.id.in_(ids))
     )
     return _Known(
         {BlobName(row.session_id, row.fencing_token): row.created_at for row in ended},

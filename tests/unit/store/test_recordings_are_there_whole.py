@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polar.errors import Conflict, NotFound, Unavailable
 from polar.models.session import Lease
@@ -104,3 +108,76 @@ async def test_recording_of_a_session_without_one_is_not_found(store: Store) -> 
     await store.complete("task.0", lease.fencing_token, result_of(lease))
     with pytest.raises(NotFound, match="has no recording"):
         await store.recording("task.0")
+
+
+def stored_early(root: Path, name: BlobName, data: bytes) -> Path:
+    """A blob as it was stored when each session had a directory of its own."""
+    path = root / name.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+async def test_what_an_early_store_holds_is_read_found_and_let_go(tmp_path: Path) -> None:
+    name, other = BlobName("s.0", 1), BlobName("s.0", 2)
+    early = stored_early(tmp_path / "recordings", name, b"early")
+    recordings = FileBlobs(tmp_path / "recordings")
+    assert await recordings.exists(name)
+    assert [chunk async for chunk in recordings.read(name)] == [b"early"]
+    assert recordings.local_path(name) == recording_path(tmp_path, "s.0") == early
+    await recordings.put_whole(other, b"late")
+    assert {stored.name for stored in await recordings.found()} == {name, other}
+    assert recording_path(tmp_path, "s.0") == recordings.local_path(other)
+    await recordings.remove([name])
+    assert not await recordings.exists(name)
+    assert not early.parent.exists()
+    assert [stored.name for stored in await recordings.found()] == [other]
+
+
+async def test_an_early_lease_s_blob_goes_when_a_later_one_s_result_is_taken(tmp_path: Path) -> None:
+    recordings = FileBlobs(tmp_path)
+    early = stored_early(tmp_path, BlobName("s.0", 1), b"early")
+    await recordings.put_whole(BlobName("s.0", 3), b"kept")
+    await recordings.put_whole(BlobName("s.0", 2), b"fenced off")
+    await recordings.put_whole(BlobName("s.01", 1), b"another's")
+    await recordings.keep_only(BlobName("s.0", 3))
+    assert not early.parent.exists()
+    assert {stored.name for stored in await recordings.found()} == {BlobName("s.0", 3), BlobName("s.01", 1)}
+
+
+async def test_a_blob_delivered_again_after_an_upgrade_is_the_one_that_counts(tmp_path: Path) -> None:
+    name = BlobName("s.0", 1)
+    stored_early(tmp_path, name, b"early")
+    recordings = FileBlobs(tmp_path)
+    await recordings.put_whole(name, b"again")
+    assert recordings.local_path(name).read_bytes() == b"again"
+    await recordings.remove([name])
+    assert await recordings.found() == []
+
+
+async def test_uploads_that_broke_off_long_ago_are_let_go(tmp_path: Path) -> None:
+    recordings = FileBlobs(tmp_path)
+    await recordings.put_whole(BlobName("s.0", 1), b"whole")
+    shard = recordings.path("s.0", 1).parent
+    old, recent = shard / ".part-old", shard / ".part-recent"
+    for part in (old, recent):
+        part.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    await recordings.remove([])
+    assert not old.exists()
+    assert recent.exists()
+    assert await recordings.exists(BlobName("s.0", 1))
+
+
+@given(
+    session_id=st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,40}\.[0-9]{1,4}\Z"), token=st.integers(1, 2**62)
+)
+def test_a_file_s_name_tells_whose_it_is(session_id: str, token: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        recordings = FileBlobs(Path(directory))
+        name = BlobName(session_id, token)
+        for place in (recordings.path(session_id, token), Path(directory) / name.path):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+            assert [stored.name for stored in asyncio.run(recordings.found())] == [name]
+            place.unlink()
