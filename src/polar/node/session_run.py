@@ -83,8 +83,8 @@ class SessionRun:
 
     @property
     def name(self) -> str:
-        """Of this attempt's directory and capture."""
-        return f"{self.lease.session_id}.{self.lease.attempt}"
+        """Of this lease's directory and capture; a session that was given back keeps its attempt's number."""
+        return f"{self.lease.session_id}@{self.lease.fencing_token}"
 
     @property
     def capture(self) -> Path:
@@ -234,7 +234,8 @@ class SessionRun:
     def clear_away(self) -> None:
         """Remove what is left of the session on this machine, once all of it is stored."""
         self.capture.unlink(missing_ok=True)
-        for directory in (self.kept, *self.shop.sessions_dir.glob(f"{self.name}*")):
+        sandboxes = self.shop.sessions_dir
+        for directory in (self.kept, sandboxes / self.name, *sandboxes.glob(f"{self.name}.*")):
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from polar.gateway.gateways import Gateways
 from polar.models.session import Lease, SessionStatus
 from polar.models.views import Heartbeat, LeaseRequest, Leases, Release, SessionBeat
 from polar.node.directory import held
+from polar.node.leftovers import let_go
 from polar.node.policy import PolicyFollower, weight_roots
 from polar.node.pools import Seat
 from polar.node.reaching import until_reached
@@ -36,6 +37,8 @@ PROMPT_SECONDS = 0.5
 ENDINGS_AT_ONCE = 16
 LAST_DELIVERY_SECONDS = 5.0
 """How long a node that is asked to stop still tries to deliver a finished session."""
+SWEEP_SECONDS = 3600.0
+"""How often the node looks for what leases left here long ago."""
 BEAT_SECONDS = 2.0
 """How old the progress that users see may be; leases alone would need fewer heartbeats."""
 
@@ -82,9 +85,11 @@ class Node:
                 async with asyncio.TaskGroup() as group:
                     beats = group.create_task(self._heartbeats())
                     policy = group.create_task(self._policy.run(), name="policy")
+                    sweeps = group.create_task(self._sweep_forever(), name="leftovers")
                     await self._work_until_drained()
                     beats.cancel()
                     policy.cancel()
+                    sweeps.cancel()
             except ExceptionGroup as failures:
                 raise _first(failures) from failures
             finally:
@@ -124,6 +129,13 @@ class Node:
             if count:
                 log.warning("ended %d sandboxes that an earlier run left behind (%s)", count, name)
         await self._shop.snapshots.reap()
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            at_work = {run.name for run in self._runs.values()}
+            if count := await asyncio.to_thread(let_go, self._shop, at_work):
+                log.info("let go of %d things that leases without a result left here", count)
+            await asyncio.sleep(SWEEP_SECONDS)
 
     async def _lease_forever(self, group: asyncio.TaskGroup) -> None:
         entrance = self._shop.pools.entrance

@@ -1,0 +1,63 @@
+"""What a lease leaves on its node is mixed into no other, is there to look at, and goes in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from polar.models.session import SessionStatus
+from tests.conformance import eventually
+from tests.fakes.scripted_engine import Answer, Script
+from tests.systems import ASK, shell_task, system
+
+
+async def test_a_session_given_back_and_leased_again_records_only_its_last_run(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    script: list[Script] = ["Begun.", Answer("Never.", gate=gate), "Begun again.", "Done."]
+    async with system(tmp_path / "data", script) as running:
+        await running.client.submit(shell_task("moved", ASK + ASK))
+        async with running.node():
+            await running.engine.waiting.wait()
+        (left,) = (tmp_path / "data/nodes/local/captures").iterdir()
+        assert left.stat().st_size > 0
+        gate.set()
+        async with running.node():
+            (result,) = await running.client.wait(["moved"], timeout=120)
+    assert (result.status, result.stats.completions) == (SessionStatus.COMPLETED, 2)
+    assert [left] == list((tmp_path / "data/nodes/local/captures").iterdir())
+
+
+async def test_a_node_that_starts_lets_go_of_what_was_left_long_ago(tmp_path: Path) -> None:
+    async with system(tmp_path / "data", ["A fine answer."]) as running:
+        node_dir = tmp_path / "data/nodes/local"
+        captures, logs = node_dir / "captures", node_dir / "sessions/old.0@1/logs"
+        for directory in (captures, logs):
+            directory.mkdir(parents=True)
+        old, recent = captures / "old.0@1.log", captures / "recent.0@1.log"
+        long_ago = time.time() - 25 * 3600
+        for path in (old, recent, logs / "agent.log"):
+            path.write_text("left")
+        for path in (old, logs.parent):
+            os.utime(path, (long_ago, long_ago))
+        await running.client.submit(shell_task("one", ASK))
+        async with running.node():
+            await running.client.wait(["one"], timeout=60)
+        assert not old.exists()
+        assert not logs.parent.exists()
+        assert recent.read_text() == "left"
+
+
+async def test_clearing_one_session_away_leaves_those_with_similar_names(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    script: list[Script] = [Answer("Slow.", gate=gate), Answer("Slow.", gate=gate), "Quick."]
+    async with system(tmp_path / "data", script) as running, running.node():
+        # The session a.0.1 of the task a.0 is at work while the session a.0 of the task a is cleared away.
+        await running.client.submit(shell_task("a.0", ASK, samples=2))
+        await eventually(lambda: len(running.engine.requests) == 2)
+        await running.client.submit(shell_task("a", ASK))
+        await running.client.wait(["a"], timeout=60)
+        gate.set()
+        results = await running.client.wait(["a.0"], timeout=60)
+    assert [(result.status, result.reward) for result in results] == [(SessionStatus.COMPLETED, 1.0)] * 2
