@@ -106,6 +106,8 @@ def install_environment(extras: list[str]) -> None:
         target = f"{directory}[{','.join(extras)}]"
         pip("install", "--quiet", "--constraint", str(CONSTRAINTS), "setuptools", target)
     pip("uninstall", "--quiet", "--yes", "polar")
+    # Nor is it installed any more where it was: what says so goes too.
+    STAMP.unlink(missing_ok=True)
 
 
 def keep_environment(cached: Path) -> None:

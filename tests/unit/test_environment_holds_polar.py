@@ -1,0 +1,51 @@
+"""An environment that gets more packages still has Polar itself in it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """tools/environment.py for an environment below a directory of the test's own."""
+    spec = importlib.util.spec_from_file_location("environment_tool", ROOT / "tools" / "environment.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "cache"))
+    venv = tmp_path / ".venv"
+    for name, value in {"VENV": venv, "BIN": venv / "bin", "STAMP": venv / ".environment"}.items():
+        monkeypatch.setattr(module, name, value)
+    return module
+
+
+def test_polar_is_installed_again_when_an_extra_is_added(
+    environment: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_polar = False
+
+    def pip(*arguments: str) -> None:
+        nonlocal has_polar
+        if arguments[0] == "uninstall":
+            has_polar = False
+        elif "--editable" in arguments:
+            has_polar = True
+
+    def make_venv(*_options: str) -> None:
+        (environment.BIN).mkdir(parents=True, exist_ok=True)
+        (environment.BIN / "python").touch()
+
+    monkeypatch.setattr(environment, "pip", pip)
+    monkeypatch.setattr(environment, "make_venv", make_venv)
+    monkeypatch.setattr(environment, "keep_environment", lambda _cached: None)
+    for extras in (["engine", "dev"], ["engine", "dev", "ray"], ["engine", "dev"]):
+        environment.make_environment(extras)
+        environment.install_polar()
+        assert has_polar, extras
