@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from polar.runtimes.allow_list import LOCALHOST, AllowList, Destination
-from polar.runtimes.forwarding import copy, join, served
+from polar.runtimes.forwarding import copy, join, send, served
 
 log = logging.getLogger(__name__)
 
@@ -139,10 +139,10 @@ class ForwardProxy:
         far_reader, far_writer = await self._connect(request.wanted)
         try:
             if request.path is None:
-                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                await send(writer, b"HTTP/1.1 200 Connection established\r\n\r\n")
                 await join(reader, writer, far_reader, far_writer)
                 return
-            far_writer.write(request.forwarded())
+            await send(far_writer, request.forwarded())
             sending = asyncio.create_task(_send_body(reader, far_writer, body_bytes))
             try:
                 await copy(far_reader, writer)
@@ -196,8 +196,7 @@ async def _send_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
     try:
         while count and (data := await reader.read(min(count, MAX_HEAD_BYTES))):
             count -= len(data)
-            writer.write(data)
-            await writer.drain()
+            await send(writer, data)
     except OSError:
         writer.close()
 
@@ -209,8 +208,7 @@ async def _tell(writer: asyncio.StreamWriter, refusal: Refused) -> None:
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     try:
-        writer.write(head.encode() + body)
-        await writer.drain()
+        await send(writer, head.encode() + body)
     except OSError:
         return
 

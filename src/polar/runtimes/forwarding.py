@@ -95,9 +95,17 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     """Copy to the end of the stream and pass the end on; a broken connection is also an end."""
     try:
         while data := await reader.read(_CHUNK):
-            writer.write(data)
-            await writer.drain()
-        if writer.can_write_eof():
+            await send(writer, data)
+        if writer.can_write_eof() and not writer.is_closing():
             writer.write_eof()
     except OSError:
         writer.close()
+
+
+async def send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Write, at the other side's pace; OSError if the connection is over."""
+    # Of a connection that was closed here asyncio drops what is written, and uvloop raises RuntimeError.
+    if writer.is_closing():
+        raise ConnectionResetError("the connection was closed")
+    writer.write(data)
+    await writer.drain()

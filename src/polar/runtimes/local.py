@@ -140,8 +140,7 @@ class LocalSandbox(Sandbox):
             await asyncio.to_thread(self._end_strays)
             raise
         finally:
-            if not running.ended.done():
-                await running.end()
+            await running.end()
             self._running.discard(running)
         hit = self._limits_hit(before) | ({running.exceeded} if running.exceeded else set())
         return ExecResult(self.exit_code(exit_code), timed_out, stdout, stderr, frozenset(hit))

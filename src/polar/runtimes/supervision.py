@@ -123,11 +123,15 @@ class Supervised:
                 await self.end()
 
     async def end(self) -> None:
-        """Kill, and wait until nothing is left."""
+        """Kill, and wait until nothing is left, however it came to its end."""
         self.kill()
         done, _ = await asyncio.wait({self.ended}, timeout=END_SECONDS)
         if not done:
             raise SandboxError(f"process {self._pid} could not be ended")
+        if not self.ended.cancelled():
+            # Its supervisor may have been killed too. Whoever wants the end does not mind, and nobody else
+            # is going to ask.
+            self.ended.exception()
 
     def _send(self, message: bytes) -> None:
         try:

@@ -1,0 +1,79 @@
+"""A command that is ended is asked nothing more: that its supervisor was killed as well is no error then."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polar.runtimes.base import SandboxUnavailable
+from polar.runtimes.supervision import Launch, Supervised
+
+
+def started(directory: Path) -> Supervised:
+    pids = directory / "pids"
+    pids.mkdir()
+    launch = Launch(
+        argv=("/bin/sh", "-c", "read forever"),
+        env={},
+        cwd=directory,
+        stdin=None,
+        stdout=directory / "stdout",
+        stderr=directory / "stderr",
+        output_limit=1024,
+    )
+    return Supervised(launch, pids)
+
+
+async def its_supervisor(directory: Path) -> int:
+    async with asyncio.timeout(60):
+        while not (named := list((directory / "pids").glob("*.json"))):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    return int(named[0].stem)
+
+
+@pytest.fixture
+async def complaints() -> list[dict[str, Any]]:
+    """What asyncio has to say of tasks that nobody looked after."""
+    said: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: said.append(context))
+    return said
+
+
+async def test_the_end_of_a_command_whose_supervisor_was_killed_leaves_no_complaint(
+    tmp_path: Path, complaints: list[dict[str, Any]]
+) -> None:
+    command = started(tmp_path)
+    os.kill(await its_supervisor(tmp_path), signal.SIGKILL)
+    await command.end()
+    del command
+    gc.collect()
+    assert complaints == []
+
+
+async def test_a_cancelled_call_whose_supervisor_was_killed_leaves_no_complaint(
+    tmp_path: Path, complaints: list[dict[str, Any]]
+) -> None:
+    command = started(tmp_path)
+    call = asyncio.create_task(command.run(60))
+    supervisor = await its_supervisor(tmp_path)
+    call.cancel()
+    os.kill(supervisor, signal.SIGKILL)
+    await asyncio.wait({call})
+    assert call.cancelled()
+    del command, call
+    gc.collect()
+    assert complaints == []
+
+
+async def test_a_call_still_learns_that_its_supervisor_was_killed(tmp_path: Path) -> None:
+    command = started(tmp_path)
+    call = asyncio.create_task(command.run(60))
+    os.kill(await its_supervisor(tmp_path), signal.SIGKILL)
+    with pytest.raises(SandboxUnavailable, match="killed"):
+        await call
