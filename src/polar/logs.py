@@ -67,6 +67,7 @@ def log_to_file(path: Path, level: str, format: str = LogFormat.CONSOLE) -> None
 def _log_to(handler: logging.Handler, level: str, format: LogFormat) -> None:
     handler.setFormatter(formatter(format))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.captureWarnings(True)
     logging.getLogger("polar").setLevel(level.upper())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -33,15 +35,29 @@ def ready_url(line: str) -> str:
     return url
 
 
-def test_the_engine_says_ready_serves_and_ends_on_sigterm(model: Path) -> None:
+def test_the_engine_says_ready_serves_logs_and_ends_on_sigterm(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "polar.yaml").write_text("log_level: debug\n")
     command = [*RUN, "--model", str(model), "--port", "0", "--slots", "2", "--threads", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as engine:
+    command += ["--log-format", "json"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+    ) as engine:
         assert engine.stdout is not None
+        assert engine.stderr is not None
         url = ready_url(engine.stdout.readline())
         with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
             assert response.status == 200
         engine.send_signal(signal.SIGTERM)
+        said = [json.loads(line)["message"] for line in engine.stderr]
         assert engine.wait(20) == 0
+    assert f"serving at {url}" in said
+    assert any(re.fullmatch(r"GET /health: 200 in 0\.\d+ s", message) for message in said)
+    assert said[-1] == "asked to end"
 
 
 def test_a_port_in_use_is_one_line_and_exit_1(model: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from polar.cli.options import LogFormat
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -24,6 +26,7 @@ def engine(
     slots: Annotated[int | None, typer.Option(help="Requests decoded together.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
+    log_format: LogFormat = None,
     exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", hidden=True)] = False,
 ) -> None:
     """Serve a model in a subset of vLLM's API.
@@ -35,6 +38,7 @@ def engine(
     import asyncio
 
     from polar.config.settings import load_settings
+    from polar.logs import log_to_stderr
 
     if exit_with_parent:
         exit_with_its_parent()
@@ -46,13 +50,14 @@ def engine(
         "max_context": max_context,
         "threads": threads,
     }
-    settings = load_settings(overrides={"engine": asked}).engine
+    settings = load_settings(overrides={"engine": asked, "log_format": log_format})
+    log_to_stderr(settings.log_level, settings.log_format)
     # Harnesses share the cores with the engine: compute threads that spin while they wait for one
     # another made a step several times slower whenever anything else ran. Read when torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from polar.engines.embedded.server import serve
+    from polar.engines.embedded.serving import serve
 
-    asyncio.run(serve(settings, host, port, _say_ready))
+    asyncio.run(serve(settings.engine, host, port, _say_ready))
 
 
 def _say_ready(url: str) -> None:

@@ -131,6 +131,9 @@ def load(settings: EngineSettings) -> SlotModel:
     """The configured model, ready to compute; NotInstalled or InvalidInput in one line if it cannot be."""
     directory = ensure_model(settings.model)
     transformers_logging.disable_progress_bar()
+    # Its lines are to look like everyone's.
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
     attention.register()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -32,12 +32,14 @@ class EngineProcess:
 
 
 @asynccontextmanager
-async def embedded_engine(settings: EngineSettings, log_file: Path) -> AsyncIterator[EngineProcess]:
-    """Start the engine, yield it once it serves, end it on the way out."""
+async def embedded_engine(
+    settings: EngineSettings, log_file: Path, *, log_format: str | None = None
+) -> AsyncIterator[EngineProcess]:
+    """Start the engine, yield it once it serves, end it on the way out; `log_format` as of `Settings`."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *_command(settings),
+            *_command(settings, log_format),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
@@ -49,7 +51,7 @@ async def embedded_engine(settings: EngineSettings, log_file: Path) -> AsyncIter
         await _stop(process)
 
 
-def _command(settings: EngineSettings) -> list[str]:
+def _command(settings: EngineSettings, log_format: str | None) -> list[str]:
     command = [sys.executable, "-m", "polar", "engine", "--exit-with-parent"]
     options = {
         "--model": settings.model,
@@ -60,6 +62,7 @@ def _command(settings: EngineSettings) -> list[str]:
         "--slots": settings.slots,
         "--max-context": settings.max_context,
         "--threads": settings.threads,
+        "--log-format": log_format,
     }
     for name, value in options.items():
         if value is not None:

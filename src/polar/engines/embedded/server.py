@@ -9,30 +9,28 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import signal
 import socket
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
 from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel, ValidationError
 
-from polar.config.settings import EngineSettings, explain
-from polar.engines.embedded.grammar import Grammars, Guide
+from polar.config.settings import explain
+from polar.engines.embedded.intake import Intake
 from polar.engines.embedded.metrics import families
-from polar.engines.embedded.model import SlotModel, load
+from polar.engines.embedded.model import SlotModel
 from polar.engines.embedded.policy import read_policy
 from polar.engines.embedded.sampler import LOGPROBS_MODE
-from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
+from polar.engines.embedded.scheduler import Sampled, Scheduler
 from polar.engines.embedded.wire import (
     Answer,
     BadRequest,
@@ -51,7 +49,6 @@ from polar.models.policy import PauseMode
 from polar.telemetry.page import CONTENT_TYPE, PATH, MetricsPage
 
 log = logging.getLogger(__name__)
-access_log = logging.getLogger("polar.engine.access")
 
 _PAUSES = {"keep": PauseMode.KEEP, "wait": PauseMode.DRAIN, "abort": PauseMode.ABORT}
 """By vLLM's names."""
@@ -65,7 +62,7 @@ class EmbeddedServer:
     def __init__(self, model: SlotModel, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.model = model
         self.scheduler = Scheduler(model)
-        self._grammars = Grammars(model.text_tokenizer, model.vocabulary, model.eos_token_ids)
+        self._intake = Intake(model)
         self.worker: Worker
         self._socket = listen(host, port)
         self._host = host
@@ -85,7 +82,11 @@ class EmbeddedServer:
         self._loading = asyncio.Lock()
         # A client that goes away cancels its handler, and with it the generation.
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=access_log, shutdown_timeout=1.0
+            app,
+            handler_cancellation=True,
+            access_log=log,
+            access_log_class=_RequestLines,
+            shutdown_timeout=1.0,
         )
 
     @property
@@ -161,22 +162,22 @@ class EmbeddedServer:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await _parse(request, TokenizeBody)
-        self._check_model(body.model)
+        self._intake.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise BadRequest("prompt: give either prompt or messages", "prompt")
         if body.messages is not None:
-            ids = await self._render(body.messages, body.tools, body.add_generation_prompt)
+            ids = await self._intake.render(body.messages, body.tools, body.add_generation_prompt)
         else:
-            ids = await self._encode(body.prompt or "", body.add_special_tokens)
+            ids = await self._intake.encode(body.prompt or "", body.add_special_tokens)
         return _json(
             {"count": len(ids), "max_model_len": self.model.context, "tokens": ids, "token_strs": None}
         )
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await _parse(request, CompletionBody)
-        self._check_model(body.model)
-        prompt = await self._prompt(body.prompt)
-        asked = await self._generation(body, prompt, body.max_tokens)
+        self._intake.check_model(body.model)
+        prompt = await self._intake.prompt(body.prompt)
+        asked = await self._intake.generation(body, prompt, body.max_tokens)
         answer = Answer(
             id=f"cmpl-{uuid.uuid4().hex}",
             model=self.model.name,
@@ -217,9 +218,9 @@ class EmbeddedServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await _parse(request, ChatBody)
-        self._check_model(body.model)
-        prompt = await self._render(body.messages, body.tools, add_generation_prompt=True)
-        asked = await self._generation(body, prompt, body.max_completion_tokens or body.max_tokens)
+        self._intake.check_model(body.model)
+        prompt = await self._intake.render(body.messages, body.tools, add_generation_prompt=True)
+        asked = await self._intake.generation(body, prompt, body.max_completion_tokens or body.max_tokens)
         answer = Answer(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             model=self.model.name,
@@ -244,92 +245,6 @@ class EmbeddedServer:
                     yield {**root, "usage": answer.usage(count, cached)}
 
             return await _stream(request, chunks())
-
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model.name:
-            raise BadRequest(f"The model `{name}` does not exist.", "model", status=404)
-
-    async def _prompt(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            return await self._encode(prompt, add_special_tokens=True)
-        if not isinstance(prompt, list) or not all(type(id) is int for id in prompt):
-            raise BadRequest("prompt: must be one prompt, a list of token ids or a string", "prompt")
-        if any(not 0 <= id < self.model.vocabulary for id in prompt):
-            raise BadRequest(f"prompt: token ids must be from 0 to {self.model.vocabulary - 1}", "prompt")
-        return prompt
-
-    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        encoding = await asyncio.to_thread(
-            self.model.text_tokenizer.encode, text, add_special_tokens=add_special_tokens
-        )
-        return list(encoding.ids)
-
-    async def _render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, add_generation_prompt: bool
-    ) -> list[int]:
-        """The prompt by the model's own chat template; a template without tools ignores them."""
-        try:
-            text = await asyncio.to_thread(
-                self.model.tokenizer.apply_chat_template,
-                [_flat(message) for message in messages],
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-            )
-        except Exception as error:
-            # Templates are programs of the model's author and raise what they like.
-            raise BadRequest(f"messages: the chat template refuses them: {error}", "messages") from None
-        return await self._encode(text, add_special_tokens=False)
-
-    async def _generation(
-        self, body: CompletionBody | ChatBody, prompt: list[int], limit: int | None
-    ) -> Generation:
-        context = self.model.context
-        if not prompt:
-            raise BadRequest("prompt: must have at least one token", "prompt")
-        if len(prompt) >= context:
-            raise BadRequest(
-                f"prompt: This model's maximum context length is {context} tokens. However, your request has"
-                f" {len(prompt)} input tokens. Please reduce the length of the input.",
-                "prompt",
-            )
-        if limit is not None and len(prompt) + limit > context:
-            raise BadRequest(
-                f"max_tokens: {limit} is too large. This model's maximum context length is {context} tokens"
-                f" and your request has {len(prompt)} input tokens.",
-                "max_tokens",
-            )
-        eos = frozenset() if body.ignore_eos else self.model.eos_token_ids
-        stops = eos.union(body.stop_token_ids or ())
-        return Generation(
-            prompt_ids=prompt,
-            max_tokens=context - len(prompt) if limit is None else limit,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=max(body.top_k or 0, 0),
-            seed=body.seed,
-            stop=body.stop_strings,
-            stop_token_ids=stops,
-            logit_bias=self._biases(body),
-            guide=await self._guide(body, stops),
-        )
-
-    def _biases(self, body: CompletionBody | ChatBody) -> tuple[tuple[int, float], ...]:
-        biases = body.logit_bias or {}
-        if any(not 0 <= id < self.model.vocabulary for id in biases):
-            raise BadRequest(
-                f"logit_bias: token ids must be from 0 to {self.model.vocabulary - 1}", "logit_bias"
-            )
-        return tuple(biases.items())
-
-    async def _guide(self, body: CompletionBody | ChatBody, stops: frozenset[int]) -> Guide | None:
-        if body.constraint is None:
-            return None
-        try:
-            # Here and not in the thread that computes: other requests go on meanwhile.
-            return await asyncio.to_thread(self._grammars.guide, body.constraint, stops)
-        except InvalidInput as error:
-            raise BadRequest(f"structured_outputs: {error.message}", "structured_outputs") from None
 
     async def _collect(
         self, answer: Answer, tokens: AsyncIterator[list[Sampled]]
@@ -367,41 +282,6 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-async def serve(settings: EngineSettings, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Load the configured model and serve it until SIGINT or SIGTERM; `ready` gets the URL."""
-    listen(host, port).close()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    loading = _load_in_background(settings)
-    stopped = asyncio.create_task(stop.wait())
-    either: set[asyncio.Future[Any]] = {loading, stopped}
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    if stop.is_set():
-        return
-    async with EmbeddedServer(await loading, host=host, port=port) as server:
-        ready(server.url)
-        await stopped
-
-
-def _load_in_background(settings: EngineSettings) -> asyncio.Future[SlotModel]:
-    """The model to come. A daemon thread loads it, since asyncio would wait for one of its own at exit."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[SlotModel] = loop.create_future()
-
-    def run() -> None:
-        try:
-            outcome = partial(future.set_result, load(settings))
-        except BaseException as error:
-            outcome = partial(future.set_exception, error)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(outcome)
-
-    threading.Thread(target=run, name="polar-load", daemon=True).start()
-    return future
-
-
 async def _checked(tokens: AsyncIterator[list[Sampled]]) -> AsyncIterator[list[Sampled]]:
     async for batch in tokens:
         if batch[0].finish_reason is FinishReason.ERROR:
@@ -423,6 +303,17 @@ async def _stream(request: web.Request, chunks: AsyncIterator[dict[str, Any]]) -
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
+
+
+class _RequestLines(AbstractAccessLogger):
+    """A line for every request, where those of level debug are asked for."""
+
+    @property
+    def enabled(self) -> bool:
+        return self.logger.isEnabledFor(logging.DEBUG)
+
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+        self.logger.debug("%s %s: %d in %.3f s", request.method, request.path, response.status, time)
 
 
 @web.middleware
@@ -453,20 +344,6 @@ async def _parse(request: web.Request, body: type[B]) -> B:
     except ValidationError as error:
         where = error.errors(include_url=False)[0]["loc"]
         raise BadRequest(explain(error), str(where[0]) if where else None) from None
-
-
-def _flat(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content is text: parts joined, nothing as the empty string."""
-    content = message.get("content")
-    if content is None:
-        content = ""
-    if isinstance(content, list):
-        if any(not isinstance(part, dict) or not isinstance(part.get("text"), str) for part in content):
-            raise BadRequest("messages: content parts must be text", "messages")
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str) or not isinstance(message.get("role"), str):
-        raise BadRequest("messages: each needs a role and a content of text", "messages")
-    return {**message, "content": content}
 
 
 def _json(body: dict[str, Any], status: int = 200) -> web.Response:
