@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -63,12 +62,9 @@ async def run(
     tasks = await _in_working_sandbox(tasks, console)
     await _install_harnesses(tasks, console)
     async with (
-        running(settings, lambda step: console.print(f"[dim]•[/] {step}")) as stack,
+        running(settings, lambda step: console.print(f"[dim]•[/] {step}"), policy=policy) as stack,
         AsyncClient(stack.url, stack.token) as client,
     ):
-        if policy is not None:
-            console.print("[dim]•[/] the policy is the model with its warm start")
-            await client.update_policy(_where_nodes_look(policy, settings.data_dir))
         for task in tasks:
             await client.submit(task)
         sessions = sum(task.samples for task in tasks)
@@ -76,13 +72,6 @@ async def run(
         await _watch(client, {task.id for task in tasks}, console)
         results = await client.wait([task.id for task in tasks])
     return Run(tuple(results), time.monotonic() - started)
-
-
-def _where_nodes_look(policy: Path, data_dir: Path) -> Path:
-    """A copy of the weights in the one directory from which a node of this data takes them."""
-    copy = data_dir.absolute() / "weights" / policy.name
-    shutil.copytree(policy, copy, dirs_exist_ok=True)
-    return copy
 
 
 async def _in_working_sandbox(tasks: Sequence[TaskSpec], console: Console) -> list[TaskSpec]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -109,15 +110,32 @@ class Stack:
 
 
 @asynccontextmanager
-async def running(settings: Settings, say: Say) -> AsyncIterator[Stack]:
-    """Start everything; on the way out end it in the opposite order. A part that fails ends the whole."""
+async def running(settings: Settings, say: Say, *, policy: Path | None = None) -> AsyncIterator[Stack]:
+    """Start everything; on the way out end it in the opposite order. A part that fails ends the whole.
+
+    `policy`: weights to begin with, where the model's own were never replaced.
+    """
     async with (
         serving(settings, say) as server,
         joined(settings, server.url, server.node_token, say, ca=_own_certificate(settings)) as worker,
         _in_background(worker.node.run()),
     ):
+        if policy is not None:
+            await _begin_with(policy, settings, server, say)
         with server.page.showing(*worker.metrics):
             yield Stack(server.url, server.token, worker.model, server.dashboard)
+
+
+async def _begin_with(policy: Path, settings: Settings, server: ControlPlane, say: Say) -> None:
+    async with AsyncClient(server.url, server.token, ca=_own_certificate(settings)) as client:
+        if (version := (await client.policy()).version) > 0:
+            say(f"the policy goes on at version {version}")
+            return
+        say("the policy is the model with its warm start")
+        # A copy, in the one directory from which a node of this data takes weights.
+        copy = settings.data_dir.absolute() / "weights" / policy.name
+        shutil.copytree(policy, copy, dirs_exist_ok=True)
+        await client.update_policy(copy)
 
 
 @asynccontextmanager
@@ -152,7 +170,7 @@ async def joined(
     """A node of the rollout server at `url`, with its own gateway and, unless one is named, engine."""
     data_dir = settings.data_dir.absolute()
     async with AsyncClient(url, token, ca=ca or settings.node.ca) as client:
-        welcome = await join(client, settings.node.name)
+        welcome = await join(client, settings.node)
         async with data_plane(settings, say) as plane:
             say(f"starting the node {settings.node.name}")
             node = Node(
@@ -245,7 +263,9 @@ async def connected(settings: Settings, say: Say) -> AsyncIterator[Engine]:
             if not is_cached(settings.engine.model):
                 say("fetching and converting its weights, about a minute, this once")
             log_file = settings.data_dir.absolute() / "logs" / "engine.log"
-            process = await parts.enter_async_context(embedded_engine(settings.engine, log_file))
+            process = await parts.enter_async_context(
+                embedded_engine(settings.engine, log_file, log_format=settings.log_format)
+            )
             await parts.enter_async_context(_in_background(process.watch()))
             urls = (process.url,)
         engine = engine_client(settings.engine, urls)

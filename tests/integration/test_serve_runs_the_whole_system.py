@@ -47,7 +47,7 @@ def test_tasks_are_rolled_out_and_a_signal_ends_everything_in_order(
     monkeypatch.chdir(tmp_path)
     for name in ("POLAR_SERVER", "POLAR_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    with serve(tmp_path, "--port", "0") as process:
+    with serve(tmp_path, "--port", "0", "--warm-start") as process:
         assert process.stdout is not None
         assert any(line.startswith("serving ") for line in process.stdout)
         assert (tmp_path / ".polar/token").stat().st_mode & 0o777 == 0o600
@@ -57,6 +57,7 @@ def test_tasks_are_rolled_out_and_a_signal_ends_everything_in_order(
         assert [result.reward for result in results] == [1.0, 1.0]
         assert all(1 <= result.stats.trainable_tokens <= 8 for result in results)
         assert {result.logprobs_mode for result in results} == {"processed_logprobs"}
+        assert {result.policy_version_min for result in results} == {1}
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
         process.send_signal(signal.SIGTERM)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polar.cli.options import EngineKind, EngineMode, LogFormat
 from polar.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from polar.config.settings import EngineSettings
 
 
 def serve(
@@ -32,6 +35,14 @@ def serve(
     model: Annotated[
         str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
     ] = None,
+    warm_start: Annotated[
+        bool,
+        typer.Option(
+            "--warm-start",
+            help="Begin with the policy of `polar quickstart`: the default model with an adapter that has"
+            " seen such tasks. Without it the model samples as it was published.",
+        ),
+    ] = False,
     run_slots: Annotated[int | None, typer.Option(help="Agents that run at once (default: 8).")] = None,
     log_format: LogFormat = None,
     tls_cert: Annotated[
@@ -50,7 +61,7 @@ def serve(
 ) -> None:
     """Run the whole system on this machine until Ctrl-C.
 
-    Example: polar serve --port 8700 &  then  polar submit examples/quickstart
+    Example: polar serve --warm-start &  then  polar submit examples/quickstart
     """
     import asyncio
 
@@ -59,6 +70,8 @@ def serve(
     from polar.logs import log_to_stderr
     from polar.stack import running, serving
 
+    if warm_start and no_node:
+        raise InvalidInput("--warm-start goes with a node of this process, not with --no-node")
     if tls_cert is None and (tls_key is not None or tls_client_ca is not None):
         raise InvalidInput("--tls-key and --tls-client-ca go with --tls-cert")
     settings = load_settings(
@@ -76,6 +89,7 @@ def serve(
             "log_format": log_format,
         },
     )
+    policy = _warm_start(settings.engine) if warm_start else None
     log_to_stderr(settings.log_level, settings.log_format)
 
     async def work() -> None:
@@ -84,12 +98,21 @@ def serve(
                 typer.echo(f"serving nodes at {server.url} (token: {settings.data_dir / 'token'})")
                 _say_dashboard(server.dashboard)
                 await asyncio.Event().wait()
-        async with running(settings, typer.echo) as stack:
+        async with running(settings, typer.echo, policy=policy) as stack:
             typer.echo(f"serving {stack.model.name} at {stack.url} (token: {settings.data_dir / 'token'})")
             _say_dashboard(stack.dashboard)
             await asyncio.Event().wait()
 
     until_interrupted(work())
+
+
+def _warm_start(engine: EngineSettings) -> Path | None:
+    from polar.config.settings import DEFAULT_MODEL
+    from polar.quickstart import shipped_policy
+
+    if (policy := shipped_policy(engine)) is None:
+        typer.echo(f"no warm start: it is for {DEFAULT_MODEL} in an engine that is started here")
+    return policy
 
 
 def _say_dashboard(address: str) -> None:
