@@ -15,6 +15,7 @@ from polar.config.settings import DEFAULT_MODEL
 from polar.engines.base import GenerateRequest
 from polar.models.access import Role
 from polar.models.task import TaskSpec
+from polar.node.joining import join
 from polar.training.metrics import JsonLines
 from tests.fakes.scripted_engine import Answer
 from tests.rollouts import scripted_call
@@ -61,7 +62,7 @@ ask([{"role": "user", "content": "A short title for: " + instruction}], tools=No
 helper = ask([{"role": "system", "content": "You look things up for another agent."},
               {"role": "user", "content": "What does app.py return?"}])
 again = ask([*after[:-1], {**after[-1], "content": "app.py  (listed anew)"}])
-sample = int(re.search(r"\\.(\\d+)\\.\\d+(/|$)", os.getcwd()).group(1))
+sample = int(re.search(r"\\.(\\d+)[.@]\\d+(/|$)", os.getcwd()).group(1))
 last = ask(went_on(after, second, os.environ["HOSTILE"] + (" and it works" if sample % 2 == 0 else "")))
 print("the agent is done", file=sys.stderr)
 if "fixed" in (last.get("content") or ""):
@@ -188,6 +189,7 @@ async def _run(data_dir: Path, ready: asyncio.Future[Fleet]) -> None:
 
         running.engine.script.append(answer)
         reader = running.server.issue("dashboard", Role.READ_ONLY)
+        await join(running.client, running.node_settings)
         async with running.node():
             made = Fleet(running.server.url, reader, asyncio.get_running_loop(), running, model)
             ready.set_result(made)

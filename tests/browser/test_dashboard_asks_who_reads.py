@@ -53,12 +53,36 @@ def test_only_admins_are_offered_actions_and_are_asked_first(
     page.get_by_role("dialog").get_by_role("button", name="Cancel session").click()
     expect(page.locator(".head .state")).to_have_text("cancelled")
     page = admin.open("/")
-    page.get_by_role("button", name="Drain").click()
+    page.get_by_role("button", name="Drain", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Drain").click()
     expect(page.locator("main .head")).to_contain_text("paused by dashboard")
     page.get_by_role("button", name="Resume").click()
     page.get_by_role("dialog").get_by_role("button", name="Resume").click()
     expect(page.locator("main .head")).not_to_contain_text("paused")
+
+
+def test_an_admin_drains_a_node_and_lets_it_work_again(run: Fleet, reader: Opens, admin_token: str) -> None:
+    client = run.running.client
+    run.model.gate.clear()
+    run.do(client.submit(waiting_task("held")))
+    watching = reader().open("/")
+    expect(watching.locator("[data-stage=running]")).to_have_text("running1of 4")
+    assert watching.get_by_role("button", name="Drain local").count() == 0
+    page = reader(token=admin_token).open("/")
+    page.get_by_role("button", name="Drain local").click()
+    page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+    row = watching.get_by_role("row", name="local")
+    expect(row).to_contain_text("draining")
+    expect(row.get_by_role("cell", name="1 of 4")).to_be_visible()
+    run.do(client.cancel("held"))
+    expect(row).to_contain_text("drained")
+    run.do(client.submit(waiting_task("next")))
+    expect(watching.locator("[data-stage=queued] .count")).to_have_text("1")
+    page.get_by_role("button", name="Resume local").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    expect(row).to_contain_text("alive")
+    expect(watching.locator("[data-stage=running] .count")).to_have_text("1")
+    run.do(client.cancel("next"))
 
 
 def test_page_is_open_and_its_data_is_not(run: Fleet) -> None:

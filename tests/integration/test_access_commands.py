@@ -1,4 +1,4 @@
-"""`polar token`, `polar audit` and `polar callbacks` against a real server, as admins use them."""
+"""`polar token`, `nodes`, `audit` and `callbacks` against a real server, as admins use them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from polar.cli.main import app
 from polar.client import AsyncClient
-from polar.config.settings import CallbackSettings, ServerSettings, TaskRules
+from polar.config.settings import CallbackSettings, NodeSettings, ServerSettings, TaskRules
 from polar.errors import Forbidden, InvalidInput
 from polar.models.callback import CallbackStatus
+from polar.models.policy import PolicyReport
 from polar.models.views import LeaseRequest, ResultPost
 from polar.node.joining import join
 from polar.rollout.server import RolloutServer
@@ -117,7 +118,27 @@ async def test_a_node_with_a_token_of_another_role_is_told_which_it_needs(served
     token = (await served.ok("token", "create", "--role", "read-only")).strip()
     async with AsyncClient(served.url, token) as client:
         with pytest.raises(Forbidden, match="join_node needs a token of the role admin or node"):
-            await join(client, "west")
+            await join(client, NodeSettings(name="west"))
+
+
+async def test_nodes_are_shown_drained_and_resumed(served: Served) -> None:
+    async with AsyncClient(served.url, OWNER) as client:
+        await join(client, NodeSettings(name="west", run_slots=4, init_workers=3, postrun_workers=2))
+        await client.follow_policy("west", PolicyReport())
+    assert (await served.ok("nodes")).splitlines()[-1].split() == [
+        "west",
+        "alive",
+        "0",
+        "0/3",
+        "0/4",
+        "0/4",
+        "0/2",
+    ]
+    assert "drained" in await served.ok("nodes", "drain", "west")
+    assert json.loads(await served.ok("nodes", "--json"))["is_draining"]
+    assert "alive" in await served.ok("nodes", "resume", "west")
+    assert "no node 'east' has joined" in await served.fails("nodes", "drain", "east")
+    assert "polar nodes drain needs the NAME of a node" in await served.fails("nodes", "drain")
 
 
 async def test_dead_callbacks_are_listed_and_retried(served: Served) -> None:

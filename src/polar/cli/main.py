@@ -21,6 +21,7 @@ COMMANDS = (
     "serve",
     "top",
     "node",
+    "nodes",
     "fleet",
     "engine",
     "proxy",
@@ -97,7 +98,7 @@ New here? This rolls out small tasks from start to finish on this machine:
 
   polar quickstart
 
-Then, with `polar serve` in one terminal, in another:
+Then, with `polar serve --warm-start` in one terminal, in another:
 
   polar submit examples/quickstart --wait
   polar results --out data

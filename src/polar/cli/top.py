@@ -151,7 +151,7 @@ def _nodes(nodes: Sequence[NodeSigns]) -> Table:
     rows = (
         [
             node.name,
-            "up" if node.is_alive else "silent",
+            "silent" if not node.is_alive else "draining" if node.is_draining else "up",
             node.policy_version,
             *(node.sessions.get(stage, 0) for stage in HELD),  # type: ignore[call-overload]
             node.error or "",

@@ -18,7 +18,7 @@ from polar.config.settings import explain
 from polar.errors import Conflict, Forbidden, InvalidInput, NotFound, PolarError, Unavailable
 from polar.models.access import AuditPage, MadeToken, NewToken, Rotation, TokenPage
 from polar.models.callback import CallbackPage, CallbackStatus, CallbackView
-from polar.models.dashboard import Overview
+from polar.models.dashboard import NodeList, NodeOverview, Overview
 from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
 from polar.models.session import SessionEvent, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
@@ -197,6 +197,18 @@ def lease(node: str, request: LeaseRequest) -> Call[Leases]:
 
 def heartbeat(node: str, beat: Heartbeat) -> Call[HeartbeatAnswer]:
     return _post(f"/nodes/{_segment(node)}/heartbeat", beat, _model(HeartbeatAnswer))
+
+
+def nodes() -> Call[NodeList]:
+    return _get("/nodes", NodeList)
+
+
+def drain_node(node: str) -> Call[NodeOverview]:
+    return _post(f"/nodes/{_segment(node)}/drain", None, _model(NodeOverview))
+
+
+def resume_node(node: str) -> Call[NodeOverview]:
+    return _post(f"/nodes/{_segment(node)}/resume", None, _model(NodeOverview))
 
 
 def policy() -> Call[PolicyView]:

@@ -18,7 +18,7 @@ from polar.client.address import server_address, server_certificate, server_toke
 from polar.client.calls import Call, Script
 from polar.client.policy import AsyncPaused, Paused
 from polar.client.trust import Authority, pinned, trusting
-from polar.models.dashboard import Overview
+from polar.models.dashboard import NodeOverview, Overview
 from polar.models.policy import PauseMode, PolicyOrder, PolicyReport, PolicyView
 from polar.models.session import SessionEvent, SessionResult, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
@@ -84,6 +84,18 @@ class Client(AccessCalls):
     def overview(self) -> Overview:
         """Sessions, nodes, the policy, and what ended in the last hour."""
         return self._send(calls.overview())
+
+    def nodes(self) -> tuple[NodeOverview, ...]:
+        """The nodes that report or hold sessions, and how full they are."""
+        return self._send(calls.nodes()).nodes
+
+    def drain_node(self, name: str) -> NodeOverview:
+        """Have a node leased nothing more; it finishes what it holds."""
+        return self._send(calls.drain_node(name))
+
+    def resume_node(self, name: str) -> NodeOverview:
+        """Have a drained node leased sessions again."""
+        return self._send(calls.resume_node(name))
 
     def metrics(self) -> str:
         """The server's page of metrics, in Prometheus' text form."""
@@ -269,6 +281,18 @@ class AsyncClient(AsyncAccessCalls):
     async def overview(self) -> Overview:
         """Sessions, nodes, the policy, and what ended in the last hour."""
         return await self._send(calls.overview())
+
+    async def nodes(self) -> tuple[NodeOverview, ...]:
+        """The nodes that report or hold sessions, and how full they are."""
+        return (await self._send(calls.nodes())).nodes
+
+    async def drain_node(self, name: str) -> NodeOverview:
+        """Have a node leased nothing more; it finishes what it holds."""
+        return await self._send(calls.drain_node(name))
+
+    async def resume_node(self, name: str) -> NodeOverview:
+        """Have a drained node leased sessions again."""
+        return await self._send(calls.resume_node(name))
 
     async def metrics(self) -> str:
         """The server's page of metrics, in Prometheus' text form."""

@@ -58,6 +58,7 @@ class Look:
 class NodeSigns(Frozen):
     name: str
     is_alive: bool
+    is_draining: bool = False
     policy_version: int
     sessions: dict[SessionStatus, int]
     error: str | None = None
@@ -132,6 +133,7 @@ class Vitals(Frozen):
                 NodeSigns(
                     name=node.name,
                     is_alive=node.is_alive,
+                    is_draining=node.is_draining,
                     policy_version=node.version,
                     sessions=node.sessions,
                     error=node.error,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
 
 from polar.models.component import Frozen
 from polar.models.session import (
@@ -21,6 +23,7 @@ class TaskView(Frozen):
 
     spec: TaskSpec
     status: TaskStatus
+    """Derived from the task's sessions."""
     created_at: float
     """Unix seconds, as every time here."""
     sessions: dict[SessionStatus, int] = Field(default_factory=dict)
@@ -33,15 +36,21 @@ class SessionView(Frozen):
     """A stored session."""
 
     id: Id
+    """The task's id and the sample."""
     task_id: Id
+    """Whose sample it is."""
     sample: int
+    """From 0."""
     attempt: int
     """How many times a node has begun it."""
     status: SessionStatus
     progress: Progress
     node: str | None = None
+    """Who has it, or had it to its end; None: nobody yet, or not now."""
     created_at: float
+    """Unix seconds, as every time here."""
     updated_at: float
+    """When anything of it changed last, a heartbeat included."""
     result: SessionResult | None = None
     """Set once the session has ended."""
 
@@ -67,6 +76,7 @@ class TaskBatchView(Frozen):
 class SessionPage(Frozen):
     sessions: tuple[SessionView, ...]
     next: str | None = None
+    """Pass as `after` to get the next page; None on the last."""
 
 
 class ResultPage(Frozen):
@@ -95,30 +105,44 @@ class EventPage(Frozen):
     """Pass as `cursor` to get what comes after; unchanged when nothing came."""
 
 
-NODE_PROTOCOL = 1
-"""What nodes and servers must agree on: raised whenever one of another number would be misunderstood."""
+NODE_PROTOCOL = 2
+"""What nodes and servers must agree on: raised whenever one of another number would be misunderstood.
+
+A field more in what either reads is such a case, since unknown keys are errors; so is a task's.
+"""
 
 
 class Join(Frozen):
-    """A node introduces itself before it asks for work."""
+    """A node introduces itself before it asks for work; one of any protocol is understood that far."""
+
+    model_config = ConfigDict(extra="ignore")
 
     protocol: int = NODE_PROTOCOL
+    """What the node speaks."""
     version: str = Field(max_length=64)
     """Of Polar on the node; nodes of other versions may join as long as the protocol is the same."""
+    places: dict[SessionStatus, Annotated[int, Field(ge=0, lt=2**31)]] = Field(default_factory=dict)
+    """How many sessions each of its stages takes at once."""
 
 
 class Joined(Frozen):
     """The server takes the node."""
 
+    model_config = ConfigDict(extra="ignore")
+
     version: str
+    """Of Polar on the server."""
     lease_seconds: float
     """How long a lease lasts without a heartbeat."""
+    is_draining: bool = False
+    """Whether it will be leased nothing until it is resumed."""
 
 
 class LeaseRequest(Frozen):
     """A node asks for work."""
 
     max_sessions: int = Field(ge=1, le=1024)
+    """As many as it has places for."""
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
     """How long the server may hold the answer back while there is no work."""
     runtimes: tuple[str, ...]
@@ -133,7 +157,9 @@ class SessionBeat(Frozen):
     """One session in a node's heartbeat."""
 
     session_id: Id
+    """Which session."""
     fencing_token: int
+    """Of the node's lease."""
     status: SessionStatus
     progress: Progress = Progress()
     entered: tuple[StageEntry, ...] = ()
@@ -157,6 +183,7 @@ class ResultPost(Frozen):
     """A node delivers what came of a session."""
 
     fencing_token: int
+    """Of the node's lease."""
     result: SessionResult
     entered: tuple[StageEntry, ...] = ()
     """Stages that no heartbeat has told of."""
@@ -166,9 +193,11 @@ class Delivery(ResultPost):
     """What came of one session, and how many bytes that belong to it follow."""
 
     session_id: Id
+    """Which session."""
     recording_bytes: int | None = Field(default=None, ge=0)
     """None: it has none, or it was delivered before."""
     artifacts_bytes: int | None = Field(default=None, ge=0)
+    """The same of its artifacts."""
 
 
 class Deliveries(Frozen):
@@ -184,6 +213,7 @@ class Release(Frozen):
     """A node gives a session back unfinished, to be run again."""
 
     fencing_token: int
+    """Of the node's lease."""
     failure: str | None = None
     """What went wrong, where another attempt may go better: the attempt is counted. None: the node shuts
     down, and the attempt is not counted."""
@@ -191,8 +221,11 @@ class Release(Frozen):
 
 class Health(Frozen):
     status: str = "ok"
+    """`ok` if it answers at all."""
     version: str
+    """Of Polar on the server."""
     sessions: dict[SessionStatus, int] = Field(default_factory=dict)
+    """How many are in each status; statuses without one are absent."""
 
 
 class Problem(Frozen):
@@ -209,6 +242,7 @@ class DeliveryOutcome(Frozen):
     """What became of one delivery of several."""
 
     session_id: Id
+    """Which session."""
     problem: Problem | None = None
     """None: it is stored."""
 

@@ -6,22 +6,28 @@ import logging
 
 from polar import __version__
 from polar.client import AsyncClient
-from polar.errors import Conflict, NotFound
+from polar.config.settings import NodeSettings
+from polar.errors import Conflict, InvalidInput, NotFound
 from polar.models.views import Join, Joined
+from polar.node.pools import places
 from polar.node.reaching import until_reached
 
 log = logging.getLogger(__name__)
 
 
-async def join(client: AsyncClient, name: str) -> Joined:
+async def join(client: AsyncClient, settings: NodeSettings) -> Joined:
     """The server's welcome, waited for while it cannot be reached; PolarError if it refuses."""
     try:
-        joined = await until_reached("join", client.join, name, Join(version=__version__))
-    except NotFound:
+        asked = Join(version=__version__, places=places(settings))
+        joined = await until_reached("join", client.join, settings.name, asked)
+    # An early server knows no joining, or not all that a node says of itself.
+    except (NotFound, InvalidInput):
         raise Conflict(
             f"the server at {client.server} is of a version that no node of version {__version__} can join",
             hint="install the same version of Polar on both",
         ) from None
     if joined.version != __version__:
         log.warning("the server is of version %s, this node of version %s", joined.version, __version__)
+    if joined.is_draining:
+        log.warning("this node was drained and gets no sessions until `polar nodes resume %s`", settings.name)
     return joined

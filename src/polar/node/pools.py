@@ -7,6 +7,7 @@ import os
 from types import TracebackType
 
 from polar.config.settings import NodeSettings
+from polar.models.session import SessionStatus
 
 _AGENTS_A_CORE = 4
 """An agent waits for the model most of its time."""
@@ -57,12 +58,11 @@ class Pools:
     """
 
     def __init__(self, settings: NodeSettings) -> None:
-        slots = settings.run_slots or _run_slots()
-        buffer = slots if settings.ready_buffer is None else settings.ready_buffer
-        self.init = Pool("init", settings.init_workers or slots)
-        self.ready = Pool("ready", buffer)
-        self.run = Pool("run", slots)
-        self.postrun = Pool("postrun", settings.postrun_workers or max(2, slots // 2))
+        sizes = places(settings)
+        self.init = Pool("init", sizes[SessionStatus.INIT])
+        self.ready = Pool("ready", sizes[SessionStatus.READY])
+        self.run = Pool("run", sizes[SessionStatus.RUNNING])
+        self.postrun = Pool("postrun", sizes[SessionStatus.POSTRUN])
 
     @property
     def entrance(self) -> Pool:
@@ -97,6 +97,17 @@ class Seat:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._release()
+
+
+def places(settings: NodeSettings) -> dict[SessionStatus, int]:
+    """How many sessions each stage takes at once."""
+    slots = settings.run_slots or _run_slots()
+    return {
+        SessionStatus.INIT: settings.init_workers or slots,
+        SessionStatus.READY: slots if settings.ready_buffer is None else settings.ready_buffer,
+        SessionStatus.RUNNING: slots,
+        SessionStatus.POSTRUN: settings.postrun_workers or max(2, slots // 2),
+    }
 
 
 def _run_slots() -> int:

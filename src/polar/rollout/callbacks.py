@@ -8,6 +8,8 @@ import random
 import socket
 import ssl
 import time
+from collections.abc import Callable
+from enum import StrEnum
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -60,14 +62,32 @@ def backoff(attempt: int, first: float) -> float:
     return min(first * 2.0 ** min(attempt - 1, 30), LONGEST_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)
 
 
+class Attempt(StrEnum):
+    """How one attempt to tell somebody ended."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    """It is tried again."""
+    GIVEN_UP = "given_up"
+    """It was the last: the callback is dead."""
+
+
 class Messenger:
     """Follows the feed of results and delivers what its tasks want told; several servers share the work."""
 
-    def __init__(self, store: Callbacks, settings: CallbackSettings, secret: str, ended: Bell) -> None:
+    def __init__(
+        self,
+        store: Callbacks,
+        settings: CallbackSettings,
+        secret: str,
+        ended: Bell,
+        attempted: Callable[[Attempt], None],
+    ) -> None:
         self._store = store
         self._settings = settings
         self._secret = secret
         self._ended = ended
+        self._attempted = attempted
         self._allow = AllowList.parse(settings.allow)
         self._under_way: set[asyncio.Task[None]] = set()
         self._free = Bell()
@@ -146,9 +166,11 @@ class Messenger:
             error = "the server failed on it; its log says why"
         try:
             if error is None:
+                self._attempted(Attempt.DELIVERED)
                 await self._store.delivered(claimed)
                 return
             is_last = claimed.attempt >= self._settings.max_attempts
+            self._attempted(Attempt.GIVEN_UP if is_last else Attempt.FAILED)
             later = None if is_last else backoff(claimed.attempt, self._settings.retry_seconds)
             (log.error if is_last else log.info)(
                 "callback %s of task %s, attempt %d: %s%s",

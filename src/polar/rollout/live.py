@@ -74,7 +74,7 @@ class Live:
     async def _count(self) -> Overview:
         sessions, nodes, policy, minutes, changes = await asyncio.gather(
             self._store.sessions.counts(),
-            self._store.overviews.nodes(),
+            self._store.nodes.all(),
             self._store.policy.view(),
             self._store.overviews.minutes(),
             self._store.events.latest(CHANGES),

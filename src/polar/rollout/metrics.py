@@ -1,4 +1,4 @@
-"""What the control plane counts: sessions by status, leases, and what nodes delivered."""
+"""What the control plane counts: sessions by status, leases, what nodes delivered, and callbacks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 
 from polar.errors import PolarError
 from polar.models.session import SessionResult, SessionStatus
+from polar.rollout.callbacks import Attempt
 from polar.store.store import Store
 
 
@@ -65,9 +66,23 @@ class ServerMetrics:
             registry=registry,
         )
 
+        self._callbacks = Gauge(
+            "polar_server_callbacks", "Stored callbacks that wait or are dead.", ["status"], registry=registry
+        )
+        self._callback_attempts = Counter(
+            "polar_server_callback_attempts",
+            "Attempts to deliver a callback, by how they ended.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in Attempt:
+            self._callback_attempts.labels(outcome.value)
+
     async def families(self) -> Iterable[Metric]:
         """Everything, with what the store says now."""
         self.show(await self._store.sessions.counts(), (await self._store.policy.wanted()).version)
+        for status, count in (await self._store.callbacks.counts()).items():
+            self._callbacks.labels(status.value).set(count)
         return self._registry.collect()
 
     def show(self, sessions: Mapping[SessionStatus, int], policy_version: int) -> None:
@@ -87,6 +102,9 @@ class ServerMetrics:
 
     def given_back(self, *, failed: bool) -> None:
         self._given_back.labels("setback" if failed else "node_stopped").inc()
+
+    def called_back(self, attempt: Attempt) -> None:
+        self._callback_attempts.labels(attempt.value).inc()
 
     def delivered(self, result: SessionResult, outcome: bool | PolarError) -> None:
         """Whether a delivery was new; a delivery that comes again is no second result."""

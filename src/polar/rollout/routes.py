@@ -9,6 +9,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 
 from polar import __version__
+from polar.models.dashboard import NodeList, NodeOverview
 from polar.models.session import SessionEvent, SessionStatus
 from polar.models.task import Id, TaskSpec, TaskStatus
 from polar.models.views import (
@@ -45,7 +46,7 @@ MAX_WAIT_SECONDS = 60.0
 # Of zip archives too: client generators know no other name for bytes.
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
+Limit = Annotated[int, Query(ge=1, le=1000, description="How many a page holds, at most.")]
 After = Annotated[str | None, Query(description="The `next` of the page before.")]
 Wait = Annotated[
     float, Query(ge=0, le=MAX_WAIT_SECONDS, description="How long to wait for the first result.")
@@ -56,7 +57,7 @@ Cursor = Annotated[
 Staleness = Annotated[
     int | None, Query(ge=0, description="How many versions old a result's policy may be; else it is stale.")
 ]
-FencingToken = Annotated[int, Query(ge=0, lt=2**63)]
+FencingToken = Annotated[int, Query(ge=0, lt=2**63, description="Of the node's lease.")]
 
 
 def open_routes(service: RolloutService) -> APIRouter:
@@ -110,7 +111,7 @@ def user_routes(service: RolloutService) -> APIRouter:
 
     @router.get("/sessions")
     async def list_sessions(
-        task_id: str | None = None,
+        task_id: Annotated[str | None, Query(description="Only of this task.")] = None,
         status: SessionStatus | None = None,
         limit: Limit = 100,
         after: After = None,
@@ -174,14 +175,29 @@ def user_routes(service: RolloutService) -> APIRouter:
 
 
 def node_routes(service: RolloutService) -> APIRouter:
-    """Leasing sessions and delivering what came of them."""
+    """Which nodes there are; what they ask: leasing sessions and delivering what came of them."""
     router = guarded("node")
     add_policy_node_routes(router, service.policy)
+
+    @router.get("/nodes")
+    async def list_nodes() -> NodeList:
+        """The nodes that report or hold sessions, and how full they are."""
+        return NodeList(nodes=await service.store.nodes.all())
+
+    @router.post("/nodes/{node}/drain")
+    async def drain_node(node: Id) -> NodeOverview:
+        """Lease a node nothing more; it finishes what it holds. It stays so until it is resumed."""
+        return await service.store.nodes.drain(node)
+
+    @router.post("/nodes/{node}/resume")
+    async def resume_node(node: Id) -> NodeOverview:
+        """Lease a drained node sessions again."""
+        return await service.resume_node(node)
 
     @router.post("/nodes/{node}/join")
     async def join_node(node: Id, body: Join) -> Joined:
         """Introduce a node; one that speaks another protocol is a conflict."""
-        return service.join(node, body)
+        return await service.join(node, body)
 
     @router.post("/nodes/{node}/lease")
     async def lease_sessions(node: Id, body: LeaseRequest, request: Request) -> Leases:

@@ -13,6 +13,7 @@ from polar import __version__
 from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, PolarError
 from polar.models.callback import CallbackView
+from polar.models.dashboard import NodeOverview
 from polar.models.session import SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.views import (
@@ -126,7 +127,7 @@ class RolloutService:
                 return page
         return ResultPage(results=(), cursor=cursor)
 
-    def join(self, node: str, join: Join) -> Joined:
+    async def join(self, node: str, join: Join) -> Joined:
         """Take a node; Conflict if it speaks another protocol."""
         if join.protocol != NODE_PROTOCOL:
             log.warning("node %s refused: it speaks protocol %d", node, join.protocol)
@@ -136,7 +137,15 @@ class RolloutService:
                 hint="install the same version of Polar on both",
             )
         log.debug("node %s of version %s has joined", node, join.version)
-        return Joined(version=__version__, lease_seconds=self._settings.lease_seconds)
+        is_draining = await self.store.nodes.join(node, join.places)
+        return Joined(
+            version=__version__, lease_seconds=self._settings.lease_seconds, is_draining=is_draining
+        )
+
+    async def resume_node(self, name: str) -> NodeOverview:
+        view = await self.store.nodes.resume(name)
+        self._queued.ring()
+        return view
 
     async def marked(self, page: ResultPage, max_staleness: int | None) -> ResultPage:
         """The page with the policy's version and the names of stale results."""
@@ -247,7 +256,13 @@ class RolloutService:
                 "server.callbacks.allow is set, and there is no secret to sign callbacks with",
                 hint="set server.callbacks.secret or POLAR_CALLBACK_SECRET",
             )
-        return Messenger(self.store.callbacks, self._settings.callbacks, self._callback_secret, self._ended)
+        return Messenger(
+            self.store.callbacks,
+            self._settings.callbacks,
+            self._callback_secret,
+            self._ended,
+            self._metrics.called_back,
+        )
 
     async def retry_callback(self, id: str) -> CallbackView:
         view = await self.store.callbacks.retry(id)

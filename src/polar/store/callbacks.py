@@ -147,6 +147,17 @@ class Callbacks:
 
         return await self._database.write(change)
 
+    async def counts(self) -> dict[CallbackStatus, int]:
+        """How many wait and how many were given up: the index knows; those delivered are not counted."""
+        open_ended = (CallbackStatus.WAITING, CallbackStatus.DEAD)
+        query = (
+            select(callbacks.c.status, func.count())
+            .where(callbacks.c.status.in_([status.value for status in open_ended]))
+            .group_by(callbacks.c.status)
+        )
+        found = await self._database.read(lambda connection: connection.execute(query).all())
+        return dict.fromkeys(open_ended, 0) | {CallbackStatus(status): count for status, count in found}
+
     async def next_due(self) -> float | None:
         """In how many seconds one is to be tried; None: none waits."""
         query = select(func.min(callbacks.c.due_at)).where(_IS_WAITING)

@@ -20,6 +20,7 @@ from polar.store.database import Database
 from polar.store.delivery import Delivered, complete_rows
 from polar.store.events import Entry, record
 from polar.store.leased import BATCH, entries, fenced_off, is_held, rows_of
+from polar.store.nodes import is_drained
 from polar.store.sessions import HELD, Ending, cancel_rows, end, ended_by_server
 from polar.store.tables import IS_QUEUED, sessions, tasks
 
@@ -50,7 +51,10 @@ class Leases:
     async def claim(
         self, node: str, *, limit: int, runtimes: Sequence[str], seconds: float
     ) -> tuple[Lease, ...]:
-        """Lease up to `limit` waiting sessions to a node: highest priority first, then by turn and age."""
+        """Lease up to `limit` waiting sessions to a node: highest priority first, then by turn and age.
+
+        A node that is drained gets none.
+        """
 
         def change(connection: Connection) -> tuple[Lease, ...]:
             return _claim(connection, node, limit, sorted(set(runtimes)), self._database.now(), seconds)
@@ -77,12 +81,10 @@ class Leases:
 
     async def held(self, tokens: Mapping[str, int]) -> frozenset[str]:
         """Which of these sessions are still leased under the token that is named with them."""
-
-        def look(connection: Connection) -> frozenset[str]:
-            rows = rows_of(connection, list(tokens), for_update=False)
-            return frozenset(row.id for row in rows if is_held(row, tokens[row.id]))
-
-        return await self._database.read(look)
+        query = select(sessions.c.id, sessions.c.status, sessions.c.fencing_token)
+        query = query.where(sessions.c.id.in_(tokens))
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        return frozenset(row.id for row in rows if is_held(row, tokens[row.id]))
 
     async def complete(
         self, session_id: str, fencing_token: int, result: SessionResult, entered: Sequence[StageEntry] = ()
@@ -146,6 +148,8 @@ class Leases:
 def _claim(
     connection: Connection, node: str, limit: int, runtimes: Sequence[str], now: float, seconds: float
 ) -> tuple[Lease, ...]:
+    if is_drained(connection, node):
+        return ()
     rows: list[Row[Any]] = []
     for runtime in runtimes:
         queue = waiting(runtime).limit(limit).with_for_update(skip_locked=True, key_share=True)

@@ -5,29 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, Select, func, select
 
 from polar.errors import NotFound
-from polar.models.dashboard import SessionRow, SessionRows, TaskRow, TaskRows
+from polar.models.dashboard import Reward, SessionRow, SessionRows, TaskRow, TaskRows
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskStatus
 from polar.store.database import Database
 from polar.store.sessions import page_start
 from polar.store.tables import sessions, tasks
 from polar.store.tasks import has_status, status_of
-
-
-class Reward(StrEnum):
-    """What a session's reward is asked to be."""
-
-    POSITIVE = "positive"
-    ZERO = "zero"
-    """Or less."""
-    NONE = "none"
-    """It has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from polar.store.delivery import Delivered
 from polar.store.events import Events
 from polar.store.leases import Leases
 from polar.store.listing import Listing
+from polar.store.nodes import Nodes
 from polar.store.overview import Overviews
 from polar.store.policy import Policies
 from polar.store.results import Results
@@ -66,6 +67,7 @@ class Store:
         self.results = Results(database)
         self.events = Events(database)
         self.policy = Policies(database)
+        self.nodes = Nodes(database)
         self.tokens = Tokens(database)
         self.audit = Audit(database)
         self.callbacks = Callbacks(database)

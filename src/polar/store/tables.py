@@ -178,6 +178,16 @@ policy_nodes = Table(
     Column("seen_at", Double, nullable=False),
 )
 
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    # How many sessions each of its stages takes, as JSON.
+    Column("places", Text, nullable=False, server_default="{}"),
+    # Set while it is leased nothing.
+    Column("drained_at", Double),
+)
+
 tokens = Table(
     "tokens",
     metadata,

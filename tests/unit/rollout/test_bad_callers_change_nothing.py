@@ -99,7 +99,8 @@ async def test_a_node_of_another_version_is_refused_and_written_down(
     http: httpx.AsyncClient, store: Store
 ) -> None:
     before = await everything(store)
-    answer = await http.post("/nodes/alien/join", json={"protocol": 999, "version": "9.9"})
+    words = {"protocol": 999, "version": "9.9", "antennae": 2}
+    answer = await http.post("/nodes/alien/join", json=words)
     assert answer.status_code == 409
     assert "speaks protocol 999" in answer.json()["error"]
     assert await everything(store) == before

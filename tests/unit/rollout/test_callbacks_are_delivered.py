@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
+from prometheus_client.parser import text_string_to_metric_families
 
 from polar.callbacks import DELIVERY
 from polar.config.settings import CallbackSettings, ServerSettings
@@ -63,6 +64,19 @@ async def complete(http: httpx.AsyncClient, store: Store, id: str, url: str, sam
         assert (await http.post(f"/sessions/{lease.session_id}/result", json=post)).status_code == 204
 
 
+async def counted(http: httpx.AsyncClient) -> dict[str, float]:
+    """What the server's page says of callbacks: attempts by outcome, and those stored by status."""
+    page = await http.get(http.base_url.copy_with(path="/metrics"))
+    return {
+        label: sample.value
+        for family in text_string_to_metric_families(page.text)
+        if family.name in ("polar_server_callbacks", "polar_server_callback_attempts")
+        for sample in family.samples
+        if sample.name in ("polar_server_callbacks", "polar_server_callback_attempts_total")
+        for label in sample.labels.values()
+    }
+
+
 async def until(store: Store, status: CallbackStatus, count: int = 1) -> None:
     async with asyncio.timeout(30):
         while len((await store.callbacks.page(status=status)).callbacks) < count:
@@ -108,9 +122,11 @@ async def test_what_is_never_taken_is_shown_as_dead_and_can_be_retried(
         assert "it answered 500; given up" in caplog.text
         (dead,) = (await http.get("/callbacks", params={"status": "dead"})).json()["callbacks"]
         assert (dead["attempts"], dead["error"]) == (2, "it answered 500")
+        assert await counted(http) == {"failed": 1, "given_up": 1, "delivered": 0, "waiting": 0, "dead": 1}
         assert (await http.post(f"/callbacks/{dead['id']}/retry")).json()["status"] == "waiting"
         await receiver.until_handled(1)
         await until(store, CallbackStatus.DELIVERED)
+        assert await counted(http) == {"failed": 1, "given_up": 1, "delivered": 1, "waiting": 0, "dead": 0}
 
 
 async def test_what_waits_when_the_server_ends_is_delivered_by_the_next(

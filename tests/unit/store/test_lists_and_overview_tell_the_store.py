@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from polar.errors import NotFound
+from polar.models.dashboard import Reward
 from polar.models.policy import PolicyReport
 from polar.models.session import SessionStatus, TrajectoryStats
 from polar.models.task import TaskStatus
 from polar.models.views import SessionView
-from polar.store.listing import Reward, SessionFilter
+from polar.store.listing import SessionFilter
 from polar.store.store import Store
 from tests.fakes.control_plane import Clock, idle_task, result_of
 
@@ -124,7 +125,7 @@ async def test_nodes_are_those_that_report_or_hold_sessions(store: Store, clock:
     await store.policy.report("south", PolicyReport(step=0, version=3, error="no memory"))
     clock.now += 30
     await store.policy.report("west", PolicyReport(step=0, version=3))
-    north, south, west = await store.overviews.nodes()
+    north, south, west = await store.nodes.all()
     assert (north.name, north.is_alive, north.sessions) == ("north", False, {SessionStatus.INIT: 1})
     assert (south.name, south.is_alive, south.seconds_silent, south.error) == (
         "south",

@@ -20,7 +20,7 @@ from polar.store.store import Store
 from polar.store.tables import metadata
 from tests.fakes.control_plane import idle_task, result_of
 
-VERSIONS = ("0001", "0002", "0003", "0004", "0005")
+VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 
 
 def row(**values: Any) -> dict[str, Any]:
@@ -100,6 +100,24 @@ async def test_database_of_each_version_opens_with_its_data(
         held = lease.model_copy(update={"session_id": "old.1", "sample": 1, "attempt": 1})
         assert await store.complete("old.1", 1, result_of(held))
         assert len((await store.results.after(0)).results) == 3
+
+
+async def test_nodes_that_joined_before_there_was_a_table_of_them_can_be_drained(
+    empty_place: Path | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def old(connection: Connection, _name: str) -> None:
+        command.upgrade(configured(connection), "0005")
+        connection.execute(
+            text("INSERT INTO policy_nodes (node, step, version, seen_at) VALUES ('n', 0, 0, 1)")
+        )
+
+    with monkeypatch.context() as older:
+        older.setattr(database_module, "upgrade", old)
+        async with Database.open(empty_place):
+            pass
+    url = empty_place if isinstance(empty_place, str) else None
+    async with Store.open(tmp_path, lambda: 1.0, database_url=url) as store:
+        assert (await store.nodes.drain("n")).is_draining
 
 
 async def test_every_version_is_tested_and_migrating_twice_changes_nothing(empty_place: Path | str) -> None:

@@ -38,6 +38,17 @@ export function cancelTask(context, task, then) {
   return action(context, "Cancel task", `Cancel ${task.id}?`, text, act, then);
 }
 
+/** Give a node no more sessions, or give it some again. */
+export function drainNode(context, node, then) {
+  const [verb, text] = node.is_draining
+    ? ["Resume", "It is given sessions again."]
+    : ["Drain", "It finishes what it holds, and is given nothing more until it is resumed."];
+  const act = () => post(`/nodes/${part(node.name)}/${verb.toLowerCase()}`);
+  const button = action(context, verb, `${verb} ${node.name}?`, text, act, then);
+  button?.setAttribute("aria-label", `${verb} ${node.name}`);
+  return button;
+}
+
 /** Pause, drain or resume sampling on every engine. */
 export function policyActions(context, policy, then) {
   const ask = (mode) => () =>

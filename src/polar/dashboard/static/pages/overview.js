@@ -1,12 +1,13 @@
 // The fleet at a glance: pools, throughput, nodes, and what changed last.
 
-import { policyActions } from "../actions.js";
+import { drainNode, policyActions } from "../actions.js";
 import { get, part } from "../api.js";
 import { bars } from "../charts.js";
 import { fill, h, state, table } from "../dom.js";
 import { clock, compact, count, number, percent, seconds } from "../format.js";
 
-const STAGES = ["queued", "init", "ready", "running", "postrun"];
+const POOLS = ["init", "ready", "running", "postrun"];
+const STAGES = ["queued", ...POOLS];
 const RATE_MINUTES = 5;
 
 export async function show(context) {
@@ -40,9 +41,9 @@ function sections(context, overview) {
       h("span", { class: "soft" }, policyText(overview.policy)),
       h("div", { class: "actions" }, policyActions(context, overview.policy)),
     ),
-    h("section", { "aria-label": "Pools" }, pipeline(overview.sessions)),
+    h("section", { "aria-label": "Pools" }, pipeline(overview)),
     h("section", { "aria-label": "Throughput" }, figures(overview)),
-    h("section", null, h("h2", null, "Nodes"), nodes(overview)),
+    h("section", null, h("h2", null, "Nodes"), nodes(context, overview)),
     h("section", null, h("h2", null, "Latest changes"), changes(overview.changes)),
   ];
 }
@@ -53,7 +54,9 @@ function policyText(policy) {
   return `${version}, paused by ${policy.holder} for at most ${seconds(policy.seconds_left ?? 0)} more`;
 }
 
-function pipeline(sessions) {
+function pipeline({ sessions, nodes }) {
+  const places = (stage) =>
+    nodes.reduce((sum, node) => sum + (node.is_alive ? (node.places[stage] ?? 0) : 0), 0);
   const ended = ["completed", "failed", "cancelled"].reduce((sum, name) => sum + (sessions[name] ?? 0), 0);
   const step = (name, value, href) =>
     h(
@@ -61,6 +64,7 @@ function pipeline(sessions) {
       { href, class: value ? null : "zero", "data-stage": name },
       h("span", { class: "name" }, name),
       h("span", { class: "count" }, compact(value)),
+      places(name) ? h("span", { class: "places" }, `of ${compact(places(name))}`) : null,
     );
   return h(
     "div",
@@ -104,30 +108,45 @@ function figure(name, value, unit, series) {
   );
 }
 
-function nodes({ nodes: list, policy }) {
+function nodes(context, { nodes: list, policy }) {
   if (!list.length) return h("p", { class: "card empty" }, "No node has joined. `polar node` starts one.");
+  const isAdmin = context.me.role === "admin";
   const columns = [
     { name: "Node", id: true },
     { name: "State" },
     { name: "Engine" },
-    { name: "Policy", number: true },
-    ...STAGES.slice(1).map((name) => ({ name, number: true, wide: true })),
+    { name: "Policy", number: true, wide: true },
+    ...POOLS.map((name) => ({ name, number: true, wide: true })),
+    ...(isAdmin ? [{ name: "Work" }] : []),
   ];
   return table(
     "Nodes",
     columns,
     list.map((node) => [
       h("a", { href: `/sessions?node=${part(node.name)}` }, node.name),
-      node.is_alive
-        ? state("alive")
-        : h("span", { class: "state silent" }, `silent ${seconds(node.seconds_silent)}`),
+      nodeState(node),
       node.error
         ? h("span", { class: "bad" }, node.error)
         : node.version === policy.version
           ? "in step"
           : "loading",
       node.version,
-      ...STAGES.slice(1).map((name) => node.sessions[name] ?? 0),
+      ...POOLS.map((name) => pool(node, name)),
+      ...(isAdmin ? [drainNode(context, node)] : []),
     ]),
   );
+}
+
+function nodeState(node) {
+  if (!node.is_alive)
+    return h("span", { class: "state silent" }, `silent ${seconds(node.seconds_silent)}`);
+  if (!node.is_draining) return state("alive");
+  return state(POOLS.some((name) => node.sessions[name]) ? "draining" : "drained");
+}
+
+/** How many sessions a pool of a node has, of how many it takes. */
+function pool(node, name) {
+  const size = node.places[name];
+  const held = node.sessions[name] ?? 0;
+  return size === undefined ? held : [held, h("span", { class: "places" }, ` of ${size}`)];
 }

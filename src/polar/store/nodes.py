@@ -1,0 +1,116 @@
+"""The nodes that have joined: how many sessions each takes, what it holds, and whether it is drained."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, exists, func, insert, select, update
+
+from polar.errors import NotFound
+from polar.models.dashboard import NodeOverview
+from polar.models.session import SessionStatus
+from polar.store.database import Database
+from polar.store.policy import SILENT_SECONDS
+from polar.store.tables import nodes, policy_nodes, sessions
+
+FORGOTTEN_SECONDS = 3600.0
+"""A node that has not been heard of for so long, and holds nothing, is no longer shown."""
+
+
+class Nodes:
+    """Each by its name. One that is drained stays so, also when it joins anew, until it is resumed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def join(self, name: str, places: Mapping[SessionStatus, int]) -> bool:
+        """Take down how many sessions each stage of a node takes; whether it is drained."""
+        told = json.dumps({stage.value: count for stage, count in places.items()})
+
+        def write(connection: Connection) -> bool:
+            row = _row(connection, name)
+            if row is None:
+                connection.execute(insert(nodes).values(name=name, places=told))
+                return False
+            connection.execute(update(nodes).where(nodes.c.name == name).values(places=told))
+            return row.drained_at is not None
+
+        return await self._database.write(write)
+
+    async def drain(self, name: str) -> NodeOverview:
+        """Lease it nothing more; what it holds it finishes. NotFound if no such node has joined."""
+        return await self._set(name, self._database.now())
+
+    async def resume(self, name: str) -> NodeOverview:
+        """Lease it sessions again."""
+        return await self._set(name, None)
+
+    async def all(self) -> tuple[NodeOverview, ...]:
+        """Those that report or hold sessions, by name."""
+
+        def read(connection: Connection) -> tuple[NodeOverview, ...]:
+            seen = policy_nodes.c.seen_at > self._database.now() - FORGOTTEN_SECONDS
+            reports = {row.node: row for row in connection.execute(select(policy_nodes).where(seen))}
+            held = _held(connection)
+            shown = sorted(reports.keys() | held.keys())
+            rows = connection.execute(select(nodes).where(nodes.c.name.in_(shown)))
+            known = {row.name: row for row in rows}
+            return tuple(
+                self._view(name, known.get(name), reports.get(name), held.get(name, {})) for name in shown
+            )
+
+        return await self._database.read(read)
+
+    async def _set(self, name: str, drained_at: float | None) -> NodeOverview:
+        def write(connection: Connection) -> NodeOverview:
+            row = _row(connection, name)
+            if row is None:
+                raise NotFound(f"no node {name!r} has joined", hint="`polar nodes` shows those there are")
+            if (row.drained_at is None) != (drained_at is None):
+                connection.execute(update(nodes).where(nodes.c.name == name).values(drained_at=drained_at))
+                row = _row(connection, name)
+            report = connection.execute(select(policy_nodes).where(policy_nodes.c.node == name)).one_or_none()
+            return self._view(name, row, report, _held(connection, name).get(name, {}))
+
+        return await self._database.write(write)
+
+    def _view(
+        self, name: str, row: Row[Any] | None, report: Row[Any] | None, held: Mapping[SessionStatus, int]
+    ) -> NodeOverview:
+        silent = max(self._database.now() - report.seen_at, 0.0) if report is not None else FORGOTTEN_SECONDS
+        return NodeOverview(
+            name=name,
+            is_alive=silent <= SILENT_SECONDS,
+            is_draining=row is not None and row.drained_at is not None,
+            seconds_silent=silent,
+            version=report.version if report is not None else 0,
+            error=report.error if report is not None else None,
+            sessions=dict(held),
+            places=json.loads(row.places) if row is not None else {},
+        )
+
+
+def is_drained(connection: Connection, name: str) -> bool:
+    """Whether a node is to be leased nothing."""
+    drained = exists().where(nodes.c.name == name, nodes.c.drained_at.is_not(None))
+    return bool(connection.execute(select(drained)).scalar_one())
+
+
+def _row(connection: Connection, name: str) -> Row[Any] | None:
+    return connection.execute(select(nodes).where(nodes.c.name == name).with_for_update()).one_or_none()
+
+
+def _held(connection: Connection, name: str | None = None) -> dict[str, dict[SessionStatus, int]]:
+    """How many sessions each node holds in each stage, or one of them."""
+    held: dict[str, dict[SessionStatus, int]] = defaultdict(dict)
+    query = select(sessions.c.node, sessions.c.status, func.count()).group_by(
+        sessions.c.node, sessions.c.status
+    )
+    leased = sessions.c.lease_expires_at.is_not(None)
+    query = query.where(leased if name is None else leased & (sessions.c.node == name))
+    for node, status, count in connection.execute(query):
+        held[node][SessionStatus(status)] = count
+    return held
