@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
@@ -139,3 +139,20 @@ def test_the_reference_leaves_nothing_out() -> None:
     assert "### Harness.command\n" in python_reference.plugins_page()
     assert "| `max_turns` |" in settings_reference.options_page()
     assert "| `max_importance` |" in settings_reference.training_page()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        settings_reference.configuration_page,
+        settings_reference.training_page,
+        settings_reference.options_page,
+        rest_reference.page,
+    ],
+)
+def test_the_reference_says_what_every_field_is(page: Callable[[], str]) -> None:
+    fields = [line for line in page().splitlines() if line.startswith("| `")]
+    assert len(fields) > 30
+    # An id in a path is what it is called, and a schema has a place of its own to say what it is.
+    told_elsewhere = re.compile(r"\| path \||\]\(#schema-")
+    assert not [line for line in fields if line.endswith("|  |") and not told_elsewhere.search(line)]

@@ -34,6 +34,7 @@ class CallbackSettings(Frozen):
     retry_seconds: float = Field(default=2.0, gt=0, le=600)
     """Before the second attempt; twice as long before each that follows, up to ten minutes."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
+    """How long a receiver may take to answer one attempt."""
     ca: Path | None = None
     """Certificates of receivers that no public authority has signed, in PEM."""
 
@@ -42,9 +43,13 @@ class TaskRules(Frozen):
     """What tasks may name; None: anything that is installed. Nodes have rules of their own besides."""
 
     harnesses: tuple[str, ...] | None = None
+    """Names of those that tasks may use."""
     runtimes: tuple[str, ...] | None = None
+    """The same."""
     evaluators: tuple[str, ...] | None = None
+    """The same."""
     builders: tuple[str, ...] | None = None
+    """The same."""
     images: tuple[str, ...] | None = None
     """Of containers, as patterns: `ghcr.io/lab/*`."""
 
@@ -53,7 +58,9 @@ class TlsSettings(Frozen):
     """Certificates in PEM of a server that speaks HTTPS."""
 
     cert: Path
+    """The certificate, with those that it hangs on."""
     key: Path
+    """The private key of the certificate."""
     client_ca: Path | None = None
     """Who signs certificates of clients; then they need one besides their token."""
 
@@ -62,6 +69,7 @@ class ServerSettings(Frozen):
     """The control plane."""
 
     host: str = "127.0.0.1"
+    """The address that it listens on."""
     port: int = Field(default=8700, ge=0, le=65535)
     """0 picks a free port."""
     token: str | None = Field(default=None, min_length=16)
@@ -74,7 +82,9 @@ class ServerSettings(Frozen):
     tasks: TaskRules = TaskRules()
     callbacks: CallbackSettings = CallbackSettings()
     lease_seconds: float = Field(default=30.0, gt=0, le=3600)
+    """How long a session stays with a node that is not heard of."""
     max_attempts: int = Field(default=3, ge=1, le=100)
+    """How often a session is begun, at most, where nodes fall silent or give it back with a failure."""
     max_staleness: int | None = Field(default=None, ge=0)
     """How many policy versions old the oldest token of a result may be, where a trainer does not say; results
     that are older are named in the feed as stale. None: any age."""
@@ -100,13 +110,16 @@ class GatewaySettings(Frozen):
     """The data plane that harnesses talk to."""
 
     host: str = "127.0.0.1"
+    """The address that it listens on."""
     port: int = Field(default=0, ge=0, le=65535)
     """Of several processes, the first one's; the others have those after it. 0: any free ones."""
     workers: int | None = Field(default=None, ge=1, le=64)
     """Gateway processes; sessions are spread over them. None: one for each 8 cores, at most 8; below 16 cores
     that is one, in the node's own process."""
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
+    """Of a harness's request."""
     keepalive_seconds: float = Field(default=10.0, gt=0)
+    """A stream that waits for its next token says that it is alive this often."""
     replay_seconds: float = Field(default=2.0, ge=0)
     """How long after an answer the very same request is taken for a retry and given that answer again."""
 
@@ -132,13 +145,17 @@ class EngineSettings(Frozen):
     """The default's name, a directory, or a Hugging Face model id: names the tokenizer's family too.
     Of an openai endpoint: the model's name there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What the embedded engine computes on; auto: a GPU if there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What the embedded engine computes in; auto: bfloat16 on a GPU, float32 on a CPU."""
     max_context: int | None = Field(default=None, ge=16)
     """None: what the model's configuration says. Of an openai endpoint: what harnesses are told."""
     slots: int | None = Field(default=None, ge=1, le=1024)
     """Requests decoded together by the embedded engine; None: 8 on a CPU, 64 on a GPU."""
     threads: int | None = Field(default=None, ge=1)
+    """CPU threads that the embedded engine computes with; None: as many as torch takes by itself."""
     start_seconds: float = Field(default=600.0, gt=0)
+    """How long the embedded engine may take until it serves, fetching its weights included."""
 
     @field_validator("url", mode="before")
     @classmethod
@@ -164,6 +181,7 @@ class JudgeSettings(Frozen):
     url: str = Field(pattern=r"^https?://[^\s]+$")
     """Up to and without `/chat/completions`."""
     model: str = Field(min_length=1)
+    """The model's name there."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """The environment variable of the node that holds its key; None: it needs none."""
 
@@ -198,6 +216,8 @@ class NodeSettings(Frozen):
     `*.domain:port`; none by default."""
     artifact_bytes: int = Field(default=32 * 1024 * 1024, ge=0)
     """How much of a session's logs and files is kept with its result."""
+    keep_orphans_hours: float = Field(default=24.0, ge=0)
+    """How long the capture and the logs of a lease whose result was not stored stay here for inspection."""
     judges: dict[str, JudgeSettings] = Field(default_factory=dict)
     """Name, as tasks use it with the evaluator `judge`, → where it is and with which key."""
     runtimes: tuple[str, ...] = ("bubblewrap", "process")
@@ -227,6 +247,7 @@ class TelemetrySettings(Frozen):
     """What others may watch: metrics that are fetched, traces that are sent; see docs/observability.md."""
 
     metrics_host: str = "127.0.0.1"
+    """The address at which `polar node` shows `/metrics`."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Where `polar node` shows `/metrics`; None: nowhere, 0: any free port. `polar serve` shows them at the
     control plane's own port."""
@@ -243,6 +264,7 @@ class Settings(Frozen):
     """Everything a Polar process can be told."""
 
     data_dir: Path = Path(".polar")
+    """Where state lives."""
     server: ServerSettings = ServerSettings()
     gateway: GatewaySettings = GatewaySettings()
     engine: EngineSettings = EngineSettings()
@@ -250,6 +272,7 @@ class Settings(Frozen):
     fleet: FleetSettings = FleetSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """From which level on Polar's own lines are written; libraries' are from warnings on."""
     log_format: Literal["console", "json"] = "console"
     """json: one object a line, with the ids of session and task. Default: $POLAR_LOG_FORMAT, if set."""
 

@@ -43,12 +43,14 @@ class HarborEvaluator(Evaluator):
         tests: dict[WorkspacePath, FileContent]
         """The task's `tests` directory; laid out as /tests once the agent is gone."""
         env: dict[str, str] = Field(default_factory=dict)
+        """Environment variables of the script."""
         sandbox: Place = Place.LIVE
         reward_key: str = "reward"
         """Which number of a reward.json that holds several is the reward; all are components."""
         tampering: TamperPolicy = TamperPolicy.REPORT
         """What becomes of files that bend test runners; Harbor itself leaves them."""
         timeout_seconds: float | None = Field(default=None, gt=0)
+        """How long the script may take; None: nearly all of `budgets.evaluate_seconds`."""
 
         @field_validator("tests")
         @classmethod

@@ -49,6 +49,7 @@ class JudgeEvaluator(Evaluator):
         rubric: dict[str, Criterion] = Field(min_length=1, max_length=64)
         """Criterion → what it means. The reward is the weighted mean of the scores."""
         transcript: bool = True
+        """Whether the judge is shown what the agent said and did."""
         files: tuple[WorkspacePath, ...] = Field(default=(), max_length=32)
         """Files of the workspace that the judge is shown."""
         per_trace: bool = False
@@ -56,12 +57,16 @@ class JudgeEvaluator(Evaluator):
         max_characters: int = Field(default=100_000, ge=1_000, le=4_000_000)
         """How much of the transcript, and of each file, is shown."""
         max_tokens: int = Field(default=2_048, ge=16)
+        """Of the judge's answer."""
         temperature: float = Field(default=0.0, ge=0, le=2)
+        """What the judge samples with."""
         structured: bool = True
         """Ask the endpoint to keep the answer to its JSON schema; not all endpoints can."""
         attempts: int = Field(default=3, ge=1, le=20)
+        """How often it is asked until it gives an answer that can be read."""
         on_failure: OnFailure = OnFailure.CLOSED
         open_reward: float = Field(default=0.0, allow_inf_nan=False)
+        """The reward where no such answer came and `on_failure` is `open`."""
 
     options: Options
 

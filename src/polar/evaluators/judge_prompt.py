@@ -32,7 +32,9 @@ class Criterion(Frozen):
     """One thing that is judged."""
 
     description: str = Field(min_length=1, max_length=20_000)
+    """What the judge is told about it."""
     weight: float = Field(default=1.0, gt=0)
+    """Its share of the reward, against the others'."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,14 +42,21 @@ class SweRow(BaseModel):
     model_config = {"extra": "ignore", "frozen": True, "populate_by_name": True}
 
     instance_id: str = Field(min_length=1)
+    """The name of the row."""
     repo: str = Field(min_length=1)
+    """`owner/name` of the repository."""
     base_commit: str = ""
+    """The commit that the agent begins with."""
     version: str = ""
+    """Of the repository, by which the official package knows how to run its tests."""
     test_patch: Diff = ""
     """The hidden tests, as a patch to the base commit."""
     fail_to_pass: TestIds = Field(alias="FAIL_TO_PASS")
+    """Tests that fail before the repair and must pass after it."""
     pass_to_pass: TestIds = Field(default=(), alias="PASS_TO_PASS")
+    """Tests that must still pass."""
     problem_statement: str = ""
+    """The issue that is to be resolved."""
     patch: Diff = ""
     """The gold patch; no evaluator reads it."""
     files: dict[WorkspacePath, Annotated[FileContent, BeforeValidator(_file)]] = Field(default_factory=dict)

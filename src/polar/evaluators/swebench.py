@@ -68,8 +68,10 @@ class SwebenchEvaluator(Evaluator):
         exclude: tuple[str, ...] = ()
         """Paths (git's glob patterns) whose changes are left out of the patch."""
         max_patch_bytes: int = Field(default=PATCH_BYTES, ge=1, le=64 * 1024 * 1024)
+        """A longer patch is worth nothing."""
         tampering: TamperPolicy = TamperPolicy.NEUTRALISE
         timeout_seconds: float | None = Field(default=None, gt=0)
+        """How long the tests may take; None: nearly all of `budgets.evaluate_seconds`."""
 
     options: Options
 

@@ -56,6 +56,7 @@ class TestPlan(BaseModel):
     timeout_seconds: float | None = Field(default=None, gt=0)
     """How long the tests may take, else the reward is 0; None: nearly all of `budgets.evaluate_seconds`."""
     env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the command."""
 
     @property
     def guarded(self) -> tuple[str, ...]:

@@ -64,9 +64,11 @@ class ClaudeCode(Harness):
         system_prompt: str | None = Field(default=None, min_length=1)
         """Replaces Claude Code's own."""
         append_system_prompt: str | None = Field(default=None, min_length=1)
+        """Added after Claude Code's own."""
         bare: bool = False
         """Claude Code's minimal mode: a short prompt, no memory, no CLAUDE.md, no background work."""
         effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+        """Claude Code's `--effort`; None: its default."""
         compaction: bool = True
         """Whether a context that is nearly full is summarised, which is a model call of its own."""
         retries: int = Field(default=10, ge=0, le=100)

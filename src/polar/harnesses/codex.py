@@ -61,6 +61,7 @@ class Codex(Harness):
         append_system_prompt: str | None = Field(default=None, min_length=1)
         """Sent as developer instructions, after Codex's own."""
         effort: Literal["low", "medium", "high", "xhigh"] = "medium"
+        """Codex's `model_reasoning_effort`."""
         context_files: bool = True
         """Whether AGENTS.md of the workspace is put into the prompt."""
         retries: int = Field(default=4, ge=0, le=100)

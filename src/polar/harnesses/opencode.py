@@ -42,6 +42,7 @@ class OpenCode(Harness):
         system_prompt: str | None = Field(default=None, min_length=1)
         """Replaces OpenCode's own."""
         append_system_prompt: str | None = Field(default=None, min_length=1)
+        """Added after OpenCode's own."""
         max_turns: int | None = Field(default=None, ge=1)
         """After so many model calls OpenCode asks for a final answer without tools."""
         reasoning: bool = False

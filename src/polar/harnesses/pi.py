@@ -40,6 +40,7 @@ class Pi(Harness):
         system_prompt: str | None = Field(default=None, min_length=1)
         """Replaces Pi's own."""
         append_system_prompt: str | None = Field(default=None, min_length=1)
+        """Added after Pi's own."""
         thinking: Thinking | None = None
         """None: the model is declared as one that does not think."""
         context_files: bool = True

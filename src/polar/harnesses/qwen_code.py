@@ -57,6 +57,7 @@ class QwenCode(Harness):
         system_prompt: str | None = Field(default=None, min_length=1)
         """Replaces Qwen Code's own."""
         append_system_prompt: str | None = Field(default=None, min_length=1, max_length=LONGEST_PROMPT)
+        """Added after Qwen Code's own."""
         max_turns: int | None = Field(default=None, ge=1)
         """Model calls after which Qwen Code ends by itself, with exit code 53."""
         retries: int = Field(default=3, ge=0, le=100)

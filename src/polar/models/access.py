@@ -25,8 +25,11 @@ class Role(StrEnum):
 
 class TokenState(StrEnum):
     LIVE = "live"
+    """It opens what its role may."""
     EXPIRED = "expired"
+    """Its time is over."""
     REVOKED = "revoked"
+    """Somebody ended it."""
 
 
 class TokenView(Frozen):
@@ -35,9 +38,12 @@ class TokenView(Frozen):
     id: str
     """The part of the token between its underscores: tells two of one name apart."""
     name: Id
+    """Who brings it."""
     role: Role
     state: TokenState
+    """Whether it opens anything."""
     created_at: float
+    """Unix seconds, as `expires_at`."""
     expires_at: float | None = None
     """None: it does not expire."""
 
@@ -69,6 +75,7 @@ class MadeToken(Frozen):
     """The only answer that ever holds a token's secret."""
 
     token: str = Field(repr=False)
+    """The token itself."""
     view: TokenView
 
 
@@ -76,10 +83,13 @@ class AuditEntry(Frozen):
     """One thing that was asked, and what became of it. Holds no secret."""
 
     seq: int
+    """Rises with every entry."""
     at: float
+    """Unix seconds by the server's clock."""
     actor: str | None
     """The token's name; None: the caller brought none that is known."""
     role: Role | None
+    """The token's."""
     address: str | None
     """Where the request came from, as the server saw it."""
     action: str

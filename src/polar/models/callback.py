@@ -22,6 +22,7 @@ class CallbackStatus(StrEnum):
     WAITING = "waiting"
     """For its first attempt, or for the next."""
     DELIVERED = "delivered"
+    """Its receiver has taken it."""
     DEAD = "dead"
     """Given up; `polar callbacks retry` begins anew."""
 
@@ -44,24 +45,32 @@ class Callback(Frozen):
     url: Annotated[str, Field(max_length=2048), AfterValidator(_plain_url)]
     """Its host must be listed in the server's `server.callbacks.allow`."""
     events: tuple[CallbackEvent, ...] = Field(default=(CallbackEvent.SESSION_ENDED,), min_length=1)
+    """What to tell of."""
 
 
 class CallbackView(Frozen):
     """One thing to tell, and how far that is."""
 
     id: str
+    """The same at every attempt; its receiver gets it as `Polar-Delivery`."""
     task_id: str
+    """Whose end, or a session of which, it tells of."""
     session_id: str | None
+    """Of a session that ended; None: the task did."""
     event: CallbackEvent
     url: str
+    """Where it goes."""
     status: CallbackStatus
     attempts: int
+    """How often it was tried."""
     due_at: float
     """When it is tried next, while it waits."""
     error: str | None = None
     """What went wrong with the last attempt."""
     created_at: float
+    """Unix seconds, as all times here."""
     ended_at: float | None = None
+    """When it was delivered or given up."""
 
 
 class CallbackPage(Frozen):

@@ -20,6 +20,7 @@ class Component(Frozen):
     """`{name, options}`; a bare string stands for a name without options."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
+    """As it is registered."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Validated against the named component's own options model when the task is submitted."""
 

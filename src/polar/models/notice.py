@@ -13,6 +13,7 @@ class TaskEnd(Frozen):
     """What came of a task as a whole."""
 
     sessions: dict[SessionStatus, int] = Field(default_factory=dict)
+    """How many ended in each status."""
     mean_reward: float | None = None
     """Over the completed sessions."""
 
@@ -24,8 +25,11 @@ class Notice(Frozen):
     """The same at every attempt: whoever has handled it need not do so again."""
     event: CallbackEvent
     task_id: str
+    """Whose end, or a session of which, it tells of."""
     session_id: str | None = None
+    """Of a session that ended; None: the task did."""
     at: float
+    """When the server saw it ended, Unix seconds."""
     result: SessionResult | None = None
     """Of a session that ended."""
     task: TaskEnd | None = None

@@ -52,19 +52,23 @@ class Update(Frozen):
     holder: Id | None = None
     """Needed while somebody has paused."""
     wait_seconds: float = Field(default=600.0, ge=0, le=3600)
+    """How long the answer waits for nodes to have loaded them."""
 
 
 class Resume(Frozen):
     holder: Id | None = None
     """None: whoever holds the pause, it ends."""
     wait_seconds: float = Field(default=60.0, ge=0, le=600)
+    """How long the answer waits for nodes to have carried it out."""
 
 
 class NodePolicy(Frozen):
     """How far one node is."""
 
     node: str
+    """Its name."""
     version: Version
+    """What its engine samples with."""
     is_settled: bool
     """Whether it has done all that was asked."""
     error: str | None = None
@@ -75,11 +79,15 @@ class PolicyView(Frozen):
     """The policy as it is asked for, and the nodes that are alive."""
 
     version: Version
+    """What engines are to sample with."""
     path: str | None = None
     """Where its weights are; None: those that the engines were started with."""
     is_paused: bool = False
+    """Whether nothing is to be sampled."""
     mode: PauseMode | None = None
+    """Of the pause; None: there is none."""
     holder: Id | None = None
+    """Who pauses."""
     seconds_left: float | None = None
     """Until the pause ends by itself."""
     nodes: tuple[NodePolicy, ...] = ()
@@ -98,7 +106,9 @@ class PolicyReport(Frozen):
     version: Version = 0
     """What its engine samples with."""
     error: str | None = Field(default=None, max_length=2000)
+    """Why it could not carry the order out."""
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
+    """How long the server may hold the answer back while there is no other order."""
     leaves: bool = False
     """Whether the node stops, and need not be waited for."""
 
@@ -109,8 +119,11 @@ class PolicyOrder(Frozen):
     step: int
     """Rises with every change."""
     version: Version
+    """What its engine is to sample with."""
     path: str | None = None
+    """Where those weights are; None: those that the engine was started with."""
     is_paused: bool = False
+    """Whether nothing is to be sampled."""
     mode: PauseMode = PauseMode.KEEP
     seconds_left: float | None = None
     """Until the pause ends by itself, also if the server is not heard of again."""

@@ -12,6 +12,7 @@ from polar.models.task import Id, TaskSpec
 
 class SessionStatus(StrEnum):
     QUEUED = "queued"
+    """It waits for a node."""
     INIT = "init"
     """The sandbox is being made."""
     READY = "ready"
@@ -25,6 +26,7 @@ class SessionStatus(StrEnum):
     FAILED = "failed"
     """No reward could be had; `error` says why. What was captured is kept."""
     CANCELLED = "cancelled"
+    """At somebody's wish, or because enough samples of its task were there."""
 
     @property
     def ended(self) -> bool:
@@ -57,14 +59,18 @@ class AgentEnd(StrEnum):
     BUDGET = "budget"
     """A completion or token budget ended it."""
     CANCELLED = "cancelled"
+    """The session was."""
     NOT_STARTED = "not_started"
+    """It never ran."""
 
 
 class Progress(Frozen):
     """What a running session has done so far, as its node reports it with every heartbeat."""
 
     completions: int = 0
+    """Model calls that were recorded."""
     sampled_tokens: int = 0
+    """In these."""
 
 
 class StageEntry(Frozen):
@@ -81,12 +87,16 @@ class SessionEvent(Frozen):
     seq: int
     """The place in the feed of all events."""
     session_id: Id
+    """Which session."""
     task_id: Id
+    """Whose."""
     attempt: int
+    """Which one it was in, from 1; 0: no node has begun it."""
     status: SessionStatus
     at: float
     """Unix seconds by the server's clock."""
     node: str | None = None
+    """Who had it."""
     detail: str | None = None
     """Why, where it is not the usual way on."""
 
@@ -95,9 +105,13 @@ class StageSeconds(Frozen):
     """Wall-clock seconds spent in each stage; 0.0 where the session never was."""
 
     init: float = 0.0
+    """Making the sandbox."""
     ready: float = 0.0
+    """Waiting, prewarmed, for a run slot."""
     running: float = 0.0
+    """The harness at work."""
     postrun: float = 0.0
+    """Building and scoring."""
 
 
 class Fault(Frozen):
@@ -106,15 +120,20 @@ class Fault(Frozen):
     completion: str | None = None
     """The id of the completion concerned; None where the damage hides it."""
     problem: str
+    """What is not sound about it."""
 
 
 class TrajectoryStats(Frozen):
     """Where every sampled token went: sampled_tokens = trainable_tokens + sum(excluded.values())."""
 
     completions: int = 0
+    """Model calls that were recorded."""
     traces: int = 0
+    """Sequences that a trainer gets."""
     sampled_tokens: int = 0
+    """In all completions."""
     trainable_tokens: int = 0
+    """Of the sampled, those that a trace trains."""
     excluded: dict[str, int] = Field(default_factory=dict)
     """Tokens left out of training, by the name of the reason."""
     chains: int = 0
@@ -139,7 +158,9 @@ class Verdict(Frozen):
     """What an evaluator says of a session."""
 
     reward: float = Field(allow_inf_nan=False)
+    """What the session is worth."""
     components: dict[str, float] = Field(default_factory=dict)
+    """Numbers that say more of it, by name."""
     report: str = ""
     """Readable by a person; at most 64 KiB are kept."""
     trace_rewards: dict[str, float] = Field(default_factory=dict)
@@ -150,27 +171,39 @@ class SessionResult(Frozen):
     """What came of a session; the tokens themselves are in its recording."""
 
     session_id: Id
+    """Which session."""
     task_id: Id
+    """Whose."""
     sample: int
+    """From 0."""
     attempt: int
+    """The one that ended it."""
     status: SessionStatus
     agent_end: AgentEnd = AgentEnd.NOT_STARTED
     exit_code: int | None = None
+    """The harness's; None: it did not end by itself."""
     error: str | None = None
+    """Why it failed."""
     verdict: Verdict | None = None
     stats: TrajectoryStats = TrajectoryStats()
     seconds: StageSeconds = StageSeconds()
     policy_version_min: int | None = None
+    """Oldest policy that sampled a token of it; None: nothing was sampled."""
     policy_version_max: int | None = None
+    """Newest."""
     harness_version: str | None = None
+    """Of the harness that ran."""
     model: str | None = None
+    """Its name, as the engine gives it."""
     logprobs_mode: str | None = None
     """Of which distribution the recorded logprobs are: `processed_logprobs` is the one sampled from.
 
     None: the engine does not say, and only temperature 1 without cuts is sure to be right.
     """
     has_recording: bool = False
+    """Whether its tokens are stored."""
     has_artifacts: bool = False
+    """Whether logs and files of it are stored."""
 
     @property
     def is_usable(self) -> bool:
@@ -186,9 +219,12 @@ class Lease(Frozen):
     """The right of one node to run one attempt of one session, until it expires or is fenced off."""
 
     session_id: Id
+    """Which session."""
     task: TaskSpec
     sample: int
+    """From 0."""
     attempt: int
+    """Which one this is, from 1."""
     fencing_token: int
     """Rises with every lease of the session; a result that carries an older one is refused."""
     expires_at: float

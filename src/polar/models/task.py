@@ -19,9 +19,13 @@ class TaskStatus(StrEnum):
     """Derived from the sessions of the task."""
 
     QUEUED = "queued"
+    """All its sessions wait for a node."""
     RUNNING = "running"
+    """Some have not ended, and not all of them wait."""
     FINISHED = "finished"
+    """All have ended."""
     CANCELLED = "cancelled"
+    """All have ended because it was cancelled, or each of them was."""
 
 
 def _workspace_path(path: str) -> str:
@@ -40,8 +44,11 @@ class FileContent(Frozen):
     """One file of the workspace; exactly one of `text` and `base64` is set."""
 
     text: str | None = None
+    """As UTF-8."""
     base64: str | None = None
+    """Bytes."""
     executable: bool = False
+    """Whether it may be run."""
 
     def model_post_init(self, _context: object) -> None:
         if (self.text is None) == (self.base64 is None):
@@ -64,19 +71,28 @@ class Budgets(Frozen):
     """What a session may use. Waiting in a queue never counts."""
 
     init_seconds: float = Field(default=300.0, gt=0, le=86_400)
+    """To make the sandbox and prepare it."""
     run_seconds: float = Field(default=1_800.0, gt=0, le=604_800)
+    """For the agent; time in a policy pause does not count."""
     evaluate_seconds: float = Field(default=300.0, gt=0, le=86_400)
+    """To build and score."""
     max_completions: int | None = Field(default=None, ge=1)
+    """Model calls; None: any number."""
     max_sampled_tokens: int | None = Field(default=None, ge=1)
+    """Over all model calls; None: any number."""
     max_context_tokens: int | None = Field(default=None, ge=1)
+    """Prompt and answer of one call together; None: what the model has."""
 
 
 class SamplingPin(Frozen):
     """What the session samples with, whatever the harness asks for; None leaves the harness's wish."""
 
     temperature: float | None = Field(default=None, ge=0, le=10)
+    """0 takes the likeliest token."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Only the likeliest tokens up to this share of the probability."""
     top_k: int | None = Field(default=None, ge=0)
+    """Only so many of the likeliest tokens; 0: all."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """Sample k of the task gets seed + k; each completion of a session a seed derived from it."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -96,6 +112,7 @@ class Exec(Frozen):
     """Run a shell command in the workspace; an exit code other than 0 fails the session."""
 
     exec: str = Field(min_length=1, max_length=100_000)
+    """Run by `/bin/sh -c`."""
 
 
 PrepareStep = Upload | Exec
@@ -105,12 +122,15 @@ class TaskSpec(Frozen):
     """A task as a user writes it."""
 
     id: Id
+    """Its name: the same task under it again changes nothing, another one is refused."""
     instruction: str = Field(min_length=1, max_length=1_000_000)
+    """What the agent is told."""
     harness: Named
     evaluator: Named
     runtime: Named = Component(name="bubblewrap")
     builder: Named = Component(name="prefix_merging")
     samples: int = Field(default=1, ge=1, le=1024)
+    """Sessions: attempts that make up its group."""
     early_stop: int | None = Field(default=None, ge=1)
     """Once so many samples have completed with trainable tokens, the others are cancelled."""
     files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
@@ -122,6 +142,7 @@ class TaskSpec(Frozen):
     budgets: Budgets = Budgets()
     sampling: SamplingPin = SamplingPin()
     priority: int = Field(default=50, ge=0, le=100)
+    """Higher first; tasks of one priority take turns."""
     callback: Callback | None = None
     """Whom to tell when something of it ends."""
     metadata: dict[str, JsonValue] = Field(default_factory=dict)

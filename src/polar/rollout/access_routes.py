@@ -14,7 +14,7 @@ from polar.rollout.service import RolloutService
 from polar.store.audit import Audit, AuditFilter
 from polar.store.tokens import Tokens
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
+Limit = Annotated[int, Query(ge=1, le=1000, description="How many a page holds, at most.")]
 Before = Annotated[str | None, Query(description="The `next` of the page before.")]
 
 
@@ -24,7 +24,7 @@ def add_callback_routes(router: APIRouter, service: RolloutService) -> None:
     @router.get("/callbacks")
     async def list_callbacks(
         status: CallbackStatus | None = None,
-        task_id: str | None = None,
+        task_id: Annotated[str | None, Query(description="Only of this task.")] = None,
         limit: Limit = 100,
         before: Before = None,
     ) -> CallbackPage:
@@ -67,11 +67,11 @@ def add_access_routes(router: APIRouter, keys: Keys, tokens: Tokens, audit: Audi
 
     @router.get("/audit")
     async def list_audit(
-        actor: str | None = None,
-        action: str | None = None,
-        object: str | None = None,
-        since: float | None = None,
-        refused: bool = False,
+        actor: Annotated[str | None, Query(description="Only of tokens of this name.")] = None,
+        action: Annotated[str | None, Query(description="Only this operation.")] = None,
+        object: Annotated[str | None, Query(description="Only about this.")] = None,
+        since: Annotated[float | None, Query(description="Only from then on, Unix seconds.")] = None,
+        refused: Annotated[bool, Query(description="Only what was not done.")] = False,
         limit: Limit = 100,
         before: Before = None,
     ) -> AuditPage:

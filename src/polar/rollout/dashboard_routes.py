@@ -21,6 +21,7 @@ from polar.models.dashboard import (
     Me,
     Outline,
     Overview,
+    Reward,
     RunCurves,
     RunList,
     SessionDetail,
@@ -34,14 +35,15 @@ from polar.models.views import SessionView
 from polar.rollout.gate import caller_of
 from polar.rollout.live import Live
 from polar.rollout.routes import guarded
-from polar.store.listing import Reward, SessionFilter
+from polar.store.listing import SessionFilter
 from polar.store.store import Store
 
-Limit = Annotated[int, Query(ge=1, le=200)]
+Limit = Annotated[int, Query(ge=1, le=200, description="How many a page holds, at most.")]
 Before = Annotated[str | None, Query(description="The `older` of the page before.")]
 Text = Annotated[str | None, Query(max_length=128, description="A part of the id.")]
-Place = Annotated[int, Query(ge=0, lt=2**31)]
-Count = Annotated[int, Query(ge=1, le=10_000)]
+Segment = Annotated[int, Query(ge=0, lt=2**31, description="Index of the segment.")]
+Start = Annotated[int, Query(ge=0, lt=2**31, description="The first token, within the segment.")]
+Count = Annotated[int, Query(ge=1, le=10_000, description="How many tokens, at most.")]
 
 
 def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> APIRouter:
@@ -72,8 +74,10 @@ def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> AP
     @router.get("/dashboard/sessions")
     async def list_session_rows(
         status: SessionStatus | None = None,
-        task_id: str | None = None,
-        node: str | None = None,
+        task_id: Annotated[str | None, Query(description="Only of this task.")] = None,
+        node: Annotated[
+            str | None, Query(description="Only those that this node has, or had to their end.")
+        ] = None,
         reward: Reward | None = None,
         text: Text = None,
         limit: Limit = 50,
@@ -86,7 +90,7 @@ def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> AP
     @router.get("/dashboard/tasks")
     async def list_task_rows(
         status: TaskStatus | None = None,
-        harness: str | None = None,
+        harness: Annotated[str | None, Query(description="Only for this harness.")] = None,
         text: Text = None,
         limit: Limit = 50,
         before: Before = None,
@@ -129,7 +133,7 @@ def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> AP
 
     @router.get("/dashboard/sessions/{session_id}/tokens")
     async def get_tokens(
-        session_id: str, segment: Place, start: Place = 0, count: Count = 2_000
+        session_id: str, segment: Segment, start: Start = 0, count: Count = 2_000
     ) -> TokenSlice:
         """Tokens of one segment of the recording."""
         return await reader.tokens(session_id, segment, start, count)
@@ -140,7 +144,9 @@ def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> AP
         return await reader.artifacts(session_id)
 
     @router.get("/dashboard/sessions/{session_id}/artifact")
-    async def get_artifact(session_id: str, name: str) -> ArtifactText:
+    async def get_artifact(
+        session_id: str, name: Annotated[str, Query(description="Path within the archive.")]
+    ) -> ArtifactText:
         """The beginning of one kept file."""
         return await reader.artifact(session_id, name)
 

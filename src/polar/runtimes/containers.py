@@ -61,6 +61,7 @@ class ContainerOptions(ClosedOptions):
     """What all container runtimes can be told."""
 
     image: str = Field(min_length=1, max_length=4096)
+    """What the container is made of, by the name that its engine knows."""
     workspace: PurePosixPath = WORKSPACE
     """Another directory than this is taken as it is in the image, which then must be writable."""
 

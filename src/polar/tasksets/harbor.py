@@ -27,6 +27,7 @@ class HarborTasks(RowSource):
         model_config = {"extra": "forbid", "frozen": True}
 
         runtime: str = "bubblewrap"
+        """What the tasks run in."""
         ignore_unmet: bool = False
         """Run tasks whose Dockerfile asks for more than copied files: the host, or an image that the
         taskset names, has it."""

@@ -25,6 +25,7 @@ class FileShell(RowSource):
         model_config = {"extra": "forbid", "frozen": True}
 
         seed: int = Field(default=0, ge=0)
+        """Another one makes other tasks."""
         of_each: int | None = Field(default=None, ge=1, le=500)
         """Tasks of each family; None: 10 to train on, 3 held out."""
         of_each_new: int = Field(default=6, ge=0, le=500)
