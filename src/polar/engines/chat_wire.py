@@ -6,7 +6,7 @@ what is recorded does not depend on how it was asked for.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
@@ -250,14 +250,14 @@ class ChatReader:
 
 
 async def chunks(
-    events: AsyncGenerator[dict[str, Any], None], reader: ChatReader
+    arrivals: AsyncGenerator[Iterator[dict[str, Any]], None], reader: ChatReader
 ) -> AsyncGenerator[ChatChunk, None]:
     """What the reader makes of an answer, as it comes."""
-    async with aclosing(events):
-        async for event in events:
-            chunk = reader.read(event)
-            if chunk is not None:
-                yield chunk
+    async with aclosing(arrivals):
+        async for events in arrivals:
+            for chunk in map(reader.read, events):
+                if chunk is not None:
+                    yield chunk
     yield reader.last()
 
 

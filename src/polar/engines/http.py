@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from typing import Any, ClassVar, cast
 from uuid import uuid4
@@ -59,6 +59,8 @@ _PROMPT_LENGTH = re.compile(
     r"(\d+) input tokens|\((\d+) in the messages|(\d+) tokens from the input|prompt \(length (\d+)\)"
 )
 """How the engines' versions tell the length of a prompt that, or whose answer, does not fit."""
+_DONE = b"[DONE]"
+"""What stands in the last event of a stream instead of JSON."""
 _PROBE_TOOL = ToolDefinition("probe", "Does nothing.", {"type": "object", "properties": {}})
 
 
@@ -216,8 +218,10 @@ class HttpEngine(Engine):
             raise EngineError(f"the engine at {self.url} answers {status} to {path}: {reason_in(answer)}")
         return answer
 
-    async def _events(self, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
+    async def _events(self, path: str, body: Any) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
         """The events of a generation, or its one document where it was not asked for as a stream.
+
+        Those that have arrived at once come at once, to be read before the next.
 
         Trouble before the first one is tried again, later trouble is not.
 
@@ -232,12 +236,12 @@ class HttpEngine(Engine):
                     if response.status != 200:
                         raise refusal(self.url, response.status, reason_in(await response.read()))
                     if response.content_type != "text/event-stream":
-                        yield _document(await response.read())
+                        yield iter([_document(await response.read())])
                         return
-                    async with aclosing(_parsed(response)) as events:
-                        async for event in events:
+                    async with aclosing(_parsed(response)) as arrivals:
+                        async for events in arrivals:
                             has_begun = True
-                            yield event
+                            yield events
                 return
             except EngineDown as error:
                 problem = error
@@ -261,25 +265,30 @@ def _document(answer: bytes) -> dict[str, Any]:
     return document
 
 
-async def _parsed(response: Response) -> AsyncGenerator[dict[str, Any], None]:
-    """The JSON of each server-sent event up to [DONE]. Lines may be longer than any read buffer."""
+async def _parsed(response: Response) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
+    """The JSON of the server-sent events up to [DONE]. Lines may be longer than any read buffer."""
     tail = b""
     while piece := await response.piece():
         *lines, tail = (tail + piece).split(b"\n")
-        for line in lines:
-            data = line.strip().removeprefix(b"data:").strip()
-            if not line.startswith(b"data:") or not data:
-                continue
-            if data == b"[DONE]":
-                await _drain(response)
-                return
-            try:
-                event = orjson.loads(data)
-            except orjson.JSONDecodeError as error:
-                raise EngineError(f"the engine's stream is not JSON: {error}") from error
-            if not isinstance(event, dict):
-                raise EngineError("the engine's stream holds an event that is no object")
-            yield event
+        sent = [data for line in lines if line.startswith(b"data:") and (data := line[5:].strip())]
+        is_done = _DONE in sent
+        if is_done:
+            del sent[sent.index(_DONE) :]
+        if sent:
+            yield map(_event, sent)
+        if is_done:
+            await _drain(response)
+            return
+
+
+def _event(data: bytes) -> dict[str, Any]:
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise EngineError(f"the engine's stream is not JSON: {error}") from error
+    if not isinstance(event, dict):
+        raise EngineError("the engine's stream holds an event that is no object")
+    return event
 
 
 async def _drain(response: Response) -> None:

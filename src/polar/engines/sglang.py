@@ -66,11 +66,11 @@ class SglangEngine(HttpEngine):
         stream = _TokenStream(self)
         try:
             with self._asking(), guided(request):
-                async with aclosing(self._events("/generate", _request_body(request))) as events:
-                    async for event in events:
-                        chunk = stream.read(event)
-                        if chunk is not None:
-                            yield chunk
+                async with aclosing(self._events("/generate", _request_body(request))) as arrivals:
+                    async for events in arrivals:
+                        for chunk in map(stream.read, events):
+                            if chunk is not None:
+                                yield chunk
             yield stream.last()
         except (GeneratorExit, asyncio.CancelledError):
             if not stream.has_ended:
@@ -107,7 +107,7 @@ class SglangEngine(HttpEngine):
             "stream": False,
         }
         async with aclosing(self._events("/generate", body)) as answers:
-            async for answer in answers:
+            async for (answer,) in answers:
                 return _prompt_logprobs(answer, ids)
         raise EngineError(f"the engine at {self.url} did not answer")
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from polar.engines import chat_wire
+from polar.engines.arrivals import at_once
 from polar.engines.base import (
     ChatCall,
     ChatChunk,
@@ -57,21 +58,20 @@ class VllmEngine(HttpEngine):
         stream = _TokenStream(self)
         body = _request_body(request, await self._served_name())
         with guided(request):
-            async with aclosing(self._events("/v1/completions", body)) as events:
-                async for event in events:
-                    chunk = stream.read(event)
-                    if chunk is not None:
+            async with aclosing(self._events("/v1/completions", body)) as arrivals:
+                async for events in arrivals:
+                    for chunk in at_once(map(stream.read, events)):
                         yield chunk
         yield stream.last()
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         body = _chat_body(call, await self._served_name())
         reader = chat_wire.ChatReader(call.chat.sampling, self)
-        async with aclosing(self._events(chat_wire.PATH, body)) as events:
-            async for event in events:
-                chunk = reader.read(event)
-                if chunk is not None:
-                    yield chunk
+        async with aclosing(self._events(chat_wire.PATH, body)) as arrivals:
+            async for events in arrivals:
+                for chunk in map(reader.read, events):
+                    if chunk is not None:
+                        yield chunk
         yield reader.last()
 
     async def count_tokens(self, chat: ChatRequest) -> int | None:
@@ -88,7 +88,7 @@ class VllmEngine(HttpEngine):
             "stream": False,
         }
         async with aclosing(self._events("/v1/completions", body)) as answers:
-            async for answer in answers:
+            async for (answer,) in answers:
                 return _prompt_logprobs(answer, ids)
         raise EngineError(f"the engine at {self.url} did not answer")
 

@@ -101,8 +101,8 @@ class ModelCall:
             self.session.refuse_long_prompt(len(chunk.prompt_ids))
 
     def _take_delta(self, delta: MessageDelta, stops: StopStrings) -> MessageDelta:
-        if self._generation.leaves_stops:
-            delta = replace(delta, content=stops.feed(delta.content))
+        if self._generation.leaves_stops and (shown := stops.feed(delta.content)) != delta.content:
+            delta = replace(delta, content=shown)
         return self._reply.add(delta)
 
     def _ended(self, chunk: ChatChunk, stops: StopStrings) -> FinishReason | None:

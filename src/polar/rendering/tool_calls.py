@@ -245,4 +245,7 @@ def _skip(text: str, position: int) -> int:
 
 def _overlap(text: str, tag: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `tag`."""
-    return next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
+    start = text.find(tag[0], max(len(text) - len(tag) + 1, 0))
+    while start >= 0 and not tag.startswith(text[start:]):
+        start = text.find(tag[0], start + 1)
+    return len(text) - start if start >= 0 else 0
