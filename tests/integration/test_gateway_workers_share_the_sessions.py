@@ -17,6 +17,7 @@ from polar.client import AsyncClient
 from polar.config.settings import EngineSettings, GatewaySettings, ServerSettings, Settings
 from polar.engines.base import WeightUpdate
 from polar.errors import Conflict
+from polar.gateway import pool
 from polar.gateway.capture import read_capture
 from polar.gateway.gateways import Address, Gateways
 from polar.gateway.line import GatewayEnded
@@ -64,15 +65,15 @@ class Scene:
     def captured(self, session: str) -> list[Completion]:
         return read_capture(self.directory / f"{session}.log")
 
-    def kill(self, session: str) -> None:
-        """The process that serves a session, without a warning."""
+    def worker(self, session: str) -> psutil.Process:
+        """The process that serves a session."""
         port = self.addresses[session].port
         (worker,) = [
             worker
             for worker in workers()
             if any(at.status == "LISTEN" and at.laddr.port == port for at in worker.net_connections("tcp"))
         ]
-        worker.kill()
+        return worker
 
 
 def workers() -> list[psutil.Process]:
@@ -172,7 +173,7 @@ async def test_a_process_that_dies_ends_its_own_sessions_and_comes_back(set_scen
     await scene.ask("a", "Hi")
     waiting = asyncio.create_task(scene.gateway.budget_spent("a"))
     await scene.ask("b", "Hi")
-    scene.kill("a")
+    scene.worker("a").kill()
     with pytest.raises(GatewayEnded, match="has ended"):
         await asyncio.wait_for(waiting, 10)
     with pytest.raises(GatewayEnded, match="has ended"):
@@ -186,13 +187,30 @@ async def test_a_process_that_dies_ends_its_own_sessions_and_comes_back(set_scen
             assert (await scene.ask(session, "Hi"))[0] == 200
 
 
+async def test_a_process_that_hangs_is_taken_for_dead(
+    set_scene: SetScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "SILENCE_SECONDS", 5.0)
+    scene = await set_scene(2)
+    waiting = asyncio.create_task(scene.gateway.budget_spent("a"))
+    with scene.gateway.placed("c") as scene.addresses["c"]:
+        assert scene.addresses["c"] == scene.addresses["a"]
+        scene.worker("a").suspend()
+        with pytest.raises(GatewayEnded, match="has ended"):
+            await asyncio.wait_for(waiting, 60)
+        await scene.gateway.open_session(scene.grant("c"))
+        assert (await scene.ask("c", "Hi"))[0] == 200
+    assert (await scene.ask("b", "Hi"))[0] == 200
+    await scene.gateway.close_session("b")
+
+
 async def test_a_pause_reaches_every_process_and_one_that_comes_back_in_it(set_scene: SetScene) -> None:
     scene = await set_scene(2)
     await scene.gateway.pause(PauseMode.KEEP)
     assert scene.gateway.is_paused
     await scene.gateway.update_weights(WeightUpdate(4))
     asked = [asyncio.create_task(scene.ask(session, "Hi")) for session in "ab"]
-    scene.kill("a")
+    scene.worker("a").kill()
     with pytest.raises(aiohttp.ClientError):
         await asked[0]
     with pytest.raises(GatewayEnded):

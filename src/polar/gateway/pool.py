@@ -1,7 +1,8 @@
 """Several gateways in processes of their own: each session is served by one of them, from first to last.
 
 The gateways share nothing, so that they need not agree on anything; the node alone talks to each, over a
-line of its own. One that ends takes its open sessions with it and is started again at the same address.
+line of its own. One that ends takes its open sessions with it and is started again at the same address;
+one that hangs is ended.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ START_SECONDS = 120.0
 STOP_SECONDS = 5.0
 PROGRESS_SECONDS = 1.0
 """How old the progress of open sessions may be that heartbeats tell."""
+SILENCE_SECONDS = 60.0
+"""How long a process may leave a question unanswered before it is taken to hang."""
 FIRST_BACKOFF_SECONDS = 0.5
 LAST_BACKOFF_SECONDS = 30.0
 REMEMBERED = 10_000
@@ -98,6 +101,11 @@ class _Worker:
         except TimeoutError:
             self._process.kill()
             return await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
 
     def _lose(self) -> None:
         self.is_up.clear()
@@ -303,11 +311,21 @@ class GatewayPool(Gateways):
         gone = asyncio.create_task(worker.line.gone())
         try:
             while not (await asyncio.wait({gone}, timeout=PROGRESS_SECONDS))[0]:
-                if worker.open:
-                    with suppress(PolarError):
-                        self._learn(await worker.line.call("open_progress"))
+                with suppress(PolarError):
+                    await self._ask_progress(worker)
         finally:
             gone.cancel()
+
+    async def _ask_progress(self, worker: _Worker) -> None:
+        """Also where no session is open: a process that does not answer is ended, as if it had died."""
+        try:
+            async with asyncio.timeout(SILENCE_SECONDS):
+                self._learn(await worker.line.call("open_progress"))
+        except TimeoutError:
+            log.error(
+                "gateway process %d has not answered for %g s and is killed", worker.number, SILENCE_SECONDS
+            )
+            worker.kill()
 
     async def _start_again(self, worker: _Worker) -> None:
         backoff = FIRST_BACKOFF_SECONDS
