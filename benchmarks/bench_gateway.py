@@ -4,6 +4,8 @@ Every process has the same two cores: the load generator, what is measured, and 
 that answers from bytes made beforehand. Load generator and double speak HTTP on bare sockets and so
 are several times faster than anything in between; what a program can get out of going direct is
 measured with an everyday HTTP client (aiohttp) as well, and that is what the goal compares with.
+
+Whatever is visited starts fresh, so that no visit pays for an earlier one, and shows at once all that it can.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import resource
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -46,8 +49,10 @@ class Effort:
     rounds: int
 
 
-THOROUGH = Effort(seconds=5.0, requests=400, rounds=3)
+THOROUGH = Effort(seconds=2.0, requests=200, rounds=3)
 QUICK = Effort(seconds=1.5, requests=100, rounds=1)
+WARM_UP = 30
+"""Requests at one connection that are not counted."""
 
 
 class Bench:
@@ -58,6 +63,11 @@ class Bench:
         self.engine = engine
         self.effort = effort
         self._counter = 1
+        self._begun = time.monotonic()
+
+    def step(self, what: str) -> None:
+        """Say what comes next, and how long it took to get there."""
+        print(f"[{time.monotonic() - self._begun:4.0f} s] {what}", file=sys.stderr, flush=True)
 
     def rate(
         self, target: Target, *, stream: bool = False, sessions: int | None = None, kind: str = "throughput"
@@ -70,8 +80,8 @@ class Bench:
 
     def milliseconds(self, target: Target, bodies: Sequence[str]) -> list[float]:
         """Of each exchange's last request, one at a time, after some that warm up."""
-        job = self._job("latency", target, bodies, requests=self.effort.requests + 50)
-        return [1000 * seconds for seconds in measured(job)["seconds"][50:]]
+        job = self._job("latency", target, bodies, requests=self.effort.requests + WARM_UP)
+        return [1000 * seconds for seconds in measured(job)["seconds"][WARM_UP:]]
 
     def first_token_delays(self, target: Target) -> list[float]:
         """Milliseconds from the engine's writing of the first token to the client's reading of it."""
@@ -79,16 +89,15 @@ class Bench:
             self.engine, "/behaviour", {"first_token_after": FIRST_TOKEN_SECONDS, "stays_open": False}
         )
         processes.tell(self.engine, "/first_tokens")
-        requests = self.effort.requests // 2
+        requests = self.effort.requests // 2 + WARM_UP
         job = self._job("first_token", target, [_streamed(self.wire.first)], requests=requests)
         moments = measured(job)["moments"]
         written = processes.tell(self.engine, "/first_tokens")
         processes.tell(self.engine, "/behaviour", {"first_token_after": 0.0, "stays_open": False})
-        return [1000 * (read - wrote) for wrote, read in zip(written, moments, strict=True)][20:]
+        return [1000 * (read - wrote) for wrote, read in zip(written, moments, strict=True)][WARM_UP:]
 
     def stream_megabytes(self, target: Target) -> float:
         """Resident memory that each of 1,000 open streams adds to a gateway that has served before."""
-        self.rate(target, stream=True)
         before = target.memory()
         processes.tell(self.engine, "/behaviour", {"first_token_after": 0.001, "stays_open": True})
         job = self._job("open", target, [_streamed(self.wire.first)], connections=STREAMS)
@@ -99,7 +108,7 @@ class Bench:
 
     def first_renders(self, target: Target) -> tuple[float, float]:
         """Milliseconds of the first session's first request and of a late session's, the same harness."""
-        warm = self._job("latency", target, [other_harness(self.wire.first)], requests=50)
+        warm = self._job("latency", target, [other_harness(self.wire.first)], requests=WARM_UP)
         measured(warm)
         job = self._job("latency", target, [self.wire.first], requests=len(target.sessions))
         seconds = measured(job)["seconds"]
@@ -134,26 +143,27 @@ def _streamed(body: str) -> str:
 
 def throughput(bench: Bench) -> Iterator[Row]:
     """Rounds of all alternate, so that a noisy minute hits everyone; each one's best counts."""
-    engine = bench.engine
+    engine, rounds = bench.engine, bench.effort.rounds
     starts: dict[str, Callable[[], AbstractContextManager[Target]]] = {
         "direct": lambda: nullcontext(engine),
         "chat": lambda: processes.polar("chat", engine, SESSIONS),
-        "chats": lambda: processes.polar("chat", engine, SESSIONS, WORKERS),
-        "tokens": lambda: processes.polar("tokens", engine, SESSIONS, WORKERS),
+        "chat x 2": lambda: processes.polar("chat", engine, SESSIONS, WORKERS),
+        "tokens x 2": lambda: processes.polar("tokens", engine, SESSIONS, WORKERS),
         "rllm": lambda: processes.rllm(engine, SESSIONS),
         "litellm": lambda: processes.litellm(engine),
     }
     best: dict[tuple[str, str], float] = {}
-    for _ in range(bench.effort.rounds):
+    for number in range(1, rounds + 1):
         for name, start in starts.items():
+            bench.step(f"throughput, round {number} of {rounds}: {name}")
             with start() as target:
-                for how, rate in _rates(bench, target, is_compared=name in ("direct", "chat", "chats")):
+                for how, rate in _rates(bench, target, name):
                     best[name, how] = max(best.get((name, how), 0.0), rate)
-    one, two = (best[name, "whole"] for name in ("chat", "chats"))
+    one, two = (best[name, "whole"] for name in ("chat", "chat x 2"))
     direct = best["direct", "everyday"]
     yield at_least(
         "chat mode, 2 processes, everyday client (peer: direct)",
-        *(best["chats", "everyday"], "req/s", 0.2, direct),
+        *(best["chat x 2", "everyday"], "req/s", 0.2, direct),
     )
     yield at_least("chat mode, 2 processes (peer: rllm)", two, "req/s", 10, best["rllm", "whole"])
     yield at_least("chat mode, 2 processes (peer: litellm)", two, "req/s", 30, best["litellm", "whole"])
@@ -165,76 +175,89 @@ def throughput(bench: Bench) -> Iterator[Row]:
     for peer in ("rllm", "litellm", "direct"):
         yield Row(
             f"chat mode, 2 processes, streams (peer: {peer})",
-            *(best["chats", "stream"], "req/s", best[peer, "stream"]),
+            *(best["chat x 2", "stream"], "req/s", best[peer, "stream"]),
         )
     yield Row(
-        "tokens mode, 2 processes (peer: rllm)", best["tokens", "whole"], "req/s", best["rllm", "whole"]
+        "tokens mode, 2 processes (peer: rllm)", best["tokens x 2", "whole"], "req/s", best["rllm", "whole"]
     )
     yield Row(
         "tokens mode, 2 processes, streams (peer: rllm)",
-        *(best["tokens", "stream"], "req/s", best["rllm", "stream"]),
+        *(best["tokens x 2", "stream"], "req/s", best["rllm", "stream"]),
     )
 
 
-def _rates(bench: Bench, target: Target, *, is_compared: bool) -> Iterator[tuple[str, float]]:
+def _rates(bench: Bench, target: Target, name: str) -> Iterator[tuple[str, float]]:
+    """Those that a row shows."""
     yield "whole", bench.rate(target)
-    yield "stream", bench.rate(target, stream=True)
-    if is_compared:
+    if name != "chat":
+        yield "stream", bench.rate(target, stream=True)
+    if name in ("direct", "chat", "chat x 2"):
         yield "everyday", bench.rate(target, kind="everyday")
 
 
 def latency(bench: Bench) -> Iterator[Row]:
-    wire, engine = bench.wire, bench.engine
-    first, second = [wire.first], [wire.first, wire.second]
-    direct = bench.milliseconds(engine, first), bench.milliseconds(engine, second)
-    with processes.rllm(engine, SESSIONS) as target:
-        rllm = _added(bench.milliseconds(target, first), direct[0])
-    with processes.litellm(engine) as target:
-        litellm = _added(bench.milliseconds(target, first), direct[0])
-    with processes.polar("chat", engine, SESSIONS) as target:
-        chat = _added(bench.milliseconds(target, first), direct[0])
-    with processes.polar("tokens", engine, SESSIONS) as target:
-        tokens = _added(bench.milliseconds(target, second), direct[1])
+    """What a gateway adds to one request at a time: to the whole of it, and to a stream's first token.
+
+    Rounds of all alternate here too, and each one's best counts: the one with the lowest median.
+    """
+    engine, rounds = bench.engine, bench.effort.rounds
+    exchanges = {"first": [bench.wire.first], "second": [bench.wire.first, bench.wire.second]}
+    visits: dict[str, tuple[Callable[[], AbstractContextManager[Target]], Sequence[str]]] = {
+        "direct": (lambda: nullcontext(engine), ("first", "second", "token")),
+        "chat": (lambda: processes.polar("chat", engine, SESSIONS), ("first", "token")),
+        "tokens": (lambda: processes.polar("tokens", engine, SESSIONS), ("second", "token")),
+        "rllm": (lambda: processes.rllm(engine, SESSIONS), ("first",)),
+        "litellm": (lambda: processes.litellm(engine), ("first",)),
+    }
+    best: dict[tuple[str, str], list[float]] = {}
+    for number in range(1, rounds + 1):
+        for name, (start, asked) in visits.items():
+            bench.step(f"latency, round {number} of {rounds}: {name}")
+            with start() as target:
+                for what in asked:
+                    if what == "token":
+                        found = bench.first_token_delays(target)
+                    else:
+                        found = bench.milliseconds(target, exchanges[what])
+                    best[name, what] = min(best.get((name, what), found), found, key=statistics.median)
+    chat, rllm, litellm = (
+        _added(best[name, "first"], best["direct", "first"]) for name in ("chat", "rllm", "litellm")
+    )
+    tokens = _added(best["tokens", "second"], best["direct", "second"])
     yield at_most("added latency, chat mode, p50 (peer: rllm)", chat[0], "ms", 1.5, rllm[0])
     yield Row("added latency, chat mode, p95 (peer: rllm)", chat[1], "ms", rllm[1])
     yield Row("added latency, chat mode, p50 (peer: litellm)", chat[0], "ms", litellm[0])
     yield at_most("added latency, tokens mode, extending turn, p50", tokens[0], "ms", 4)
     yield Row("added latency, tokens mode, extending turn, p95", tokens[1], "ms")
-
-
-def streams(bench: Bench) -> Iterator[Row]:
-    direct = statistics.median(bench.first_token_delays(bench.engine))
     for mode in ("chat", "tokens"):
-        with processes.polar(mode, bench.engine, SESSIONS) as target:
-            delays = bench.first_token_delays(target)
-        yield at_most(
-            f"engine's first token to client, {mode} mode, p50 (peer: direct)",
-            statistics.median(delays),
-            "ms",
-            5,
-            direct,
-        )
-        yield Row(f"engine's first token to client, {mode} mode, p95", _p95(delays), "ms")
-    for mode in ("chat", "tokens"):
-        with processes.polar(mode, bench.engine, STREAMS) as target:
-            memory = bench.stream_megabytes(target)
-        yield at_most(f"each of 1,000 open streams, {mode} mode", memory, "MB", 1)
+        name = f"engine's first token to client, {mode} mode"
+        p50, direct = (statistics.median(best[who, "token"]) for who in (mode, "direct"))
+        yield at_most(f"{name}, p50 (peer: direct)", p50, "ms", 5, direct)
+        yield Row(f"{name}, p95", _p95(best[mode, "token"]), "ms")
 
 
 def sessions(bench: Bench) -> Iterator[Row]:
+    """One process with 1,000 sessions: whether it slows down, what it shares, and 1,000 open streams."""
+    fewest, *more = MANY_SESSIONS
     rates = dict.fromkeys(MANY_SESSIONS, 0.0)
+    memory = {}
+    bench.step("sessions: throughput with 10, 100 and 1,000, and 1,000 streams, chat mode")
     with processes.polar("chat", bench.engine, max(MANY_SESSIONS)) as target:
         for _ in range(bench.effort.rounds):
             for count in MANY_SESSIONS:
                 rates[count] = max(rates[count], bench.rate(target, sessions=count))
-    fewest, *more = MANY_SESSIONS
+        memory["chat"] = bench.stream_megabytes(target)
+    bench.step("sessions: first requests of 1,000, and 1,000 streams, tokens mode")
+    with processes.polar("tokens", bench.engine, max(MANY_SESSIONS)) as target:
+        first, late = bench.first_renders(target)
+        memory["tokens"] = bench.stream_megabytes(target)
+    for mode, megabytes in memory.items():
+        yield at_most(f"each of 1,000 open streams, {mode} mode", megabytes, "MB", 1)
     yield Row(f"chat mode, {fewest} sessions", rates[fewest], "req/s")
     for count in more:
         yield at_least(
             f"chat mode, {count:,} sessions (peer: {fewest})", rates[count], "req/s", FLAT, rates[fewest]
         )
-    with processes.polar("tokens", bench.engine, max(MANY_SESSIONS)) as target:
-        first, late = bench.first_renders(target)
     yield at_most(
         "first request of the 1,000th session, tokens mode (peer: of the 1st)",
         late,
@@ -252,13 +275,13 @@ def _p95(values: list[float]) -> float:
     return statistics.quantiles(values, n=20)[-1]
 
 
-PARTS = {part.__name__: part for part in (throughput, latency, streams, sessions)}
+PARTS = {part.__name__: part for part in (throughput, latency, sessions)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="measure less of everything")
-    parser.add_argument("--only", choices=sorted(PARTS), help="one part")
+    parser.add_argument("--quick", action="store_true", help="measure less of everything; nothing is kept")
+    parser.add_argument("--only", choices=sorted(PARTS), help="one part; nothing is kept")
     asked = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -269,7 +292,8 @@ def main() -> None:
         for name, part in PARTS.items():
             if asked.only in (None, name):
                 rows += part(bench)
-    report("gateway", rows)
+        bench.step("done")
+    report("gateway", rows, is_whole=not asked.quick and asked.only is None)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def at_most(name: str, ours: float, unit: str, limit: float, peer: float | None 
     return Row(name, ours, unit, peer, f"≤ {limit:g}", ours <= limit)
 
 
-def report(name: str, rows: Sequence[Row]) -> None:
-    """Print the table, write results/NAME.json, and exit 1 if a goal is missed."""
+def report(name: str, rows: Sequence[Row], *, is_whole: bool = True) -> None:
+    """Print the table, write results/NAME.json unless it is not the whole, and exit 1 if a goal is missed."""
     table = Table(title=f"bench-{name}", title_justify="left")
     for column in ("measured", "ours", "peer", "unit", "goal", ""):
         table.add_column(column, justify="right" if column in ("ours", "peer") else "left")
@@ -53,6 +53,15 @@ def report(name: str, rows: Sequence[Row]) -> None:
         verdict = {True: "[green]met", False: "[red]missed", None: ""}[row.met]
         table.add_row(row.name, f"{row.ours:,.1f}", peer, row.unit, row.goal or "", verdict)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+    if is_whole:
+        _keep(name, rows)
+    else:
+        print("this is not the whole benchmark: no result is kept", file=sys.stderr)
+    if any(row.met is False for row in rows):
+        raise SystemExit(1)
+
+
+def _keep(name: str, rows: Sequence[Row]) -> None:
     RESULTS.mkdir(exist_ok=True)
     document = {
         "name": name,
@@ -61,8 +70,6 @@ def report(name: str, rows: Sequence[Row]) -> None:
         "rows": [asdict(row) for row in rows],
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-    if any(row.met is False for row in rows):
-        raise SystemExit(1)
 
 
 def machine() -> dict[str, str | int | None]:

@@ -155,30 +155,26 @@ async def everyday(job: Job) -> dict[str, Any]:
     """As `throughput`, with the HTTP client that a program would use instead of bare sockets."""
     begin = time.perf_counter() + _RAMP * job.seconds
     end = begin + job.seconds
-    bodies = (
-        [body.replace(COUNTER, f"{number:012d}").encode() for body in job.bodies]
-        for number in count(job.counter)
-    )
-    sessions = cycle(
-        (job.ports[number % len(job.ports)], path, key) for number, (path, key) in enumerate(job.sessions)
-    )
+    places = len(job.ports)
+    numbers = count(job.counter)
+    sessions = [cycle(job.sessions[place::places]) for place in range(places)]
     answered = 0
 
-    async def keep_asking(client: aiohttp.ClientSession) -> None:
+    async def keep_asking(client: aiohttp.ClientSession, place: int) -> None:
         nonlocal answered
         while time.perf_counter() < end:
-            port, path, key = next(sessions)
+            path, key = next(sessions[place])
+            url, number = f"http://127.0.0.1:{job.ports[place]}{path}", f"{next(numbers):012d}"
             headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-            for body in next(bodies):
-                async with client.post(
-                    f"http://127.0.0.1:{port}{path}", data=body, headers=headers
-                ) as answer:
+            for body in job.bodies:
+                asked = body.replace(COUNTER, number).encode()
+                async with client.post(url, data=asked, headers=headers) as answer:
                     await answer.read()
                     answer.raise_for_status()
                 answered += begin <= time.perf_counter() < end
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-        await asyncio.gather(*(keep_asking(client) for _ in range(job.connections)))
+        await asyncio.gather(*(keep_asking(client, number % places) for number in range(job.connections)))
     return {"rate": answered / job.seconds}
 
 
