@@ -54,7 +54,7 @@ def test_the_option_may_be_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.chdir(tmp_path)
     seen: list[Settings] = []
 
-    def running(settings: Settings, say: object) -> Any:
+    def running(settings: Settings, *_: object, **__: object) -> Any:
         seen.append(settings)
         raise EngineError("far enough")
 

@@ -116,7 +116,7 @@ def test_serve_and_proxy_take_kind_and_mode(monkeypatch: pytest.MonkeyPatch, tmp
     for settings, _ in seen:
         named = settings.engine
         assert (named.url, named.kind, named.mode, named.model) == ("http://a", "openai", "chat", "gpt")
-    assert [options for _, options in seen] == [{}, {"max_seconds": 5.0}]
+    assert [options for _, options in seen] == [{"policy": None}, {"max_seconds": 5.0}]
 
 
 def test_a_mode_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
