@@ -66,6 +66,8 @@ class ModelCall:
             self._record(FinishReason.ERROR, {"error": f"{type(error).__name__}: {error}"[:1000]})
             raise
         usage = self._record(finish_reason)
+        # A retry may ask for the answer for a while; what it was made of is large, and is not kept for that.
+        del self._generation, self._tokens, self._request
         if last:
             await send(last)
         return Answer(self._reply.message, finish_reason, usage, self._stop_sequence)

@@ -38,7 +38,7 @@ class _ChatGeneration(Generation):
         self._model = model
         self._request = request
         self._extension = extension
-        self._prompt_ids: list[int] = []
+        self._prompt_ids = np.empty(0, np.int32)
 
     def room(self, session: Session, model: ModelInfo) -> int | None:
         follows = self._extension.follows
@@ -52,7 +52,7 @@ class _ChatGeneration(Generation):
                 async with aclosing(answer) as chunks:
                     async for chunk in chunks:
                         if chunk.prompt_ids is not None:
-                            self._prompt_ids = chunk.prompt_ids
+                            self._prompt_ids = np.fromiter(chunk.prompt_ids, np.int32, len(chunk.prompt_ids))
                         yield chunk
                 return
             except ContextOverflow as overflow:
@@ -79,7 +79,7 @@ class _ChatGeneration(Generation):
         return {"constraint": "tool_choice"} if is_bound else {}
 
     def prompt(self) -> Prompt:
-        ids = np.fromiter(self._prompt_ids, np.int32, len(self._prompt_ids))
+        ids = self._prompt_ids
         turn, follows = self._extension.turn, self._extension.follows
         if turn is not None and _extends(ids, turn):
             new = self._extension.new_messages
