@@ -26,6 +26,13 @@ from gateway.wire import COUNTER
 _RAMP = 0.2
 """The part of a timed run that is not counted, while connections and caches fill."""
 
+_LEAST_EACH = 6
+"""Answers that a timed run counts for each connection, at least: slow ones answer many connections at once,
+and where a moment's run begins and ends among such bursts would decide what is measured."""
+
+_LONGEST = 5.0
+"""How many times as long as asked for a timed run may take for that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -133,36 +140,56 @@ async def connect(port: int) -> Connection:
     return connection
 
 
+class Tally:
+    """Counts answers over a time, from the end of the ramp on."""
+
+    def __init__(self, job: Job) -> None:
+        self._begin = time.perf_counter() + _RAMP * job.seconds
+        self._seconds = job.seconds
+        self._least = _LEAST_EACH * job.connections
+        self._answers = 0
+        self._over_after: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        if self._over_after is None:
+            passed = time.perf_counter() - self._begin
+            enough = self._seconds if self._answers >= self._least else _LONGEST * self._seconds
+            self._over_after = passed if passed >= enough else None
+        return self._over_after is not None
+
+    def count(self) -> None:
+        self._answers += not self.is_over and time.perf_counter() >= self._begin
+
+    def result(self) -> dict[str, Any]:
+        assert self._over_after is not None
+        return {"rate": self._answers / self._over_after}
+
+
 async def throughput(job: Job) -> dict[str, Any]:
     requests = [numbered(job, place) for place in range(len(job.ports))]
-    begin = time.perf_counter() + _RAMP * job.seconds
-    end = begin + job.seconds
-    answered = 0
+    tally = Tally(job)
 
     async def keep_asking(place: int) -> None:
-        nonlocal answered
         connection = await connect(job.ports[place])
-        while time.perf_counter() < end:
+        while not tally.is_over:
             for request in next(requests[place]):
                 await connection.ask(request)
-                answered += begin <= time.perf_counter() < end
+                tally.count()
 
     await asyncio.gather(*(keep_asking(number % len(job.ports)) for number in range(job.connections)))
-    return {"rate": answered / job.seconds}
+    return tally.result()
 
 
 async def everyday(job: Job) -> dict[str, Any]:
     """As `throughput`, with the HTTP client that a program would use instead of bare sockets."""
-    begin = time.perf_counter() + _RAMP * job.seconds
-    end = begin + job.seconds
+    tally = Tally(job)
     places = len(job.ports)
     numbers = count(job.counter)
     sessions = [cycle(job.sessions[place::places]) for place in range(places)]
-    answered = 0
 
     async def keep_asking(client: aiohttp.ClientSession, place: int) -> None:
-        nonlocal answered
-        while time.perf_counter() < end:
+        while not tally.is_over:
             path, key = next(sessions[place])
             url, number = f"http://127.0.0.1:{job.ports[place]}{path}", f"{next(numbers):012d}"
             headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
@@ -171,11 +198,11 @@ async def everyday(job: Job) -> dict[str, Any]:
                 async with client.post(url, data=asked, headers=headers) as answer:
                     await answer.read()
                     answer.raise_for_status()
-                answered += begin <= time.perf_counter() < end
+                tally.count()
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
         await asyncio.gather(*(keep_asking(client, number % places) for number in range(job.connections)))
-    return {"rate": answered / job.seconds}
+    return tally.result()
 
 
 async def latency(job: Job) -> dict[str, Any]:
