@@ -82,7 +82,9 @@ async def wrapped(
             )
             await gateway.open_session(
                 SessionGrant(
-                    SESSION, session.key, session.capture, sampling, Budgets(), deadline_seconds=max_seconds
+                    *(SESSION, session.key, session.capture, sampling, Budgets()),
+                    serves_any_name=True,
+                    deadline_seconds=max_seconds,
                 )
             )
             try:

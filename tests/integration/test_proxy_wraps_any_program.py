@@ -19,7 +19,7 @@ from tests.fakes.tiny_llama import write_tiny_llama
 ASK = """
 import openai, os, sys
 answer = openai.OpenAI().chat.completions.create(
-    model=os.environ["OPENAI_MODEL"], max_tokens=5, messages=[{"role": "user", "content": "hi"}]
+    model=MODEL, max_tokens=5, messages=[{"role": "user", "content": "hi"}]
 )
 sys.exit(answer.usage.completion_tokens)
 """
@@ -41,10 +41,12 @@ async def proxy(engine: EmbeddedServer, out: Path, *command: str) -> asyncio.sub
     )
 
 
+@pytest.mark.parametrize("model", ['os.environ["OPENAI_MODEL"]', '"gpt-4o"'], ids=["told", "built in"])
 async def test_a_program_s_tokens_are_kept_and_its_exit_code_is_passed_on(
-    engine: EmbeddedServer, tmp_path: Path
+    engine: EmbeddedServer, tmp_path: Path, model: str
 ) -> None:
-    process = await proxy(engine, tmp_path / "out", "--", sys.executable, "-c", ASK)
+    program = ASK.replace("MODEL", model, 1)
+    process = await proxy(engine, tmp_path / "out", "--", sys.executable, "-c", program)
     _, told = await process.communicate()
     kept = recording.decode((tmp_path / "out" / "recording").read_bytes())
     (completion,) = kept.completions

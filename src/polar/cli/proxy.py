@@ -42,8 +42,9 @@ def proxy(
 ) -> None:
     """Run a program against the gateway and keep every token.
 
-    Base URLs and a key for every provider's API are set in its environment; nothing else changes. Without
-    a program the gateway serves until Ctrl-C and says what to set.
+    Base URLs and a key for every provider's API are set in its environment; nothing else changes. The model
+    answers whatever name the program asks for. Without a program the gateway serves until Ctrl-C and says
+    what to set.
 
     Examples:
 

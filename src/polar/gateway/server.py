@@ -225,8 +225,8 @@ class Gateway(Gateways):
         return json_answer(dialect.models(self._model.name, self._model.max_context, self._created))
 
     async def _show_model(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-        self._session_of(dialect, request)
-        self._refuse_other_models(request.match_info["model"])
+        session = self._session_of(dialect, request)
+        self._refuse_other_models(session, request.match_info["model"])
         return json_answer(dialect.model(self._model.name, self._model.max_context, self._created))
 
     async def _count_tokens(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
@@ -251,7 +251,7 @@ class Gateway(Gateways):
         tools = session.conversations.known(chat.tools)
         if tools is not chat.tools:
             chat = replace(chat, tools=tools)
-        self._refuse_other_models(chat.model)
+        self._refuse_other_models(session, chat.model)
         if chat.continues is None:
             return chat
         before = session.conversations.turn(chat.continues)
@@ -333,8 +333,8 @@ class Gateway(Gateways):
                     encoder.stop_sequence(answer.stop_sequence)
                 await response.write(encoder.finish(answer.finish_reason, answer.usage))
 
-    def _refuse_other_models(self, name: str) -> None:
-        if name != self._model.name:
+    def _refuse_other_models(self, session: Session, name: str) -> None:
+        if name != self._model.name and not session.grant.serves_any_name:
             raise RequestRefused(
                 Refusal.UNKNOWN_MODEL,
                 f"The model {name!r} does not exist; this session serves {self._model.name!r}.",

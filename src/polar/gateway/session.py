@@ -33,6 +33,8 @@ class SessionGrant:
     sample: int = 0
     traceparent: str | None = None
     """The span that its completions' spans go below, as W3C's header names it; None: there is none."""
+    serves_any_name: bool = False
+    """Whether the model answers to any name: a program that is wrapped as it is may have one built in."""
     deadline_seconds: float | None = None
     """Wall time from opening to the end of all calls; None where whoever opens it also ends it in time."""
 
