@@ -16,31 +16,14 @@ from polar.client import calls, policy
 from polar.client.access import AccessCalls, AsyncAccessCalls
 from polar.client.address import server_address, server_certificate, server_token
 from polar.client.calls import Call, Script
+from polar.client.nodes import AsyncNodeCalls, NodeCalls
 from polar.client.policy import AsyncPaused, Paused
 from polar.client.trust import Authority, pinned, trusting
-from polar.models.dashboard import NodeOverview, Overview
-from polar.models.policy import PauseMode, PolicyOrder, PolicyReport, PolicyView
+from polar.models.dashboard import Overview
+from polar.models.policy import PauseMode, PolicyView
 from polar.models.session import SessionEvent, SessionResult, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
-from polar.models.views import (
-    Deliveries,
-    DeliveryOutcome,
-    EventPage,
-    Health,
-    Heartbeat,
-    HeartbeatAnswer,
-    Join,
-    Joined,
-    LeaseRequest,
-    Leases,
-    Release,
-    ResultPage,
-    ResultPost,
-    SessionPage,
-    SessionView,
-    TaskPage,
-    TaskView,
-)
+from polar.models.views import EventPage, Health, ResultPage, SessionPage, SessionView, TaskPage, TaskView
 
 T = TypeVar("T")
 P = TypeVar("P", TaskPage, SessionPage, ResultPage)
@@ -48,7 +31,7 @@ P = TypeVar("P", TaskPage, SessionPage, ResultPage)
 Task = TaskSpec | Mapping[str, Any]
 
 
-class Client(AccessCalls):
+class Client(AccessCalls, NodeCalls):
     """A connection to a rollout server, for programs that do not use asyncio."""
 
     def __init__(
@@ -84,18 +67,6 @@ class Client(AccessCalls):
     def overview(self) -> Overview:
         """Sessions, nodes, the policy, and what ended in the last hour."""
         return self._send(calls.overview())
-
-    def nodes(self) -> tuple[NodeOverview, ...]:
-        """The nodes that report or hold sessions, and how full they are."""
-        return self._send(calls.nodes()).nodes
-
-    def drain_node(self, name: str) -> NodeOverview:
-        """Have a node leased nothing more; it finishes what it holds."""
-        return self._send(calls.drain_node(name))
-
-    def resume_node(self, name: str) -> NodeOverview:
-        """Have a drained node leased sessions again."""
-        return self._send(calls.resume_node(name))
 
     def metrics(self) -> str:
         """The server's page of metrics, in Prometheus' text form."""
@@ -245,7 +216,7 @@ class Client(AccessCalls):
         return _answer(call, response)
 
 
-class AsyncClient(AsyncAccessCalls):
+class AsyncClient(AsyncAccessCalls, AsyncNodeCalls):
     """A connection to a rollout server, for asyncio; also what nodes use."""
 
     def __init__(
@@ -281,18 +252,6 @@ class AsyncClient(AsyncAccessCalls):
     async def overview(self) -> Overview:
         """Sessions, nodes, the policy, and what ended in the last hour."""
         return await self._send(calls.overview())
-
-    async def nodes(self) -> tuple[NodeOverview, ...]:
-        """The nodes that report or hold sessions, and how full they are."""
-        return (await self._send(calls.nodes())).nodes
-
-    async def drain_node(self, name: str) -> NodeOverview:
-        """Have a node leased nothing more; it finishes what it holds."""
-        return await self._send(calls.drain_node(name))
-
-    async def resume_node(self, name: str) -> NodeOverview:
-        """Have a drained node leased sessions again."""
-        return await self._send(calls.resume_node(name))
 
     async def metrics(self) -> str:
         """The server's page of metrics, in Prometheus' text form."""
@@ -391,9 +350,6 @@ class AsyncClient(AsyncAccessCalls):
         except TimeoutError:
             raise calls.waited_too_long() from None
 
-    async def join(self, node: str, join: Join) -> Joined:
-        return await self._send(calls.join(node, join))
-
     async def policy(self) -> PolicyView:
         """The policy's version, who pauses it, and how far each live node is."""
         return await self._send(calls.policy())
@@ -433,33 +389,6 @@ class AsyncClient(AsyncAccessCalls):
         """Nothing is sampled while the block runs, however long; the pause ends if this process does."""
         async with policy.kept_async(self, holder, mode, timeout_seconds) as pause:
             yield pause
-
-    async def follow_policy(self, node: str, report: PolicyReport) -> PolicyOrder:
-        return await self._send(calls.follow_policy(node, report))
-
-    async def lease(self, node: str, request: LeaseRequest) -> Leases:
-        return await self._send(calls.lease(node, request))
-
-    async def heartbeat(self, node: str, beat: Heartbeat) -> HeartbeatAnswer:
-        return await self._send(calls.heartbeat(node, beat))
-
-    async def put_recording(self, session_id: str, fencing_token: int, data: bytes) -> None:
-        return await self._send(calls.put_recording(session_id, fencing_token, data))
-
-    async def put_artifacts(self, session_id: str, fencing_token: int, data: bytes) -> None:
-        return await self._send(calls.put_artifacts(session_id, fencing_token, data))
-
-    async def post_result(self, session_id: str, post: ResultPost) -> None:
-        return await self._send(calls.post_result(session_id, post))
-
-    async def deliver(
-        self, node: str, deliveries: Deliveries, parts: Iterable[bytes] = ()
-    ) -> tuple[DeliveryOutcome, ...]:
-        """Deliver several sessions at once; `parts` are the bytes they speak of. See `Courier`."""
-        return (await self._send(calls.deliver(node, deliveries, parts))).outcomes
-
-    async def release(self, session_id: str, given_back: Release) -> None:
-        return await self._send(calls.release(session_id, given_back))
 
     async def _pages(self, kind: type[P], script: Script) -> AsyncIterator[P]:
         answer: Any = None
