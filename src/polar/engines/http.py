@@ -236,7 +236,7 @@ class HttpEngine(Engine):
                     if response.status != 200:
                         raise refusal(self.url, response.status, reason_in(await response.read()))
                     if response.content_type != "text/event-stream":
-                        yield iter([_document(await response.read())])
+                        yield iter([_object(await response.read())])
                         return
                     async with aclosing(_parsed(response)) as arrivals:
                         async for events in arrivals:
@@ -255,16 +255,6 @@ class HttpEngine(Engine):
             backoff *= 2
 
 
-def _document(answer: bytes) -> dict[str, Any]:
-    try:
-        document = orjson.loads(answer)
-    except orjson.JSONDecodeError as error:
-        raise EngineError(f"the engine's answer is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise EngineError("the engine's answer is no JSON object")
-    return document
-
-
 async def _parsed(response: Response) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
     """The JSON of the server-sent events up to [DONE]. Lines may be longer than any read buffer."""
     tail = b""
@@ -275,20 +265,20 @@ async def _parsed(response: Response) -> AsyncGenerator[Iterator[dict[str, Any]]
         if is_done:
             del sent[sent.index(_DONE) :]
         if sent:
-            yield map(_event, sent)
+            yield map(_object, sent)
         if is_done:
             await _drain(response)
             return
 
 
-def _event(data: bytes) -> dict[str, Any]:
+def _object(data: bytes) -> dict[str, Any]:
     try:
-        event = orjson.loads(data)
+        value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise EngineError(f"the engine's stream is not JSON: {error}") from error
-    if not isinstance(event, dict):
-        raise EngineError("the engine's stream holds an event that is no object")
-    return event
+        raise EngineError(f"the engine's answer is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise EngineError("the engine's answer is no JSON object")
+    return value
 
 
 async def _drain(response: Response) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError
 from polar.store.blobs import ARTIFACTS, RECORDINGS
+from polar.store.file_writer import sync
 
 DATABASE = "polar.db"
 SECRETS = ("token", "callback-secret")
@@ -56,9 +57,9 @@ def restore(backup: Path, data_dir: Path) -> None:
         # Last, and at once: a directory that has a database has all that belongs to it.
         part = data_dir / f".{DATABASE}.part"
         shutil.copyfile(backup / DATABASE, part)
-        _sync(part)
+        sync(part)
         os.replace(part, data_dir / DATABASE)
-        _sync(data_dir)
+        sync(data_dir)
     except OSError as error:
         raise PolarError(f"{backup} could not be restored: {error.strerror}") from error
 
@@ -95,17 +96,9 @@ def _whole(target: Path, fill: Callable[[Path], None]) -> None:
         try:
             fill(part)
             os.rename(part, target)
-            _sync(target.parent)
+            sync(target.parent)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
     except (OSError, sqlite3.Error) as error:
         raise PolarError(f"the back-up {target} could not be made: {error}") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from polar.errors import Unavailable
 from polar.store.blobs import CHUNK, BlobName, Blobs, Stored
-from polar.store.file_writer import PART, FileWriter, make_directory, sync_directory
+from polar.store.file_writer import PART, FileWriter, make_directory, sync
 
 _UPLOAD_SECONDS = 86_400.0
 """After so long without a byte an upload has broken off."""
@@ -142,7 +142,7 @@ def _finish(part: Path, target: Path) -> None:
     with part.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(part, target)
-    sync_directory(os.fspath(target.parent))
+    sync(target.parent)
 
 
 def _found(root: Path) -> Iterator[Stored]:

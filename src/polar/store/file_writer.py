@@ -133,7 +133,7 @@ def _keep_names(moved: Sequence[tuple[str, list[_Write]]]) -> None:
     """Sync directories that files were moved into."""
     for directory, writes in moved:
         try:
-            sync_directory(directory)
+            sync(directory)
         except OSError as error:
             for write in writes:
                 write.error = error
@@ -150,11 +150,12 @@ def make_directory(directory: str) -> None:
         make_directory(parent)
         make_directory(directory)
         return
-    sync_directory(parent)
+    sync(parent)
 
 
-def sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: str | os.PathLike[str]) -> None:
+    """Have a file's content, or a directory's names, survive the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
