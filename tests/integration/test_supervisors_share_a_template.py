@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
+from polar.runtimes.supervisor import COURTESY
 from polar.runtimes.template import template
 from tests.conformance import Target, eventually, output, sh, spec
 
@@ -32,6 +33,14 @@ async def test_commands_outlive_the_template_and_the_next_has_a_new_one(tmp_path
         assert template_pid() != killed
         await sandbox.upload(PurePosixPath("go"), b"")
         assert (await running).exit_code == 5
+    finally:
+        await sandbox.stop()
+
+
+async def test_commands_give_way_to_who_serves_them(tmp_path: Path) -> None:
+    sandbox = await Target("process").runtime().start(spec(tmp_path / "s1"))
+    try:
+        assert int(await output(sandbox, "nice")) == os.nice(0) + COURTESY
     finally:
         await sandbox.stop()
 

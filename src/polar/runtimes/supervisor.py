@@ -51,6 +51,9 @@ STAGE = "/tmp"
 WATCH_SECONDS, COUNT_SECONDS = 0.25, 0.5
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MAX_DESCRIPTORS = 16
+COURTESY = 5
+"""How much nicer commands are than whoever serves them: many agents fill every core, and all of them wait
+for the one gateway, engine or trainer that finds no time."""
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -179,6 +182,7 @@ def spawn(request: dict[str, object], outputs: list[Output], inherited: list[int
     assert isinstance(staged, list)
     try:
         os.setsid()
+        os.nice(COURTESY)
         for entrance in groups:
             with open(entrance, "w") as file:
                 file.write("0")
