@@ -9,6 +9,7 @@ from pathlib import Path
 
 from polar.training.groups import Group, Material, Sample, material
 from polar.training.settings import BatchSettings, ObjectiveSettings, Pack
+from polar.training.versions import Versions
 from polar.trajectory.base import Builder
 from polar.trajectory.per_request import PerRequest
 from polar.trajectory.prefix_merging import PrefixMerging
@@ -62,7 +63,7 @@ def groups(recordings: Sequence[Recording], builder: Builder) -> list[Group]:
 def laid_out(recordings: Sequence[Recording], layout: Layout, budget: int) -> Material:
     """One step's batches of so many tokens."""
     batch = BatchSettings(tokens=budget, pack=layout.pack)
-    made = material(groups(recordings, layout.builder), OBJECTIVE, batch, version=0)
+    made = material(groups(recordings, layout.builder), OBJECTIVE, batch, Versions(0))
     if left_out := {name: count for name, count in made.excluded.items() if count}:
         raise SystemExit(f"{layout.name}: not all sessions can be trained: {left_out}")
     return made

@@ -30,6 +30,7 @@ from polar.models.trace import Trace
 from polar.training.groups import Excluded, learnable
 from polar.training.rollouts import PAUSES, rollout_of
 from polar.training.settings import ObjectiveSettings
+from polar.training.versions import Versions
 from polar.trajectory.materialise import materialise
 from polar.trajectory.recording import DamagedRecording, Recording, decode
 
@@ -124,7 +125,7 @@ def scored(result: SessionResult, recording: Recording | None, temperature: floa
     objective = ObjectiveSettings(temperature=temperature)
     traces = [
         # How stale a token may be is for the trainer to say: it gets the versions.
-        learnable(materialise(recording.trajectory, ref), recording, objective, 0, excluded)
+        learnable(materialise(recording.trajectory, ref), recording, objective, Versions(0), excluded)
         for ref in recording.trajectory.traces
     ]
     return ScoredSession(

@@ -15,6 +15,7 @@ from polar.models.completion import Completion
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Trace, TraceRef
 from polar.training.settings import Advantage, BatchSettings, Level, ObjectiveSettings, Pack
+from polar.training.versions import Versions
 from polar.trajectory.materialise import materialise
 from polar.trajectory.packing.batch import Packing
 from polar.trajectory.packing.rows import Row, row
@@ -121,12 +122,12 @@ def baselines(rewards: Sequence[float], kind: Advantage) -> list[Baseline] | Non
 
 
 def material(
-    groups: Sequence[Group], objective: ObjectiveSettings, batch: BatchSettings, version: int
+    groups: Sequence[Group], objective: ObjectiveSettings, batch: BatchSettings, versions: Versions
 ) -> Material:
-    """The groups as packed batches for a policy that is at `version`."""
+    """The groups as packed batches for the policy of now."""
     excluded: Counter[str] = Counter()
     credited = [
-        found for group in groups for found in _credited(group, objective, batch.tokens, version, excluded)
+        found for group in groups for found in _credited(group, objective, batch.tokens, versions, excluded)
     ]
     rewards = [s.result.reward for g in groups for s in g.samples if s.result.reward is not None]
     numbers = {"groups": float(len(groups)), "sessions": float(sum(len(group.samples) for group in groups))}
@@ -134,7 +135,7 @@ def material(
         numbers |= {"reward": fmean(rewards), "reward_std": pstdev(rewards)}
     if credited:
         ages = np.concatenate(
-            [version - one.trace.policy_versions[one.trace.loss_mask == 1] for one in credited]
+            [versions.ages(one.trace.policy_versions[one.trace.loss_mask == 1]) for one in credited]
         )
         numbers |= {"staleness": float(ages.mean()), "staleness_max": float(ages.max())}
     return Material(pack(_rows(credited, objective.level), batch), numbers, excluded)
@@ -165,7 +166,7 @@ class Credited:
 
 
 def _credited(
-    group: Group, objective: ObjectiveSettings, budget: int, version: int, excluded: Counter[str]
+    group: Group, objective: ObjectiveSettings, budget: int, versions: Versions, excluded: Counter[str]
 ) -> Iterator[Credited]:
     rewards = group.rewards
     excluded[Excluded.SESSIONS_FAILED] += len(group.samples) - len(rewards)
@@ -182,14 +183,18 @@ def _credited(
             if len(whole.prompt_ids) + len(whole.response_ids) > budget:
                 excluded[Excluded.TRACES_OVER_BUDGET] += 1
                 continue
-            sound = learnable(whole, sample.recording, objective, version, excluded)
+            sound = learnable(whole, sample.recording, objective, versions, excluded)
             if sound.loss_mask.any():
                 session = sample.result.session_id
                 yield Credited(f"{session}/{index}", session, sound, baseline.advantage(ref, reward))
 
 
 def learnable(
-    trace: Trace, recording: Recording, objective: ObjectiveSettings, version: int, excluded: Counter[str]
+    trace: Trace,
+    recording: Recording,
+    objective: ObjectiveSettings,
+    versions: Versions,
+    excluded: Counter[str],
 ) -> Trace:
     """The trace with only those tokens in its mask that can be learnt from."""
     kept = trace.loss_mask == 1
@@ -197,7 +202,7 @@ def learnable(
     unpredicted = np.arange(len(kept)) + len(trace.prompt_ids) == 0
     for reason, wrong in (
         (Excluded.TOKENS_UNSOUND, ~np.isfinite(logprobs) | (logprobs > 0) | unpredicted),
-        (Excluded.TOKENS_STALE, version - trace.policy_versions > objective.max_staleness),
+        (Excluded.TOKENS_STALE, versions.ages(trace.policy_versions) > objective.max_staleness),
         (Excluded.TOKENS_SAMPLED_OTHERWISE, sampled_otherwise(trace, recording, objective.temperature)),
     ):
         excluded[reason] += int(np.count_nonzero(kept & wrong))

@@ -19,6 +19,7 @@ from polar.training.metrics import Board
 from polar.training.settings import RunSettings
 from polar.training.sinks import WeightSink
 from polar.training.sources import Source
+from polar.training.versions import Versions
 
 log = logging.getLogger(__name__)
 
@@ -42,24 +43,26 @@ class Training:
     sink: WeightSink
     held_out: HeldOutNumbers = nothing_held_out
     step: int = 0
+    versions: Versions = Versions(0)
 
     def run(self, board: Board) -> Checkpoint:
         """Train to the last step, or as long as there is time; the checkpoint it ends with."""
         ends_at = time.monotonic() + (self.settings.seconds or math.inf)
+        again = self.sink.push(self.learner.policy)
+        self.versions = Versions(again, kept=self.versions.kept, again=again)
         kept = self._keep() if self.step == 0 else checkpoint.latest(self.directory)
         assert kept is not None
-        version = self.sink.push(self.learner.policy)
         if self.step == 0 and (before := self.held_out(0, False)):
             board.write(0, before)
         with Busy(self.learner.policy.device) as busy:
-            return self._train(board, kept, version, busy, ends_at)
+            return self._train(board, kept, busy, ends_at)
 
-    def _train(self, board: Board, kept: Checkpoint, version: int, busy: Busy, ends_at: float) -> Checkpoint:
+    def _train(self, board: Board, kept: Checkpoint, busy: Busy, ends_at: float) -> Checkpoint:
         is_last = self.step >= self.settings.steps
         while not is_last:
             busy.begin()
             began = time.monotonic()
-            material = self.source.take(version)
+            material = self.source.take(self.versions)
             taken = time.monotonic()
             try:
                 numbers = self.learner.learn(material.packing.batches)
@@ -69,8 +72,9 @@ class Training:
             self.step += 1
             is_last = self.step == self.settings.steps or learnt >= ends_at
             if material.packing.batches:
-                version = self.sink.push(self.learner.policy)
-            numbers |= _speed(material, began, taken, learnt, time.monotonic()) | {"version": version}
+                self.versions = self.versions.at(self.sink.push(self.learner.policy))
+            numbers |= _speed(material, began, taken, learnt, time.monotonic())
+            numbers["version"] = self.versions.now
             if (share := busy.share()) is not None:
                 numbers["gpu_busy"] = share
             board.write(self.step, numbers | _told(self.step, material) | self.held_out(self.step, is_last))
@@ -86,6 +90,7 @@ class Training:
         """Go on after a checkpoint, whose weights the learner's policy has."""
         state = found.state()
         self.step = found.step
+        self.versions = Versions(0, kept=state.get("version"))
         self.learner.restore(state["learner"])
         self.source.restore(state["source"])
         checkpoint.restore_random(state["random"])
@@ -95,6 +100,7 @@ class Training:
             "learner": self.learner.state(),
             "source": self.source.state(),
             "random": checkpoint.random_state(),
+            "version": self.versions.now,
         }
         save = self.learner.policy.save
         return checkpoint.write(self.directory, self.step, save, state, self.settings.checkpoint.keep)

@@ -21,6 +21,7 @@ from polar.models.task import TaskSpec
 from polar.training.groups import Excluded, Group, Material, Sample, material
 from polar.training.settings import GrpoSettings, RolloutSettings
 from polar.training.sources import Shuffled
+from polar.training.versions import Versions
 from polar.trajectory.recording import DamagedRecording, Recording, decode
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Rollouts:
         self._passed_over = 0
         """How many turns of resting tasks have come since the last step."""
 
-    def take(self, version: int) -> Material:
+    def take(self, versions: Versions) -> Material:
         groups: list[Group] = []
         missing, spares = self._settings.groups, self._rollouts.spares
         ahead = self._settings.groups * self._settings.ahead
@@ -88,7 +89,7 @@ class Rollouts:
                 missing -= 1
             else:
                 spares -= 1
-        made = material(groups, self._settings.objective, self._settings.batch, version)
+        made = material(groups, self._settings.objective, self._settings.batch, versions)
         made.excluded[Excluded.TASKS_RESTING] += self._passed_over
         self._passed_over = 0
         return made

@@ -15,6 +15,7 @@ from polar.errors import InvalidInput
 from polar.models.trace import Trace
 from polar.training.groups import Excluded, Group, Material, Sample, material, pack
 from polar.training.settings import GrpoSettings, Level, SftSettings
+from polar.training.versions import Versions
 from polar.trajectory.packing.rows import Row, row
 from polar.trajectory.recording import MAGIC, DamagedRecording, decode
 
@@ -26,8 +27,8 @@ TOKENS_FILE = "tokens.parquet"
 class Source(Protocol):
     """Where each step's material comes from."""
 
-    def take(self, version: int) -> Material:
-        """The next step's, for a policy that is at `version`; waits until it is there."""
+    def take(self, versions: Versions) -> Material:
+        """The next step's, for the policy of now; waits until it is there."""
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs to give the same from here on; plain values only."""
@@ -63,11 +64,11 @@ class Recordings:
         self._groups, self._newest = _index(directory)
         self._order = Shuffled(len(self._groups), settings.seed)
 
-    def take(self, version: int) -> Material:
+    def take(self, versions: Versions) -> Material:
         chosen = [self._groups[self._order.next()] for _ in range(self._settings.groups)]
         groups = [_read_group(task_id, files) for task_id, files in chosen]
         # How stale a token is, is counted from the newest policy recorded.
-        return material(groups, self._settings.objective, self._settings.batch, self._newest)
+        return material(groups, self._settings.objective, self._settings.batch, Versions(self._newest))
 
     def state(self) -> dict[str, Any]:
         return {"position": self._order.position}
@@ -86,7 +87,7 @@ class Dataset:
             raise InvalidInput("the datasets hold no rows", hint="generate with another --accept condition")
         self._order = Shuffled(len(self._traces), settings.seed)
 
-    def take(self, version: int) -> Material:
+    def take(self, versions: Versions) -> Material:
         chosen = [self._order.next() for _ in range(self._settings.rows)]
         # A row that comes twice in a step keeps two names.
         rows = [row(f"{place}-{number}", self._traces[number]) for place, number in enumerate(chosen)]

@@ -14,6 +14,7 @@ from polar.models.chat import Sampling
 from polar.models.trace import TraceRef
 from polar.training.groups import Excluded, Group, Material, baselines, material
 from polar.training.settings import Advantage, BatchSettings, ObjectiveSettings
+from polar.training.versions import Versions
 from tests.fakes.scripted_rollouts import group, sample, turns, with_completions
 
 ANSWERS = ([[10, 11], [12]], [[20, 21], [22]])
@@ -21,7 +22,7 @@ GOOD = group(ANSWERS, (1.0, 0.0), task_id="good")
 
 
 def made(*groups: Group, version: int = 0, tokens: int = 1000) -> Material:
-    return material(groups, ObjectiveSettings(), BatchSettings(tokens=tokens), version)
+    return material(groups, ObjectiveSettings(), BatchSettings(tokens=tokens), Versions(version))
 
 
 def trained(found: Material) -> int:

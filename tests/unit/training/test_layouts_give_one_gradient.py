@@ -12,6 +12,7 @@ from polar.training.groups import Group, Material, material
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import Policy, load_policy
 from polar.training.settings import Advantage, BatchSettings, Level, ModelSettings, ObjectiveSettings, Pack
+from polar.training.versions import Versions
 from polar.trajectory.base import Builder
 from polar.trajectory.per_request import PerRequest
 from polar.trajectory.prefix_merging import PrefixMerging
@@ -63,7 +64,9 @@ def test_per_request_merged_and_tree_packed_gradients_are_equal(
     found = {
         (name, pack, budget): gradient(
             policy,
-            material(rollouts(builder), objective, BatchSettings(tokens=budget, pack=pack), version=0),
+            material(
+                rollouts(builder), objective, BatchSettings(tokens=budget, pack=pack), versions=Versions(0)
+            ),
             objective,
         )
         for name, builder in (("merged", MERGED), ("apart", APART))
@@ -81,7 +84,9 @@ def test_per_request_merged_and_tree_packed_gradients_are_equal(
 
 def test_merged_traces_train_the_tokens_of_per_request_ones(policy: Policy) -> None:
     sizes = {
-        name: material(rollouts(builder), ObjectiveSettings(), BatchSettings(tokens=10_000), 0).packing
+        name: material(
+            rollouts(builder), ObjectiveSettings(), BatchSettings(tokens=10_000), Versions(0)
+        ).packing
         for name, builder in (("merged", MERGED), ("apart", APART))
     }
     trained = {name: sum(len(batch.terms) for batch in made.batches) for name, made in sizes.items()}
@@ -91,7 +96,7 @@ def test_merged_traces_train_the_tokens_of_per_request_ones(policy: Policy) -> N
 
 def test_chunks_change_nothing(tiny_model: Path, policy: Policy) -> None:
     whole = load_policy(ModelSettings(name=str(tiny_model), device="cpu", chunk=100_000))
-    made = material(rollouts(MERGED), ObjectiveSettings(), BatchSettings(), version=0)
+    made = material(rollouts(MERGED), ObjectiveSettings(), BatchSettings(), versions=Versions(0))
     (batch,) = made.packing.batches
     for ours, theirs in zip(policy.measure(batch), whole.measure(batch), strict=True):
         assert float((ours - theirs).detach().abs().max()) <= 1e-5
@@ -100,13 +105,13 @@ def test_chunks_change_nothing(tiny_model: Path, policy: Policy) -> None:
 def test_gradient_checkpointing_changes_nothing(tiny_model: Path, policy: Policy) -> None:
     frugal = load_policy(ModelSettings(name=str(tiny_model), device="cpu", gradient_checkpointing=True))
     objective = ObjectiveSettings()
-    made = material(rollouts(MERGED), objective, BatchSettings(), version=0)
+    made = material(rollouts(MERGED), objective, BatchSettings(), versions=Versions(0))
     one, other = gradient(policy, made, objective)[1], gradient(frugal, made, objective)[1]
     assert max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True)) <= 1e-5
 
 
 def test_logprobs_are_those_of_the_plain_model(policy: Policy) -> None:
-    made = material([group(ANSWERS, REWARDS)], ObjectiveSettings(), BatchSettings(), version=0)
+    made = material([group(ANSWERS, REWARDS)], ObjectiveSettings(), BatchSettings(), versions=Versions(0))
     (batch,) = made.packing.batches
     at = batch.names.index("task-0/0")
     ours = policy.logprobs(batch)[torch.as_tensor(batch.terms.rows == at)]

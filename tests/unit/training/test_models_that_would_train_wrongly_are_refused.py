@@ -14,6 +14,7 @@ from polar.training.groups import material
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import load_policy
 from polar.training.settings import BatchSettings, ModelSettings, ObjectiveSettings, Pack
+from polar.training.versions import Versions
 from polar.trajectory.per_request import PerRequest
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.scripted_rollouts import group
@@ -86,7 +87,7 @@ def test_linear_attention_is_trained_one_trace_at_a_time_and_exactly(tmp_path: P
     found = {}
     for builder in (PrefixMerging(PrefixMerging.Options()), PerRequest(PerRequest.Options())):
         rolled_out = group(ANSWERS, REWARDS, builder=builder, logprob=-4.0)
-        made = material([rolled_out], objective, BatchSettings(pack=Pack.ALONE), version=0)
+        made = material([rolled_out], objective, BatchSettings(pack=Pack.ALONE), versions=Versions(0))
         assert all(len(batch.names) == 1 for batch in made.packing.batches)
         policy.model.zero_grad()
         for batch in made.packing.batches:

@@ -20,6 +20,8 @@ from polar.training.learner import Diverged
 from polar.training.loop import CHECKPOINTS
 from polar.training.metrics import board
 from polar.training.run import _alone, assemble, train
+from polar.training.sinks import Saves
+from polar.training.versions import Versions
 from tests.fakes.training_runs import preference, quiet, same_tensors, settings, tensors
 
 KILLED_IN_A_STEP = """
@@ -103,6 +105,31 @@ def test_a_run_killed_in_a_step_goes_on_to_the_same_bits(tiny_model: Path, tmp_p
     assert same_tensors(whole.weights, resumed.weights)
     told = [{name: line[name] for name in ("step", "loss", "grad_norm", "lr")} for line in lines(killed.out)]
     assert told == [{name: line[name] for name in told[0]} for line in lines(tmp_path / "whole" / "run")]
+
+
+class Versioned:
+    """Engines that give every push a version of its own, whatever was in the ones before."""
+
+    def __init__(self) -> None:
+        self.version = 0
+
+    def push(self, policy: Saves) -> int:
+        self.version += 1
+        return self.version
+
+
+def test_what_was_sampled_before_a_stop_is_no_older_when_the_run_goes_on(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    engines, run = Versioned(), settings(tiny_model, tmp_path, steps=2)
+    for steps in (2, 3):
+        going = run.model_copy(update={"steps": steps})
+        with ExitStack() as stack:
+            training = assemble(going, stack, lambda _: None)
+            training.sink = engines
+            training.run(stack.enter_context(board(going.metrics, going.out, training.step, quiet())))
+    # 1 was what it began with, 3 the end of its second step, 4 the same weights once more, 5 its last step.
+    assert training.versions == Versions(5, kept=3, again=4)
 
 
 def test_a_run_that_is_out_of_time_ends_after_a_step_and_goes_on_exactly(

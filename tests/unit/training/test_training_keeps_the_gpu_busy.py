@@ -15,6 +15,7 @@ from polar.training.objective import Loss
 from polar.training.placing import placed
 from polar.training.policy import SHAPES, _granule, load_policy
 from polar.training.settings import BatchSettings, ModelSettings, ObjectiveSettings
+from polar.training.versions import Versions
 from polar.trajectory.packing.masks import BLOCK
 from tests.fakes.training_runs import groups
 
@@ -54,7 +55,7 @@ def test_without_a_gpu_nothing_is_said_of_it() -> None:
 def test_bfloat16_is_close_and_trains_what_is_kept_in_float32(
     tiny_model: Path, lora: dict[str, int] | None
 ) -> None:
-    (batch,) = material(groups(), ObjectiveSettings(), BatchSettings(), version=0).packing.batches
+    (batch,) = material(groups(), ObjectiveSettings(), BatchSettings(), versions=Versions(0)).packing.batches
     found = {}
     for precision in ("float32", "bfloat16"):
         settings = ModelSettings.model_validate(

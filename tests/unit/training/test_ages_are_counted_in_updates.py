@@ -1,0 +1,41 @@
+"""A token's age is the number of updates since, whatever versions a stop in between has used up."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.training.versions import Versions
+
+steps = st.integers(0, 20)
+
+
+def ages(versions: Versions, *sampled: int) -> list[int]:
+    found: list[int] = versions.ages(np.array(sampled)).tolist()
+    return found
+
+
+def test_versions_are_counted_when_a_run_was_not_stopped() -> None:
+    assert ages(Versions(5), 5, 4, 2) == [0, 1, 3]
+
+
+def test_weights_given_out_again_are_no_older() -> None:
+    """The checkpoint had version 5, and is now 6: what 5 sampled is of these very weights."""
+    went_on = Versions(6, kept=5, again=6)
+    assert ages(went_on, 6, 5, 4) == [0, 0, 1]
+    assert ages(went_on.at(7), 7, 6, 5, 4) == [0, 1, 1, 2]
+
+
+def test_what_lost_updates_sampled_is_as_far_as_they_went() -> None:
+    """Versions 6 and 7 came after the checkpoint; nothing is left of them but what they sampled."""
+    assert ages(Versions(8, kept=5, again=8), 5, 6, 7, 8) == [0, 1, 2, 0]
+
+
+@given(kept=steps, lost=steps, since=steps)
+def test_no_token_is_younger_than_the_updates_that_followed_it(kept: int, lost: int, since: int) -> None:
+    again = kept + lost + 1
+    found = ages(Versions(again + since, kept=kept, again=again), *range(again + since + 1))
+    assert found[kept] == found[again] == since
+    assert min(found) == 0
+    assert all(age >= since for age in found[: again + 1])
