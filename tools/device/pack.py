@@ -29,7 +29,7 @@ from polar.engines.embedded.weights import GGUF, WHEEL
 from polar.harnesses.pi import VERSION as PI_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
-PART_BYTES = 56 * 1024 * 1024
+PART_BYTES = 48 * 1024 * 1024
 _THERE = """
 torch transformers tokenizers safetensors accelerate huggingface-hub hf-xet httpx2 httpcore2 numpy
 pyarrow networkx sympy mpmath setuptools regex tqdm filelock packaging truststore
