@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from polar.dialects.json_fields import Fields, document, kind, malformed
+from polar.dialects.json_fields import Fields, document, kind, malformed, remembered
 from polar.dialects.schemas import needed_schema
 from polar.dialects.tool_choices import settled
 from polar.models.chat import (
@@ -179,10 +179,10 @@ def _blocks(fields: Fields, name: str) -> list[Fields] | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return [Fields({"type": "text", "text": value}, fields.at(name))]
+        return [Fields({"type": "text", "text": value}, fields, name)]
     if not isinstance(value, list):
         raise malformed(fields.at(name), f"must be a string or an array of blocks, not {kind(value)}")
-    return list(fields.children(name))
+    return fields.children(name)
 
 
 def _text(block: Fields) -> str:
@@ -214,6 +214,7 @@ def _document(block: Fields) -> str:
     return f"{title}\n{text}" if title else text
 
 
+@remembered("tools")
 def _tools(fields: Fields) -> tuple[tuple[ToolDefinition, ...], Deferred]:
     """The tools of the prompt's head, and those that join where the conversation first refers to them."""
     tools: list[ToolDefinition] = []

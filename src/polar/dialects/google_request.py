@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from polar.dialects.google_schema import json_schema
-from polar.dialects.json_fields import Fields, kind, malformed
+from polar.dialects.json_fields import Fields, kind, malformed, remembered
 from polar.dialects.schemas import checked
 from polar.dialects.tool_choices import settled
 from polar.models.chat import (
@@ -56,6 +56,7 @@ def messages(fields: Fields) -> tuple[Message, ...]:
     return (Message(Role.SYSTEM, system), *said) if system else said
 
 
+@remembered("tools")
 def tools(fields: Fields) -> tuple[ToolDefinition, ...]:
     """The declared functions; tools that Google runs itself (search, code) do not exist here."""
     return tuple(
@@ -372,7 +373,7 @@ def _objects(fields: Fields, name: str) -> Iterator[Fields]:
     name = _spelt(fields, name)
     value = fields.get(name)
     if isinstance(value, dict):
-        yield Fields(value, fields.at(name))
+        yield Fields(value, fields, name)
     elif value is None or isinstance(value, list):
         yield from fields.children(name)
     else:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import orjson
 
 from polar.dialects.base import Refusal, RequestRefused
+
+T = TypeVar("T")
+
+_REMEMBERED = 32
+"""How many different values of a field are remembered."""
+_LONGEST_REMEMBERED = 128 * 1024
+"""Bytes of JSON; a longer value is read every time, so that no client decides how much memory this takes."""
 
 
 def malformed(field: str | None, message: str) -> RequestRefused:
@@ -45,12 +53,27 @@ def _with_lone_surrogates(body: bytes, reason: str) -> Any:
 class Fields:
     """A JSON object and where it stands in the body. Absent and null are the same."""
 
-    def __init__(self, value: dict[str, Any], path: str = "") -> None:
+    __slots__ = ("_index", "_name", "_parent", "_value")
+
+    def __init__(
+        self, value: dict[str, Any], parent: Fields | None = None, name: str = "", index: int | None = None
+    ) -> None:
         self._value = value
-        self.path = path
+        self._parent = parent
+        self._name = name
+        self._index = index
+
+    @property
+    def path(self) -> str:
+        """Put together when it is asked for: only complaints need it."""
+        if self._parent is None:
+            return ""
+        at = self._parent.at(self._name)
+        return at if self._index is None else f"{at}[{self._index}]"
 
     def at(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
+        path = self.path
+        return f"{path}.{name}" if path else name
 
     def get(self, name: str) -> Any:
         return self._value.get(name)
@@ -62,9 +85,11 @@ class Fields:
         return value
 
     def needed_string(self, name: str) -> str:
-        value = self.string(name)
+        value = self._value.get(name)
         if value is None:
             raise malformed(self.at(name), "is required and must be a string")
+        if not isinstance(value, str):
+            raise malformed(self.at(name), f"must be a string, not {kind(value)}")
         return value
 
     def boolean(self, name: str) -> bool:
@@ -107,7 +132,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise malformed(self.at(name), f"must be an object, not {kind(value)}")
-        return Fields(value, self.at(name))
+        return Fields(value, self, name)
 
     def needed_child(self, name: str) -> Fields:
         child = self.child(name)
@@ -115,17 +140,35 @@ class Fields:
             raise malformed(self.at(name), "is required and must be an object")
         return child
 
-    def children(self, name: str) -> Iterator[Fields]:
-        """The objects of an array; nothing when it is absent."""
+    def children(self, name: str) -> list[Fields]:
+        """The objects of an array; none when it is absent."""
         value = self._value.get(name)
         if value is None:
-            return
+            return []
         if not isinstance(value, list):
             raise malformed(self.at(name), f"must be an array, not {kind(value)}")
         for index, item in enumerate(value):
             if not isinstance(item, dict):
                 raise malformed(f"{self.at(name)}[{index}]", f"must be an object, not {kind(item)}")
-            yield Fields(item, f"{self.at(name)}[{index}]")
+        return [Fields(item, self, name, index) for index, item in enumerate(value)]
+
+
+def remembered(*names: str) -> Callable[[Callable[[Fields], T]], Callable[[Fields], T]]:
+    """For what depends on these fields of a body alone: the same value of them is read once.
+
+    A harness sends its tools with every request, and so do all other sessions of that harness.
+    """
+
+    def remembering(read: Callable[[Fields], T]) -> Callable[[Fields], T]:
+        known = lru_cache(_REMEMBERED)(lambda text: read(Fields(orjson.loads(text))))
+
+        def reading(fields: Fields) -> T:
+            text = orjson.dumps({name: fields.get(name) for name in names})
+            return known(text) if len(text) <= _LONGEST_REMEMBERED else read(fields)
+
+        return reading
+
+    return remembering
 
 
 def kind(value: Any) -> str:
