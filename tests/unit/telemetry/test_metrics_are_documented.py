@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from prometheus_client.metrics import MetricWrapperBase
+
 import polar
 from polar.config.settings import NodeSettings
 from polar.engines.embedded.metrics import families as embedded_families
@@ -31,8 +33,13 @@ def row(name: str, kind: str, labels: Iterable[str]) -> Row:
 
 
 def of_registry(registry: Any) -> set[Row]:
-    collectors = cast("dict[Any, Any]", registry._collector_to_names)
-    return {row(metric._name, metric._type, metric._labelnames) for metric in collectors}
+    return {found for collector in registry._collector_to_names for found in of_collector(collector)}
+
+
+def of_collector(collector: Any) -> set[Row]:
+    if isinstance(collector, MetricWrapperBase):
+        return {row(collector._name, collector._type, collector._labelnames)}
+    return {row(family.name, family.type, family._labelnames) for family in collector.collect()}
 
 
 def exported() -> set[Row]:
