@@ -62,7 +62,8 @@ class ChatCall:
 
     request_id: str
     chat: ChatRequest
-    """Its `sampling` is what to sample with: pins and limits are applied already."""
+    sampling: Sampling
+    """What to sample with: what the chat asks for, with pins and limits applied."""
     session: str = ""
 
 
@@ -73,7 +74,7 @@ class ChatChunk:
     delta: MessageDelta = field(default_factory=MessageDelta)
     tokens: TokenChunk | None = None
     """None where the engine gives text only; such a completion is recorded and never trainable."""
-    prompt_ids: list[int] | None = None
+    prompt_ids: Ids | None = None
     """On the first chunk: what the policy conditioned on, where the engine says so."""
     finish_reason: FinishReason | None = None
     """Set on the last chunk only."""

@@ -6,11 +6,13 @@ what is recorded does not depend on how it was asked for.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
+import struct
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import orjson
 
 from polar.engines.base import ChatCall, ChatChunk, EngineError, TokenChunk
@@ -27,6 +29,7 @@ from polar.models.chat import (
     ToolUse,
     Usage,
 )
+from polar.models.completion import Ids
 from polar.rendering.base import MessageDelta
 
 PATH = "/v1/chat/completions"
@@ -42,7 +45,7 @@ _FINISH = {
 
 def request_body(call: ChatCall, model: str, *, stream: bool) -> dict[str, Any]:
     """What every OpenAI-compatible server understands of a call."""
-    body = prompt_body(call.chat, model) | _sampling(call.chat.sampling)
+    body = prompt_body(call.chat, model) | _sampling(call.sampling)
     if call.chat.output is not None:
         body["response_format"] = _response_format(call.chat.output)
     if stream:
@@ -140,17 +143,14 @@ class ChatReader:
         self._calls = _OpenCalls()
         self._usage: Usage | None = None
         self._untrainable: str | None = None
-        self._held: ChatChunk | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        return self._held is not None
+        self._held: Callable[..., ChatChunk] | None = None
+        """The last chunk but for what is only known at the end."""
 
     def read(self, event: dict[str, Any]) -> ChatChunk | None:
         """The chunk to pass on now. The finishing one waits for the usage that follows it."""
         try:
             return self._read(event)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, struct.error) as error:
             raise EngineError(f"the engine's answer is not one of a chat: {error!r}") from error
 
     def _read(self, event: dict[str, Any]) -> ChatChunk | None:
@@ -165,21 +165,19 @@ class ChatReader:
         choice = choices[0]
         reason = choice.get("finish_reason")
         tokens = self._new_tokens(choice) if self._has_tokens else None
-        chunk = ChatChunk(
-            delta=self._delta(choice, is_last=reason is not None),
-            tokens=tokens,
-            prompt_ids=self._prompt_ids(event, choice) if self._has_tokens else None,
-            untrainable=self._untrainable,
-        )
-        if reason is None:
-            return chunk if chunk.delta or chunk.tokens or chunk.prompt_ids else None
-        self._hold(chunk, choice, reason)
+        ids = self._prompt_ids(event, choice) if self._has_tokens else None
+        delta = self._delta(choice, is_last=reason is not None)
+        if reason is not None:
+            finish, stop = self._end(choice, reason)
+            self._held = partial(ChatChunk, delta, tokens, ids, finish, stop_sequence=stop)
+        elif delta or tokens or ids is not None:
+            return ChatChunk(delta, tokens, ids, untrainable=self._untrainable)
         return None
 
     def last(self) -> ChatChunk:
         if self._held is None:
             raise EngineError("the engine's answer ended before the completion did")
-        return replace(self._held, usage=self._usage, untrainable=self._why_untrainable())
+        return self._held(usage=self._usage, untrainable=self._why_untrainable())
 
     def _why_untrainable(self) -> str | None:
         if not self._has_tokens:
@@ -191,15 +189,12 @@ class ChatReader:
             return f"the engine counts {counted} sampled tokens but sent {self._tokens} token ids"
         return self._untrainable
 
-    def _hold(self, chunk: ChatChunk, choice: dict[str, Any], reason: Any) -> None:
+    def _end(self, choice: dict[str, Any], reason: Any) -> tuple[FinishReason, str | None]:
+        """Why it ended, and with which stop sequence."""
         if reason not in _FINISH:
             raise EngineError(f"the engine ended the completion with {reason!r}")
         matched = choice.get("stop_reason", choice.get("matched_stop"))
-        self._held = replace(
-            chunk,
-            finish_reason=_FINISH[reason],
-            stop_sequence=matched if matched in self._stops else None,
-        )
+        return _FINISH[reason], matched if matched in self._stops else None
 
     def _delta(self, choice: dict[str, Any], *, is_last: bool) -> MessageDelta:
         part = choice.get("delta") or choice.get("message") or {}
@@ -216,12 +211,15 @@ class ChatReader:
             tool_calls=done,
         )
 
-    def _prompt_ids(self, event: dict[str, Any], choice: dict[str, Any]) -> list[int] | None:
+    def _prompt_ids(self, event: dict[str, Any], choice: dict[str, Any]) -> Ids | None:
         if self._has_prompt:
             return None
         ids = event.get("prompt_token_ids") or choice.get("prompt_token_ids")
-        self._has_prompt = bool(ids)
-        return ids or None
+        if not ids:
+            return None
+        self._has_prompt = True
+        # Sooner than numpy reads a list.
+        return np.frombuffer(struct.pack(f"{len(ids)}i", *ids), np.int32)
 
     def _new_tokens(self, choice: dict[str, Any]) -> TokenChunk | None:
         ids = choice.get("token_ids")

@@ -123,18 +123,19 @@ class Response:
 
     async def read(self) -> bytes:
         """The whole body, or what is left of it."""
-        pieces = []
-        while piece := await self.piece():
-            pieces.append(piece)
-        return b"".join(pieces)
+        while not self.is_whole:
+            await self.change()
+        return self._taken()
 
     async def piece(self) -> bytes:
         """All that has arrived since the last one; empty at the end."""
         while not self._arrived and not self.is_whole:
             await self.change()
-        piece = b"".join(self._arrived)
-        self._arrived.clear()
-        return piece
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        arrived, self._arrived = self._arrived, []
+        return b"".join(arrived)
 
     async def change(self) -> None:
         """Return once more is known."""
@@ -177,7 +178,8 @@ class _Connection(asyncio.Protocol):
         self.is_reusable = self._has_head = False
         self._response = Response()
         self._heard_at = asyncio.get_running_loop().time()
-        self._watch_silence(silence_seconds)
+        if self._watch is None:
+            self._watch_silence(silence_seconds)
         if self._is_open:
             self._transport.write(data)
         else:
@@ -234,11 +236,16 @@ class _Connection(asyncio.Protocol):
             self._has_head = False
             return
         self._response.is_whole = True
-        self._stop_watching()
         self.is_reusable = self._is_open and self._parser.should_keep_alive()
 
     def _watch_silence(self, seconds: float) -> None:
-        """Breaks the connection off when the server has said nothing for so long."""
+        """Breaks the connection off when the server has said nothing for so long.
+
+        It looks again when that may be so, whatever was asked meanwhile, and no more while nothing is.
+        """
+        self._watch = None
+        if self.is_reusable:
+            return
         loop = asyncio.get_running_loop()
         left = self._heard_at + seconds - loop.time()
         if left > 0:

@@ -128,8 +128,8 @@ class HttpEngine(Engine):
     async def _try_chat(self, *tools: ToolDefinition) -> str | None:
         """The same of a short answer."""
         sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
-        chat = ChatRequest("", (Message(Role.USER, "Hi"),), tools, sampling=sampling)
-        call = ChatCall(f"check-{uuid4().hex}", chat)
+        chat = ChatRequest("", (Message(Role.USER, "Hi"),), tools)
+        call = ChatCall(f"check-{uuid4().hex}", chat, sampling)
         async with aclosing(cast("AsyncGenerator[ChatChunk, None]", self.chat(call))) as chunks:
             return [chunk.untrainable async for chunk in chunks][-1]
 
@@ -218,8 +218,28 @@ class HttpEngine(Engine):
             raise EngineError(f"the engine at {self.url} answers {status} to {path}: {reason_in(answer)}")
         return answer
 
+    async def _document(self, path: str, body: Any) -> dict[str, Any]:
+        """A generation in one piece; trouble with an engine that is down or busy is tried again.
+
+        Cancelling this closes the connection, which aborts the request.
+        """
+        data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        patience = _Patience()
+        while True:
+            try:
+                async with self._connections.request("POST", path, data) as response:
+                    answer = await response.read()
+                if response.status != 200:
+                    raise refusal(self.url, response.status, reason_in(answer))
+                return _object(answer)
+            except EngineDown as error:
+                problem = error
+            except Disconnected as error:
+                problem = EngineDown(f"the engine at {self.url} cannot be reached: {error}")
+            await patience.wait(problem)
+
     async def _events(self, path: str, body: Any) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
-        """The events of a generation, or its one document where it was not asked for as a stream.
+        """The events of a generation, or its one document where the server does not stream.
 
         Those that have arrived at once come at once, to be read before the next.
 
@@ -228,8 +248,8 @@ class HttpEngine(Engine):
         Closing the iterator closes the connection, which aborts the request.
         """
         data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        backoff = FIRST_BACKOFF_SECONDS
-        for attempt in range(1, ATTEMPTS + 1):
+        patience = _Patience()
+        while True:
             has_begun = False
             try:
                 async with self._connections.request("POST", path, data) as response:
@@ -249,10 +269,23 @@ class HttpEngine(Engine):
                 if has_begun:
                     raise EngineError(f"the engine at {self.url} broke off: {error}") from error
                 problem = EngineDown(f"the engine at {self.url} cannot be reached: {error}")
-            if attempt == ATTEMPTS:
-                raise problem
-            await asyncio.sleep(backoff)
-            backoff *= 2
+            await patience.wait(problem)
+
+
+class _Patience:
+    """How long a request waits for an engine that is down or busy."""
+
+    def __init__(self) -> None:
+        self._attempts = ATTEMPTS
+        self._backoff = FIRST_BACKOFF_SECONDS
+
+    async def wait(self, problem: EngineDown) -> None:
+        """Return when it is time to try again; raise the problem once there is no more patience."""
+        self._attempts -= 1
+        if self._attempts == 0:
+            raise problem
+        await asyncio.sleep(self._backoff)
+        self._backoff *= 2
 
 
 async def _parsed(response: Response) -> AsyncGenerator[Iterator[dict[str, Any]], None]:

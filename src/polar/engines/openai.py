@@ -66,7 +66,7 @@ class OpenAIEngine(HttpEngine):
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         model = self._model or (await self.model_info()).name
         while True:
-            reader = chat_wire.ChatReader(call.chat.sampling, self, has_tokens=False)
+            reader = chat_wire.ChatReader(call.sampling, self, has_tokens=False)
             body = self._body(call, model)
             try:
                 async with aclosing(chat_wire.chunks(self._events(chat_wire.PATH, body), reader)) as chunks:

@@ -79,17 +79,15 @@ class SglangEngine(HttpEngine):
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         """Always in one piece: SGLang refuses to give token ids with a chat that streams."""
-        reader = chat_wire.ChatReader(call.chat.sampling, self)
+        reader = chat_wire.ChatReader(call.sampling, self)
         body = _chat_body(call, await self._served_name())
         try:
             with self._asking():
-                async with aclosing(chat_wire.chunks(self._events(chat_wire.PATH, body), reader)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-        except (GeneratorExit, asyncio.CancelledError):
-            if not reader.has_ended:
-                await self._abort(call.request_id)
+                reader.read(await self._document(chat_wire.PATH, body))
+        except asyncio.CancelledError:
+            await self._abort(call.request_id)
             raise
+        yield reader.last()
 
     async def count_tokens(self, chat: ChatRequest) -> int | None:
         body = chat_wire.prompt_body(chat, await self._served_name())
@@ -106,10 +104,7 @@ class SglangEngine(HttpEngine):
             "logprob_start_len": 0,
             "stream": False,
         }
-        async with aclosing(self._events("/generate", body)) as answers:
-            async for (answer,) in answers:
-                return _prompt_logprobs(answer, ids)
-        raise EngineError(f"the engine at {self.url} did not answer")
+        return _prompt_logprobs(await self._document("/generate", body), ids)
 
     async def _served_name(self) -> str:
         if self._model is None:

@@ -66,12 +66,14 @@ class VllmEngine(HttpEngine):
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         body = _chat_body(call, await self._served_name())
-        reader = chat_wire.ChatReader(call.chat.sampling, self)
-        async with aclosing(self._events(chat_wire.PATH, body)) as arrivals:
-            async for events in arrivals:
-                for chunk in map(reader.read, events):
-                    if chunk is not None:
+        reader = chat_wire.ChatReader(call.sampling, self)
+        if call.chat.stream:
+            async with aclosing(self._events(chat_wire.PATH, body)) as arrivals:
+                async for events in arrivals:
+                    for chunk in filter(None, map(reader.read, events)):
                         yield chunk
+        else:
+            reader.read(await self._document(chat_wire.PATH, body))
         yield reader.last()
 
     async def count_tokens(self, chat: ChatRequest) -> int | None:
@@ -87,10 +89,7 @@ class VllmEngine(HttpEngine):
             "prompt_logprobs": 0,
             "stream": False,
         }
-        async with aclosing(self._events("/v1/completions", body)) as answers:
-            async for (answer,) in answers:
-                return _prompt_logprobs(answer, ids)
-        raise EngineError(f"the engine at {self.url} did not answer")
+        return _prompt_logprobs(await self._document("/v1/completions", body), ids)
 
     async def _served_name(self) -> str:
         if self._model is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -12,24 +12,27 @@ from dataclasses import replace
 import numpy as np
 
 from polar.dialects.base import Answer
-from polar.engines.base import ChatChunk, EngineError, ModelInfo, TokenChunk
+from polar.engines.base import ChatChunk, ContextOverflow, EngineError, ModelInfo, TokenChunk
 from polar.gateway.conversation import Turn
 from polar.gateway.sampling import pinned
 from polar.gateway.session import Session
 from polar.gateway.source import Generation, Source
 from polar.gateway.stop_strings import StopStrings
 from polar.models.chat import ChatRequest, FinishReason, Message, Role, ToolCall, Usage
-from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, Completion
+from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, Completion, Ids
 from polar.rendering.base import MessageDelta
 
 Send = Callable[[MessageDelta], Awaitable[None]]
+
+_NO_IDS: Ids = np.empty(0, np.int32)
+_NO_USAGE = Usage(0, 0)
 
 
 class ModelCall:
     """A call from its admission to its record in the session's capture."""
 
     def __init__(self, session: Session, request: ChatRequest, dialect: str) -> None:
-        self.id = secrets.token_hex(12)
+        self.id = os.urandom(12).hex()
         self.started_at = time.time()
         self.session = session
         self._request = request
@@ -58,19 +61,27 @@ class ModelCall:
     async def run(self, send: Send) -> Answer:
         """Sample to the end, sending each delta as it becomes certain; recorded before the last one."""
         try:
-            finish_reason, last = await self._sample(send)
+            finish_reason, last = await self._sample_to_fit(send)
         except (asyncio.CancelledError, ConnectionError):
             self._record(FinishReason.CANCELLED)
             raise
         except Exception as error:
             self._record(FinishReason.ERROR, {"error": f"{type(error).__name__}: {error}"[:1000]})
             raise
-        usage = self._record(finish_reason)
+        message, usage = self._record(finish_reason)
         # A retry may ask for the answer for a while; what it was made of is large, and is not kept for that.
         del self._generation, self._tokens, self._request
         if last:
             await send(last)
-        return Answer(self._reply.message, finish_reason, usage, self._stop_sequence)
+        return Answer(message, finish_reason, usage, self._stop_sequence)
+
+    async def _sample_to_fit(self, send: Send) -> tuple[FinishReason, MessageDelta]:
+        try:
+            return await self._sample(send)
+        except ContextOverflow as overflow:
+            if not self._generation.is_shortened_to_fit(overflow):
+                raise
+        return await self._sample(send)
 
     async def _sample(self, send: Send) -> tuple[FinishReason, MessageDelta]:
         """Why the completion ended, and the delta that was still held back then."""
@@ -89,13 +100,14 @@ class ModelCall:
                     await send(delta)
         if finish_reason is None:
             raise EngineError("the engine's tokens ended without a reason")
-        rest = generation.rest()
-        shown = "" if stops.hit else stops.feed(rest.content) + stops.finish()
+        if generation.leaves_stops:  # else there is nothing that was held back
+            rest = generation.rest()
+            shown = "" if stops.hit else stops.feed(rest.content) + stops.finish()
+            delta = _joined(delta, self._reply.add(replace(rest, content=shown)))
         self._stop_sequence = stops.matched or chunk.stop_sequence
-        last = self._reply.add(replace(rest, content=shown))
         if finish_reason is FinishReason.STOP and self._reply.has_calls:
             finish_reason = FinishReason.TOOL_CALLS
-        return finish_reason, _joined(delta, last)
+        return finish_reason, delta
 
     def _take_tokens(self, chunk: ChatChunk) -> None:
         self.session.sampled_tokens += self._tokens.add(chunk)
@@ -116,8 +128,11 @@ class ModelCall:
         is_spent = self.session.tokens_left == 0 or self.session.is_full(self._tokens.context)
         return FinishReason.LENGTH if is_spent else None
 
-    def _record(self, finish_reason: FinishReason, extra: dict[str, str] | None = None) -> Usage:
-        prompt, tokens, message = self._generation.prompt(), self._tokens, self._reply.message
+    def _record(
+        self, finish_reason: FinishReason, extra: dict[str, str] | None = None
+    ) -> tuple[Message, Usage]:
+        tokens, message = self._tokens, self._reply.message
+        prompt = self._generation.prompt(tokens.prompt_ids)
         usage = tokens.usage(len(prompt.ids), self._generation.reasoning_tokens)
         sampled = np.array(tokens.ids, np.int32)
         completion = Completion(
@@ -145,19 +160,20 @@ class ModelCall:
         whole = finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
         turn = Turn(self.id, prompt.parent, prompt.new_ids, sampled, (*prompt.messages, message))
         self.session.record(completion, usage, turn if whole else None)
-        return usage
+        return message, usage
 
 
 class _Tokens:
     """What the engine has sampled so far."""
 
     def __init__(self) -> None:
+        self.prompt_ids: Ids = _NO_IDS
+        """As far as the engine has told them."""
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.first_at = 0.0
         self.untrainable: str | None = None
-        self._prompt = 0
         self._cached = 0
         self._counted: Usage | None = None
 
@@ -166,7 +182,7 @@ class _Tokens:
         if not self.first_at and (chunk.tokens or chunk.delta):
             self.first_at = time.time()
         if chunk.prompt_ids is not None:
-            self._prompt = len(chunk.prompt_ids)
+            self.prompt_ids = chunk.prompt_ids
         self.untrainable = chunk.untrainable or self.untrainable
         self._counted = chunk.usage or self._counted
         if chunk.tokens is not None:
@@ -187,11 +203,11 @@ class _Tokens:
     @property
     def context(self) -> int:
         """How long prompt and answer are by now, where the engine has told the prompt."""
-        return self._prompt + len(self.ids)
+        return len(self.prompt_ids) + len(self.ids)
 
     def usage(self, prompt_tokens: int, reasoning_tokens: int) -> Usage:
         """The counts of what was seen; the engine's own for what it does not show."""
-        counted = self._counted or Usage(0, 0)
+        counted = self._counted or _NO_USAGE
         return Usage(
             prompt_tokens or counted.prompt_tokens,
             len(self.ids) or counted.sampled_tokens,
@@ -202,7 +218,7 @@ class _Tokens:
     @property
     def counts(self) -> dict[str, str]:
         """What only the engine can count, for the record."""
-        counted = self._counted or Usage(0, 0)
+        counted = self._counted or _NO_USAGE
         counts = {CACHED: max(self._cached, counted.cached_tokens)}
         if not self.ids:
             counts |= {COUNTED: counted.sampled_tokens, COUNTED_PROMPT: counted.prompt_tokens}
@@ -223,8 +239,7 @@ class _Reply:
         if not delta.tool_calls:
             return delta
         named = tuple(
-            call if call.id else replace(call, id=f"call_{secrets.token_hex(12)}")
-            for call in delta.tool_calls
+            call if call.id else replace(call, id=f"call_{os.urandom(12).hex()}") for call in delta.tool_calls
         )
         self._calls.extend(named)
         return replace(delta, tool_calls=named)

@@ -95,11 +95,10 @@ class CaptureWriter:
         base, shared = self._base(completion, prompt)
         messages = _common_messages(base.messages, completion.messages) if base else 0
         new, sampled = prompt[shared:], np.ascontiguousarray(completion.sampled_ids, np.int32)
-        header = _header(completion, tools) | {
-            "base": base.id if base else None,
-            "shared": [shared, messages],
-            "messages": completion.messages[messages:],
-        }
+        header = _header(completion, tools)
+        header["base"] = base.id if base else None
+        header["shared"] = [shared, messages]
+        header["messages"] = completion.messages[messages:]
         numbers = [
             np.ascontiguousarray(completion.logprobs, np.float32),
             np.ascontiguousarray(completion.policy_versions, np.int32),

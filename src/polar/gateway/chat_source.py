@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
 
@@ -38,32 +37,17 @@ class _ChatGeneration(Generation):
         self._model = model
         self._request = request
         self._extension = extension
-        self._prompt_ids = np.empty(0, np.int32)
 
     def room(self, session: Session, model: ModelInfo) -> int | None:
         follows = self._extension.follows
         return session.room_after(follows.completion_id if follows else None)
 
-    async def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
-        while True:
-            call = ChatCall(request_id, replace(self._request, sampling=self.sampling), session)
-            answer = cast("AsyncGenerator[ChatChunk, None]", self._engine.chat(call))
-            try:
-                async with aclosing(answer) as chunks:
-                    async for chunk in chunks:
-                        if chunk.prompt_ids is not None:
-                            self._prompt_ids = np.fromiter(chunk.prompt_ids, np.int32, len(chunk.prompt_ids))
-                        yield chunk
-                return
-            except ContextOverflow as overflow:
-                if not self._is_shortened_to_fit(overflow):
-                    raise
+    def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
+        call = ChatCall(request_id, self._request, self.sampling, session)
+        return cast("AsyncGenerator[ChatChunk, None]", self._engine.chat(call))
 
-    def _is_shortened_to_fit(self, overflow: ContextOverflow) -> bool:
-        """Whether the prompt fits and only the answer's limit does not, which is lowered then.
-
-        Providers take a limit that runs over the context; some engines refuse it.
-        """
+    def is_shortened_to_fit(self, overflow: ContextOverflow) -> bool:
+        """Providers take a limit that runs over the context; some engines refuse it."""
         asked, prompt = self.sampling.max_tokens, overflow.prompt_tokens
         if asked is None or prompt is None or not 0 < self._model.max_context - prompt < asked:
             return False
@@ -78,13 +62,12 @@ class _ChatGeneration(Generation):
         is_bound = self._request.tool_choice.use is ToolUse.REQUIRED
         return {"constraint": "tool_choice"} if is_bound else {}
 
-    def prompt(self) -> Prompt:
-        ids = self._prompt_ids
+    def prompt(self, told: Ids) -> Prompt:
         turn, follows = self._extension.turn, self._extension.follows
-        if turn is not None and _extends(ids, turn):
+        if turn is not None and _extends(told, turn):
             new = self._extension.new_messages
-            return Prompt(turn, ids[len(turn.ids()) :], ids, turn.messages + new, follows)
-        return Prompt(None, ids, ids, self._request.messages, follows)
+            return Prompt(turn, told[len(turn.ids()) :], told, turn.messages + new, follows)
+        return Prompt(None, told, told, self._request.messages, follows)
 
 
 def _extends(ids: Ids, turn: Turn) -> bool:

@@ -131,13 +131,7 @@ class _Place:
 
     def step(self, message: Message) -> _Place | None:
         """Where a message leads, if it was said here before."""
-        last = self._last_message
-        if (
-            last is not None
-            and last.content == message.content
-            and last.role is message.role
-            and (last.tool_calls is message.tool_calls or _same_calls(last.tool_calls, message.tool_calls))
-        ):
+        if self._was_last(message):
             return self._last
         place = self._following.get(key_of(message))
         if place is not None:
@@ -146,11 +140,24 @@ class _Place:
 
     def grow(self, message: Message) -> _Place:
         """Where a message leads, from now on."""
-        place = self.step(message)
+        if self._last is not None and self._was_last(message):
+            return self._last
+        key = key_of(message)
+        place = self._following.get(key)
         if place is None:
-            place = self._following[key_of(message)] = _Place()
-            self._last_message, self._last = message, place
+            place = self._following[key] = _Place()
+        self._last_message, self._last = message, place
         return place
+
+    def _was_last(self, message: Message) -> bool:
+        """Whether it is the one that was said here last, to the letter."""
+        last = self._last_message
+        return (
+            last is not None
+            and last.content == message.content
+            and last.role is message.role
+            and (last.tool_calls is message.tool_calls or _same_calls(last.tool_calls, message.tool_calls))
+        )
 
     def alias(self, message: Message, place: _Place) -> None:
         """Let another wording lead to a place as well."""

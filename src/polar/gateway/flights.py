@@ -13,8 +13,8 @@ from polar.gateway.call import ModelCall, Send
 from polar.gateway.session import Session, session_ended
 from polar.rendering.base import MessageDelta
 
-RETRY_COUNTERS = ("x-stainless-retry-count",)
-"""Headers in which SDKs say how often they have sent this very request before."""
+RETRY_COUNTER = "x-stainless-retry-count"
+"""The header in which SDKs say how often they have sent this very request before."""
 
 Work = Callable[[ModelCall, Callable[[], None], Send], Awaitable[Answer]]
 """Carries a call out: calls the second argument once the prompt is accepted, the third for each delta."""
@@ -23,14 +23,15 @@ Work = Callable[[ModelCall, Callable[[], None], Send], Awaitable[Answer]]
 class Flight:
     """One generation and whoever waits for it. It ends early when the last of them has left."""
 
-    def __init__(self, call: ModelCall, work: Work, fingerprint: bytes) -> None:
+    def __init__(self, call: ModelCall, work: Work) -> None:
         self.call = call
-        self.fingerprint = fingerprint
         self.landed_at: float | None = None
         """Monotonic time at which the answer was whole; None while it is not, or if it failed."""
         self._deltas: list[MessageDelta] = []
         self._is_accepted = False
-        self._changed = asyncio.Event()
+        self._watching: list[asyncio.Future[None]] = []
+        """Those who want to know of everything that happens; the others, only of the end."""
+        self._waiting: list[asyncio.Future[None]] = []
         self._followers = 0
         self._is_given_up = False
         self.task = asyncio.create_task(self._fly(work))
@@ -58,7 +59,7 @@ class Flight:
             if self.task.done():
                 self._result()
                 return
-            await self._changed.wait()
+            await _woken(self._watching)
 
     async def deltas(self) -> AsyncIterator[list[MessageDelta]]:
         """Every delta from the first on, as they come: all that are new since the last look."""
@@ -70,12 +71,12 @@ class Flight:
             elif self.task.done():
                 return
             else:
-                await self._changed.wait()
+                await _woken(self._watching)
 
     async def answer(self) -> Answer:
         """The whole answer; raises what ended the generation instead."""
         while not self.task.done():
-            await self._changed.wait()
+            await _woken(self._waiting)
         return self._result()
 
     def _result(self) -> Answer:
@@ -88,21 +89,18 @@ class Flight:
 
     def _accept(self) -> None:
         self._is_accepted = True
-        self._wake()
+        _wake(self._watching)
 
     async def _append(self, delta: MessageDelta) -> None:
         self._deltas.append(delta)
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        _wake(self._watching)
 
     def _notice_end(self, task: asyncio.Task[Answer]) -> None:
         # Asking for the exception also tells asyncio that somebody has seen it.
         if not task.cancelled() and task.exception() is None:
             self.landed_at = time.monotonic()
-        self._wake()
+        _wake(self._watching)
+        _wake(self._waiting)
 
 
 class Flights:
@@ -125,7 +123,7 @@ class Flights:
         return flight if flight is not None and self._may_join(flight) else None
 
     def launch(self, call: ModelCall, work: Work, fingerprint: bytes) -> Flight:
-        flight = Flight(call, work, fingerprint)
+        flight = Flight(call, work)
         self._by_fingerprint[fingerprint] = flight
         self._session.calls.add(flight.task)
         flight.task.add_done_callback(self._session.calls.discard)
@@ -145,10 +143,23 @@ class Flights:
         self._by_fingerprint = kept
 
 
+async def _woken(sleepers: list[asyncio.Future[None]]) -> None:
+    sleeper = asyncio.get_running_loop().create_future()
+    sleepers.append(sleeper)
+    await sleeper
+
+
+def _wake(sleepers: list[asyncio.Future[None]]) -> None:
+    for sleeper in sleepers:
+        if not sleeper.done():
+            sleeper.set_result(None)
+    sleepers.clear()
+
+
 def fingerprint(path: str, body: bytes) -> bytes:
     """The same for requests that ask for exactly the same."""
     return hashlib.blake2b(path.encode() + b"\0" + body, digest_size=16).digest()
 
 
 def _says_first_try(headers: Mapping[str, str]) -> bool:
-    return any(headers.get(name) == "0" for name in RETRY_COUNTERS)
+    return headers.get(RETRY_COUNTER) == "0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
+import os
 
 from polar.models.chat import Sampling
 from polar.models.task import SamplingPin
@@ -39,8 +39,10 @@ def _seed(asked: Sampling, pin: SamplingPin, sample: int, ordinal: int) -> int:
         return int.from_bytes(hashlib.blake2b(text, digest_size=_SEED_BYTES).digest(), "big")
     if asked.seed is not None:
         return asked.seed % _SEEDS
-    return secrets.randbelow(_SEEDS)
+    return int.from_bytes(os.urandom(_SEED_BYTES), "big")
 
 
-def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
+def _first(pinned: float | None, asked: float | None, default: float) -> float:
+    if pinned is not None:
+        return pinned
+    return default if asked is None else asked

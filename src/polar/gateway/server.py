@@ -231,7 +231,7 @@ class Gateway(Gateways):
 
     async def _count_tokens(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
         session = self._session_of(dialect, request)
-        chat = await self._chat_request(dialect, route, request, session)
+        chat = self._chat_request(dialect, route, request, await self._body(request), session)
         extension = session.conversations.find(chat.messages, chat.tools)
         with engine_errors(session, self._model):
             count = await self._source.count(chat, extension)
@@ -239,11 +239,10 @@ class Gateway(Gateways):
             raise RequestRefused(Refusal.UNKNOWN_ROUTE, "The engine behind this gateway cannot count tokens.")
         return json_answer(dialect.token_count(count))
 
-    async def _chat_request(
-        self, dialect: Dialect, route: Route, request: web.Request, session: Session
+    def _chat_request(
+        self, dialect: Dialect, route: Route, request: web.Request, body: bytes, session: Session
     ) -> ChatRequest:
         """The request as it reads with the whole conversation before it; refused if not for our model."""
-        body = await self._body(request)
         asked = HttpRequest(route, body, request.match_info, request.query, request.headers)
         chat = dialect.parse(asked)
         if hints := dialect.hints(asked):
@@ -263,23 +262,24 @@ class Gateway(Gateways):
 
     async def _complete(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
         session = self._session_of(dialect, request)
-        chat = await self._chat_request(dialect, route, request, session)
+        body = await self._body(request)
+        chat = self._chat_request(dialect, route, request, body, session)
         flights = self._sessions.flights(session)
-        asked = fingerprint(request.path_qs, await request.read())
+        asked = fingerprint(request.raw_path, body)
         flight = flights.join(asked, request.headers)
         if flight is None:
             flight = flights.launch(ModelCall(session, chat, dialect.name), self._fly, asked)
         else:
             self.metrics.coalesced(dialect.name)
         with flight.followed():
+            if not chat.stream:
+                return await self._whole(dialect, chat, flight, session)
             try:
                 await flight.accepted()
             except RequestRefused as error:
-                if not chat.stream or error.refusal not in dialect.told_in_stream:
+                if error.refusal not in dialect.told_in_stream:
                     raise
-            if chat.stream:
-                return await self._stream(dialect, request, chat, flight, session)
-            return await self._whole(dialect, chat, flight, session)
+            return await self._stream(dialect, request, chat, flight, session)
 
     async def _fly(self, call: ModelCall, accept: Callable[[], None], send: Send) -> Answer:
         await call.prepare(self._source, self._model)

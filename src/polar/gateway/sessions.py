@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TypeVar
@@ -69,12 +68,9 @@ class Sessions:
         if key is not None:
             digest = _digest(key)
             session = self._by_key.get(digest)
-            # Compared as digests, in constant time, so that timing tells nothing of a key.
-            if session is not None and hmac.compare_digest(_digest(session.grant.key), digest):
-                if session.ended:
-                    raise session_ended()
+            if session is not None and not session.ended:
                 return session
-            if digest in self._ended_keys:
+            if session is not None or digest in self._ended_keys:
                 raise session_ended()
         what = "No API key was given." if key is None else "Incorrect API key provided."
         raise RequestRefused(Refusal.UNKNOWN_KEY, f"{what} Use the key of a running Polar session.")
@@ -96,6 +92,7 @@ class Sessions:
 
 
 def _digest(key: str) -> bytes:
+    """What a key is looked up by: how long that takes tells nothing of any key."""
     # A header may hold any bytes; those that are no text come as surrogates.
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 
-from polar.engines.base import ChatChunk, ModelInfo
+from polar.engines.base import ChatChunk, ContextOverflow, ModelInfo
 from polar.gateway.conversation import Extension
 from polar.gateway.prompt import Prompt
 from polar.gateway.session import Session
 from polar.models.chat import ChatRequest, Sampling
+from polar.models.completion import Ids
 from polar.rendering.base import MessageDelta
 
 
@@ -33,6 +34,10 @@ class Generation(ABC):
     def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
         """The answer as it comes. Closing the iterator aborts it in the engine."""
 
+    def is_shortened_to_fit(self, overflow: ContextOverflow) -> bool:
+        """Whether the prompt fits and only the answer's limit did not, which is lowered then."""
+        return False
+
     def rest(self) -> MessageDelta:
         """What is still held back of the message when no more chunks are taken."""
         return MessageDelta()
@@ -48,8 +53,8 @@ class Generation(ABC):
         return {}
 
     @abstractmethod
-    def prompt(self) -> Prompt:
-        """What the policy conditioned on, as far as it is known by now."""
+    def prompt(self, told: Ids) -> Prompt:
+        """What the policy conditioned on; `told` is what the engine has said of that, if anything."""
 
 
 class Source(ABC):

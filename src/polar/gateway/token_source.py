@@ -15,6 +15,7 @@ from polar.gateway.prompt import Prompt, extend, render
 from polar.gateway.session import Session
 from polar.gateway.source import Generation, Source
 from polar.models.chat import ChatRequest, Sampling, ToolChoice
+from polar.models.completion import Ids
 from polar.rendering.base import MessageDelta, Renderer
 from polar.rendering.tool_limits import limited
 
@@ -88,7 +89,7 @@ class _TokenGeneration(Generation):
     def record(self) -> dict[str, str]:
         return self._guidance.record
 
-    def prompt(self) -> Prompt:
+    def prompt(self, told: Ids) -> Prompt:
         return self._prompt
 
 

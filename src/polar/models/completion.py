@@ -96,7 +96,8 @@ def common_prefix(one: Ids, other: Ids) -> int:
 
 def _same_memory(one: Ids, other: Ids) -> bool:
     return (
-        one.dtype == other.dtype
+        one.base is other.base
+        and one.dtype == other.dtype
         and one.strides == other.strides
         and one.__array_interface__["data"][0] == other.__array_interface__["data"][0]
     )

@@ -37,7 +37,7 @@ async def client(engine: Engine) -> AsyncIterator[Engine]:
 
 async def said(engine: Engine, chat: ChatRequest = CHAT) -> list[ChatChunk]:
     async with client(engine):
-        return [chunk async for chunk in engine.chat(ChatCall("r1", chat, "s"))]
+        return [chunk async for chunk in engine.chat(ChatCall("r1", chat, chat.sampling, "s"))]
 
 
 def ids(chunks: Sequence[ChatChunk]) -> list[int]:
@@ -50,7 +50,7 @@ async def test_vllm_streams_where_the_harness_streams_and_only_there() -> None:
         whole = await said(VllmEngine(wire.url), ChatRequest("small", CHAT.messages))
     assert (len(streamed), len(whole)) == (6, 1)
     assert ids(streamed) == ids(whole) == Said("hello").tokens
-    assert streamed[0].prompt_ids == whole[0].prompt_ids == prompt_ids(wire.bodies[0])
+    assert streamed[0].prompt_ids.tolist() == whole[0].prompt_ids.tolist() == prompt_ids(wire.bodies[0])
     assert [body.get("stream", False) for body in wire.bodies] == [True, False]
     asked = wire.bodies[0]
     assert (asked["model"], asked["request_id"], asked["max_tokens"]) == ("small", "r1", 9)
@@ -64,7 +64,7 @@ async def test_sglang_is_asked_in_one_piece_because_its_streams_have_no_ids(name
     assert chunk.untrainable is None
     assert chunk.tokens is not None
     assert (chunk.tokens.ids, chunk.tokens.policy_version) == (Said("hello").tokens, 12)
-    assert chunk.prompt_ids == prompt_ids(wire.bodies[0])
+    assert chunk.prompt_ids.tolist() == prompt_ids(wire.bodies[0])
     assert (wire.bodies[0].get("stream", False), wire.bodies[0]["rid"], wire.bodies[0]["top_k"]) == (
         False,
         "r1",
@@ -74,7 +74,7 @@ async def test_sglang_is_asked_in_one_piece_because_its_streams_have_no_ids(name
 
 async def test_closing_a_chat_aborts_it_in_sglang() -> None:
     async with sglang_wire(asyncio.Event()) as wire, client(SglangEngine(wire.url)) as engine:
-        call = asyncio.create_task(anext(aiter(engine.chat(ChatCall("r1", CHAT)))))
+        call = asyncio.create_task(anext(aiter(engine.chat(ChatCall("r1", CHAT, CHAT.sampling)))))
         await wire.arrived.wait()
         call.cancel()
         await asyncio.wait({call})
@@ -86,7 +86,7 @@ async def test_closing_a_chat_aborts_it_in_vllm() -> None:
     async with vllm_wire([{"choices": [{"delta": {"content": "a"}}]}, never]) as wire:
         async with (
             client(VllmEngine(wire.url)) as engine,
-            aclosing(engine.chat(ChatCall("r1", CHAT))) as chunks,
+            aclosing(engine.chat(ChatCall("r1", CHAT, CHAT.sampling))) as chunks,
         ):
             await anext(chunks)
         await wire.disconnected.wait()
@@ -181,7 +181,9 @@ async def test_what_an_openai_endpoint_refuses_is_left_out_from_then_on() -> Non
     answers = (refusing("max_tokens"), refusing("seed"), Said("hello"), Said("again"))
     async with vllm_wire(*answers) as wire, client(OpenAIEngine(wire.url, model="gpt")) as engine:
         for _ in range(2):
-            assert [chunk async for chunk in engine.chat(ChatCall("r", CHAT))][-1].finish_reason == "stop"
+            assert [chunk async for chunk in engine.chat(ChatCall("r", CHAT, CHAT.sampling))][
+                -1
+            ].finish_reason == "stop"
     kept = [body.keys() & {"max_tokens", "max_completion_tokens", "seed"} for body in wire.bodies]
     assert kept == [
         {"max_tokens", "seed"},

@@ -38,7 +38,8 @@ ASKED = {
 
 
 def body(**changes: Any) -> dict[str, Any]:
-    return request_body(ChatCall("r", ChatRequest("m", HELLO, **changes)), "served", stream=False)
+    chat = ChatRequest("m", HELLO, **changes)
+    return request_body(ChatCall("r", chat, chat.sampling), "served", stream=False)
 
 
 def read(answer: list[dict[str, Any]], *, has_tokens: bool = True, stop: str = "") -> list[ChatChunk]:
@@ -57,7 +58,7 @@ def told(chunks: list[ChatChunk]) -> tuple[Any, ...]:
         [id for chunk in tokens for id in chunk.ids],
         [logprob for chunk in tokens for logprob in chunk.logprobs],
         {chunk.policy_version for chunk in tokens},
-        [chunk.prompt_ids for chunk in chunks if chunk.prompt_ids is not None],
+        [chunk.prompt_ids.tolist() for chunk in chunks if chunk.prompt_ids is not None],
         chunks[-1].finish_reason,
         chunks[-1].usage,
         chunks[-1].untrainable,
@@ -71,7 +72,7 @@ def test_messages_keep_calls_results_and_thoughts() -> None:
         Message(Role.ASSISTANT, "", reasoning="Hm.", tool_calls=(call,)),
         Message(Role.TOOL, "a.txt", tool_call_id="c1", name="ls"),
     )
-    sent = request_body(ChatCall("r", ChatRequest("m", history)), "served", stream=False)
+    sent = request_body(ChatCall("r", ChatRequest("m", history), Sampling()), "served", stream=False)
     function = {"name": "ls", "arguments": '{"a": 1}'}
     assert sent == {
         "model": "served",
@@ -216,6 +217,13 @@ def test_tokens_that_do_not_add_up_are_untrainable_but_the_answer_stands(harm: A
     assert chunk.untrainable == reason
     assert (chunk.delta.content, chunk.finish_reason) == ("hi", FinishReason.STOP)
     assert chunk.tokens is None or len(chunk.tokens.ids) == len(chunk.tokens.logprobs)
+
+
+@pytest.mark.parametrize("ids", [["a"], [1.5], [2**31], {"a": 1}, 7])
+def test_a_prompt_that_is_no_array_of_ids_is_the_engines_failure(ids: Any) -> None:
+    answer = document(Said("hi"), ASKED) | {"prompt_token_ids": ids}
+    with pytest.raises(EngineError, match="not one of a chat"):
+        read([answer])
 
 
 def test_text_alone_is_never_trainable() -> None:

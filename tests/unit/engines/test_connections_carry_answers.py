@@ -171,6 +171,16 @@ async def test_a_silent_server_is_given_up() -> None:
             await ask(connections)
 
 
+async def test_silence_counts_only_while_something_is_asked() -> None:
+    async with served(whole(b"one"), whole(b"two"), None, silence_seconds=0.5) as (server, connections):
+        assert await ask(connections) == b"one"
+        await asyncio.sleep(0.6)
+        assert await ask(connections) == b"two"
+        with pytest.raises(Disconnected, match="said nothing"):
+            await ask(connections)
+        assert server.connections == 1
+
+
 async def test_a_slow_server_is_not_a_silent_one() -> None:
     async with served(whole(b"slowly"), pause=0.01, silence_seconds=5) as (_, connections):
         assert await ask(connections) == b"slowly"
