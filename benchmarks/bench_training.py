@@ -50,11 +50,12 @@ def main() -> None:
     if asked.faithfulness:
         report_faithfulness(asked)
         return
+    asked.model = asked.model or (DEFAULT_MODEL if torch.cuda.is_available() else "small")
     with tempfile.TemporaryDirectory() as scratch:
         recordings = sessions(asked, Path(scratch))
         model = model_settings(asked, Path(scratch) / "model")
         if asked.gradients:
-            report_gradients(compare_gradients(pair(recordings), model, asked.budget))
+            report_gradients(compare_gradients(pair(recordings), model, asked.budget, is_double=asked.double))
             return
         measured = []
         for layout in LAYOUTS:
@@ -79,7 +80,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile the model's layers")
     parser.add_argument("--limit", type=int, help="so many sessions only")
     parser.add_argument("--gradients", action="store_true", help="only whether those of the layouts agree")
-    parser.add_argument("--calls", type=int, help="only so many model calls of each, in a small vocabulary")
+    parser.add_argument("--double", action="store_true", help="with it: in double precision, on a CPU")
+    parser.add_argument("--calls", type=int, help="only so many model calls of each")
     parser.add_argument(
         "--name", default=f"training-{'gpu' if is_gpu else 'cpu'}", help="of the result files"
     )
@@ -104,7 +106,10 @@ def sessions(asked: argparse.Namespace, scratch: Path) -> list[Recording]:
         asyncio.run(make(directory, task, samples=4, harness="pi", context=16_384, concurrency=2))
         asked.calls = asked.calls or CALLS
     recordings = read_recordings(directory)[: asked.limit]
-    return [reduced(one, asked.calls, models.VOCABULARY) for one in recordings] if asked.calls else recordings
+    if not asked.calls:
+        return recordings
+    vocabulary = models.VOCABULARY if asked.model == "small" else None
+    return [reduced(one, asked.calls, vocabulary) for one in recordings]
 
 
 def pair(recordings: Sequence[Recording]) -> list[Recording]:
@@ -117,7 +122,6 @@ def pair(recordings: Sequence[Recording]) -> list[Recording]:
 
 
 def model_settings(asked: argparse.Namespace, scratch: Path) -> ModelSettings:
-    asked.model = asked.model or (DEFAULT_MODEL if torch.cuda.is_available() else "small")
     name = asked.model
     match name:
         case "small":
@@ -166,7 +170,7 @@ def report_gradients(agreement: Agreement) -> None:
 
 def agreed(agreement: Agreement) -> str:
     found = f"gradients of {agreement.sessions} sessions agree to {agreement.most:.1e} of the largest"
-    return f"{found}, in float32 (products in {torch.backends.cuda.matmul.fp32_precision})"
+    return f"{found}, in {agreement.precision}"
 
 
 def check_goals(measured: Sequence[Measurement], agreement: Agreement) -> None:

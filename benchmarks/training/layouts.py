@@ -42,12 +42,14 @@ def read_recordings(directory: Path) -> list[Recording]:
     return [decode(path.read_bytes()) for path in sorted(directory.rglob("*")) if path.is_file()]
 
 
-def reduced(recording: Recording, calls: int, vocabulary: int) -> Recording:
-    """The session's first model calls, its tokens folded into a small vocabulary, for a CPU."""
-    completions = tuple(
-        replace(one, prompt_ids=one.prompt_ids % vocabulary, sampled_ids=one.sampled_ids % vocabulary)
-        for one in recording.completions[:calls]
-    )
+def reduced(recording: Recording, calls: int, vocabulary: int | None) -> Recording:
+    """The session's first model calls, for a CPU; their tokens folded into a vocabulary that is small."""
+    completions = recording.completions[:calls]
+    if vocabulary is not None:
+        completions = tuple(
+            replace(one, prompt_ids=one.prompt_ids % vocabulary, sampled_ids=one.sampled_ids % vocabulary)
+            for one in completions
+        )
     return replace(recording, completions=completions)
 
 

@@ -109,20 +109,25 @@ def _warm_up(policy: Policy, batches: Sequence[Batch]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far the layouts' gradients of the same sessions are apart, in single precision."""
+    """How far the layouts' gradients of the same sessions are apart."""
 
     sessions: int
     trained_tokens: int
     worst: dict[str, float]
     """Layout → largest difference from the first layout's gradient, relative to its largest entry."""
+    precision: str
 
     @property
     def most(self) -> float:
         return max(self.worst.values())
 
 
-def compare_gradients(recordings: Sequence[Recording], model: ModelSettings, budget: int) -> Agreement:
+def compare_gradients(
+    recordings: Sequence[Recording], model: ModelSettings, budget: int, *, is_double: bool = False
+) -> Agreement:
     policy = load_policy(model.model_copy(update={"precision": "float32"}), most_tokens=budget)
+    if is_double:
+        policy.model.double()
     found: dict[str, list[Any]] = {}
     for layout in LAYOUTS:
         made = laid_out(recordings, layout, budget)
@@ -135,7 +140,7 @@ def compare_gradients(recordings: Sequence[Recording], model: ModelSettings, bud
         for name in others
     }
     trained = sum(len(batch.terms) for batch in made.packing.batches)
-    return Agreement(len(recordings), trained, worst)
+    return Agreement(len(recordings), trained, worst, "float64" if is_double else "float32")
 
 
 def _gradient(policy: Policy, made: Material) -> list[Any]:

@@ -119,7 +119,8 @@ class Policy:
         return logprobs[back], entropy[back]
 
     def _score(self, head: Any, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(hidden).float()
+        logits = head(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self._temperature != 1.0:
             logits = logits / self._temperature
         total = logits.logsumexp(-1)
