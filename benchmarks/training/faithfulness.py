@@ -65,7 +65,10 @@ def compare(
         model.model_copy(update={"precision": precision}), temperature=temperature, most_tokens=budget
     )
     differences: list[NDArray[np.float64]] = []
-    for batch in pack_trees(rows, budget).batches:
+    packing = pack_trees(rows, budget)
+    if packing.over_budget:
+        raise SystemExit(f"{len(packing.over_budget)} traces are longer than --budget {budget}: raise it")
+    for batch in packing.batches:
         ours = policy.logprobs(batch).double().cpu().numpy()
         differences.append(ours - batch.terms.logprobs)
     found = np.concatenate(differences) if differences else np.zeros(0)
