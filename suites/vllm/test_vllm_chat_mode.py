@@ -172,7 +172,7 @@ async def test_vllm_counts_a_chat_as_it_renders_it(open_scene: OpenScene, vllm_u
     try:
         chat = ChatRequest(DEFAULT_MODEL, (Message(Role.USER, "Name three colours."),))
         assert await engine.count_tokens(chat) == len(completion.prompt_ids)
-        chunks = [chunk async for chunk in engine.chat(ChatCall("check-1", chat))]
+        chunks = [chunk async for chunk in engine.chat(ChatCall("check-1", chat, chat.sampling))]
         assert chunks[-1].untrainable is None
     finally:
         await engine.close()
