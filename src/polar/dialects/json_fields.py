@@ -85,11 +85,9 @@ class Fields:
         return value
 
     def needed_string(self, name: str) -> str:
-        value = self._value.get(name)
+        value = self.string(name)
         if value is None:
             raise malformed(self.at(name), "is required and must be a string")
-        if not isinstance(value, str):
-            raise malformed(self.at(name), f"must be a string, not {kind(value)}")
         return value
 
     def boolean(self, name: str) -> bool:

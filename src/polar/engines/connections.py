@@ -48,7 +48,7 @@ class Connections:
         """A connection with a request on its way."""
         connection = await self._connection()
         self._busy.add(connection)
-        connection.send(request, self._silence_seconds)
+        connection.send(request)
         return connection
 
     def give_back(self, connection: _Connection) -> None:
@@ -75,7 +75,9 @@ class Connections:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 loop = asyncio.get_running_loop()
-                _, made = await loop.create_connection(_Connection, self._host, self._port, ssl=self._ssl)
+                _, made = await loop.create_connection(
+                    lambda: _Connection(self._silence_seconds), self._host, self._port, ssl=self._ssl
+                )
         except OSError as error:
             raise Disconnected(str(error) or type(error).__name__) from error
         return made
@@ -164,7 +166,8 @@ class _Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self) -> None:
+    def __init__(self, silence_seconds: float) -> None:
+        self._silence_seconds = silence_seconds
         self._parser = httptools.HttpResponseParser(self)
         self._response = Response()
         self._has_head = False
@@ -174,12 +177,12 @@ class _Connection(asyncio.Protocol):
         self.is_reusable = True
         """Whether it is open and nothing is left of the last answer."""
 
-    def send(self, data: bytes, silence_seconds: float) -> None:
+    def send(self, data: bytes) -> None:
         self.is_reusable = self._has_head = False
         self._response = Response()
         self._heard_at = asyncio.get_running_loop().time()
         if self._watch is None:
-            self._watch_silence(silence_seconds)
+            self._watch_silence()
         if self._is_open:
             self._transport.write(data)
         else:
@@ -238,7 +241,7 @@ class _Connection(asyncio.Protocol):
         self._response.is_whole = True
         self.is_reusable = self._is_open and self._parser.should_keep_alive()
 
-    def _watch_silence(self, seconds: float) -> None:
+    def _watch_silence(self) -> None:
         """Breaks the connection off when the server has said nothing for so long.
 
         It looks again when that may be so, whatever was asked meanwhile, and no more while nothing is.
@@ -247,11 +250,11 @@ class _Connection(asyncio.Protocol):
         if self.is_reusable:
             return
         loop = asyncio.get_running_loop()
-        left = self._heard_at + seconds - loop.time()
+        left = self._heard_at + self._silence_seconds - loop.time()
         if left > 0:
-            self._watch = loop.call_later(left, self._watch_silence, seconds)
+            self._watch = loop.call_later(left, self._watch_silence)
         else:
-            self._break(f"the server said nothing for {seconds:g} s")
+            self._break(f"the server said nothing for {self._silence_seconds:g} s")
 
     def _stop_watching(self) -> None:
         if self._watch is not None:
