@@ -52,8 +52,6 @@ def rollout_server(
                 log.error("the run's own rollout server has ended: %s", error)
             else:
                 started.set_exception(error)
-        finally:
-            loop.close()
 
     thread = threading.Thread(target=work, name="polar-rollouts")
     with _short_turns():
@@ -61,9 +59,10 @@ def rollout_server(
         try:
             yield started.result()
         finally:
-            if thread.is_alive():
-                loop.call_soon_threadsafe(ending.set)
+            # Closed here and not by its thread, which may be at its end, or not, when it is told to end.
+            loop.call_soon_threadsafe(ending.set)
             thread.join()
+            loop.close()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -56,6 +57,34 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(NotInstalled, match="not here"), rollout_server(*settings(tmp_path), [], print):
         pass
     assert sys.getswitchinterval() == before
+
+
+class Lingering(threading.Thread):
+    """Is still there for a while when its work is done, as any thread may be."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._done, self._may_end = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        super().run()
+        self._done.set()
+        self._may_end.wait(60)
+
+    def is_alive(self) -> bool:
+        self._done.wait(60)
+        return super().is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._may_end.set()
+        super().join(timeout)
+
+
+def test_why_it_cannot_start_is_said_also_while_its_thread_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.threading, "Thread", Lingering)
+    test_a_server_that_cannot_start_says_why(tmp_path, monkeypatch)
 
 
 def test_a_server_that_is_there_is_taken_as_it_is(tmp_path: Path) -> None:
