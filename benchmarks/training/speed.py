@@ -1,4 +1,4 @@
-"""What training on a set of sessions costs, laid out in each of the ways; and that all learn the same."""
+"""What training on a set of sessions costs, laid out in each of the ways."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
-from benchmarks.training.layouts import LAYOUTS, OBJECTIVE, Layout, laid_out
+from benchmarks.training.layouts import OBJECTIVE, Layout, laid_out
 from polar.training.gpu import Busy
-from polar.training.groups import Material
 from polar.training.learner import Learner
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import Policy, load_policy
@@ -105,46 +103,3 @@ def _warm_up(policy: Policy, batches: Sequence[Batch]) -> None:
         logprobs, entropy = policy.measure(batch)
         policy_loss(batch, Measured(logprobs, entropy), OBJECTIVE).value.backward()
     policy.model.zero_grad(set_to_none=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How far the layouts' gradients of the same sessions are apart."""
-
-    sessions: int
-    trained_tokens: int
-    worst: dict[str, float]
-    """Layout → largest difference from the first layout's gradient, relative to its largest entry."""
-    precision: str
-
-    @property
-    def most(self) -> float:
-        return max(self.worst.values())
-
-
-def compare_gradients(
-    recordings: Sequence[Recording], model: ModelSettings, budget: int, *, is_double: bool = False
-) -> Agreement:
-    policy = load_policy(model.model_copy(update={"precision": "float32"}), most_tokens=budget)
-    if is_double:
-        policy.model.double()
-    found: dict[str, list[Any]] = {}
-    for layout in LAYOUTS:
-        made = laid_out(recordings, layout, budget)
-        found[layout.name] = _gradient(policy, made)
-    first, *others = found
-    largest = max(float(one.abs().max()) for one in found[first])
-    worst = {
-        name: max(float((a - b).abs().max()) for a, b in zip(found[first], found[name], strict=True))
-        / largest
-        for name in others
-    }
-    trained = sum(len(batch.terms) for batch in made.packing.batches)
-    return Agreement(len(recordings), trained, worst, "float64" if is_double else "float32")
-
-
-def _gradient(policy: Policy, made: Material) -> list[Any]:
-    policy.model.zero_grad(set_to_none=True)
-    for batch in made.packing.batches:
-        policy_loss(batch, Measured(*policy.measure(batch)), OBJECTIVE).value.backward()
-    return [parameter.grad.clone() for parameter in policy.parameters if parameter.grad is not None]

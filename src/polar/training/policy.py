@@ -36,6 +36,8 @@ PROBE_TOLERANCE = 1e-3
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges*")
 ADAPTER = "adapter_config.json"
 FULL = "full_attention"
+FLEX = "flex_attention"
+PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
 class Policy:
@@ -64,6 +66,7 @@ class Policy:
         self._temperature = temperature
         self._granule = _granule(most_tokens)
         self._is_packed = is_packed
+        self._has_blocks = self._causal.config._attn_implementation == FLEX
         self._reference = self._frozen_copy(settings) if has_reference else None
         if is_packed:
             self._check_layers(most_tokens)
@@ -139,8 +142,8 @@ class Policy:
         return hidden
 
     def _masked(self, batch: Batch) -> tuple[Batch, Any]:
-        if self._device.type != "cuda":
-            return batch, torch.as_tensor(dense_mask(batch))[None, None]
+        if not self._has_blocks:
+            return batch, placed(dense_mask(batch), self._device)[None, None]
         batch = batch.padded(-(-len(batch) // self._granule) * self._granule)
         return batch, block_mask_of(placed(batch.ends, self._device))
 
@@ -197,9 +200,12 @@ def load_policy(
     directory = ensure_model(settings.name)
     device = _device(settings.device)
     start = settings.start if weights is None or has_reference else weights
-    place = Place(device, "flex_attention" if device.type == "cuda" and is_packed else "sdpa")
+    dtype = _computed_in(settings, device)
+    # What is computed in float64 is to check everything else, FlexAttention's kernels among it.
+    has_blocks = device.type == "cuda" and is_packed and dtype is not torch.float64
+    place = Place(device, FLEX if has_blocks else "sdpa")
     model = (
-        _adapted(settings.lora, directory, start, place, _computed_in(settings, device))
+        _adapted(settings.lora, directory, start, place, dtype)
         if settings.lora
         else _load(start or directory, place)
     )
@@ -207,7 +213,9 @@ def load_policy(
     if device.type == "cuda":
         # Batches have few sizes: a kernel for each is quicker, and surer, than one for any size.
         torch._dynamo.config.automatic_dynamic_shapes = False
-    if _computed_in(settings, device) is torch.float32:
+    if dtype is torch.float64:
+        model.double()
+    if dtype is torch.float32:
         # Said aloud, in both ways to say it: some FlexAttention takes silence for leave to multiply in TF32.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cuda.matmul.fp32_precision = "ieee"
@@ -334,7 +342,7 @@ def _device(asked: str) -> torch.device:
 def _computed_in(settings: ModelSettings, device: torch.device) -> torch.dtype:
     if settings.precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+    return PRECISIONS[settings.precision]
 
 
 def _layers(model: Any) -> list[nn.Module]:

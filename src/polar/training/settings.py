@@ -66,8 +66,9 @@ class ModelSettings(Frozen):
     """None: all weights are trained."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What is computed on; auto: a GPU if there is one."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What is computed in; auto: bfloat16 on a GPU, float32 on a CPU. What is trained is kept in float32."""
+    precision: Literal["auto", "bfloat16", "float32", "float64"] = "auto"
+    """What is computed in; auto: bfloat16 on a GPU, float32 on a CPU. What is trained is kept in float32.
+    float64 is for checking: everything is kept in it, and masks are dense."""
     compile: bool = False
     """Compile the model's layers: about a minute at the first step, then fewer and larger kernels."""
     gradient_checkpointing: bool = False
