@@ -49,14 +49,13 @@ def test_gradients_are_one_in_double_precision_and_close_in_single(
     assert 0 < max(found.rounding.values()) <= 1e-4
 
 
-def test_rounding_is_allowed_to_a_layout_only_where_the_first_rounds_as_much() -> None:
-    def missed(exact: float, first: float, second: float) -> list[str]:
-        return Agreement(2, 10, {"merged": exact}, {"apart": first, "merged": second}).missed
+def test_another_gradient_is_told_from_rounding() -> None:
+    def missed(exact: float, rounding: float) -> list[str]:
+        return Agreement(2, 10, {"merged": exact}, {"apart": 1e-5, "merged": rounding}).missed
 
-    assert not missed(1e-7, first=1e-5, second=9e-5)
-    assert not missed(1e-7, first=3e-4, second=5e-4)
-    assert missed(1e-7, first=1e-5, second=2e-4) == ["merged: gradient in float32"]
-    assert missed(1e-4, first=1e-5, second=1e-5) == ["merged: another gradient"]
+    assert not missed(1e-7, rounding=5e-4)
+    assert missed(1e-7, rounding=2e-3) == ["merged: gradient in float32"]
+    assert missed(1e-4, rounding=1e-5) == ["merged: another gradient"]
 
 
 def test_sessions_that_do_not_fit_are_not_measured(recordings: list[Recording]) -> None:
