@@ -16,7 +16,7 @@ import importlib.util
 import math
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +25,8 @@ import torch.nn.functional as F
 NAME = "polar_slots"
 PADDED_WORK_LIMIT = 2.0
 """On a CPU single tokens share one attention call unless padding more than doubles the work."""
+MASKED_AT_ONCE = 4096
+"""Tokens that one call attends under a mask: it and the scores have a column for each key of the slot."""
 SHORT_ON_GPU = 32
 """Tokens of a segment up to which reading all keys for each of them is cheaper than a call of its own."""
 
@@ -124,7 +126,7 @@ class Step:
         self.lasts = torch.tensor(packed.lasts, dtype=torch.long, device=device)
         self._short_count = sum(len(s.ids) for s in packed.short)
         self._singles = [] if reads_by_token(device) else _singles(packed.short, device, dtype)
-        self._chunks = [_Chunk(s, device, dtype) for s in packed.long]
+        self._chunks = [_Chunk(part, device, dtype) for s in packed.long for part in _parts(s)]
 
     def attend(
         self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -198,6 +200,15 @@ def _singles(segments: Sequence[Segment], device: Any, dtype: Any) -> list[_Sing
     if torch.device(device).type == "cpu" and padded > PADDED_WORK_LIMIT * sum(s.end for s in segments):
         return [_Singles([s], row, device, dtype) for row, s in enumerate(segments)]
     return [_Singles(segments, 0, device, dtype)]
+
+
+def _parts(segment: Segment) -> list[Segment]:
+    """What is attended at once: all of what begins its slot, as that needs no mask."""
+    size = MASKED_AT_ONCE if segment.start else len(segment.ids)
+    return [
+        replace(segment, start=segment.start + at, ids=segment.ids[at : at + size])
+        for at in range(0, len(segment.ids), size)
+    ]
 
 
 class _Chunk:

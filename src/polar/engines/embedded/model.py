@@ -56,6 +56,10 @@ class SlotModel:
     def is_on_cpu(self) -> bool:
         return str(self._device.type) == "cpu"
 
+    @property
+    def parameters(self) -> int:
+        return sum(one.numel() for one in self._model.parameters())
+
     def forward(self, segments: Sequence[Segment]) -> tuple[list[Segment], torch.Tensor]:
         """Compute the segments; the ones that want logits, and a row of logits for each."""
         packed = Packed(segments, self._short)

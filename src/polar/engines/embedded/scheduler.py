@@ -43,7 +43,16 @@ class Chunks:
 
 
 CPU_CHUNKS = Chunks(shared=128, alone=512)
-GPU_CHUNKS = Chunks(shared=4096, alone=8192)
+GPU_WORK = 4e12
+"""Operations that a step's prompt tokens may take on a GPU, about ten milliseconds of a large one. A step's
+kernels are not launched in less, so fewer tokens would not make it shorter, only more steps of them."""
+GPU_LEAST, GPU_MOST = 512, 16_384
+
+
+def gpu_chunks(parameters: int) -> Chunks:
+    """For a model of so many parameters, each of which is multiplied and added once a token."""
+    tokens = min(max(int(GPU_WORK / (2 * parameters)), GPU_LEAST), GPU_MOST)
+    return Chunks(shared=tokens, alone=tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,7 @@ class Scheduler:
         self.policy_version = 0
         self.counts = Counts()
         self.table = SlotTable(model.cache.slots, model.context)
-        self._chunks = chunks or (CPU_CHUNKS if model.is_on_cpu else GPU_CHUNKS)
+        self._chunks = chunks or (CPU_CHUNKS if model.is_on_cpu else gpu_chunks(model.parameters))
         self._waiting: deque[tuple[int, Generation]] = deque()
         self._running: dict[int, _Running] = {}
         """By slot index."""
