@@ -52,34 +52,34 @@ check: lint types docs test ## what CI runs
 setup: environment-dev ## only make the environment
 
 bench-import: environment-dev ## `import polar` and `polar --help`
-	@$(BIN)/python benchmarks/bench_import.py
+	@$(BIN)/python -m benchmarks.bench_import
 
 bench-engine: environment-dev ## embedded engine against plain model.generate
-	@$(BIN)/python benchmarks/bench_engine.py
+	@$(BIN)/python -m benchmarks.bench_engine
 
 bench-gateway: environment-dev ## the gateway against direct calls and its peers (installs them the first time)
-	@$(BIN)/python benchmarks/bench_gateway.py $(ARGS)
+	@$(BIN)/python -m benchmarks.bench_gateway $(ARGS)
 
 bench-lifecycle: environment-dev ## how busy run slots are, what waiting and scheduling cost
-	@PYTHONPATH=. $(BIN)/python benchmarks/bench_lifecycle.py
+	@$(BIN)/python -m benchmarks.bench_lifecycle
 
 bench-trajectory: environment-dev ## traces from captures: speed, growth, size, and finding conversations
-	@$(BIN)/python benchmarks/bench_trajectory.py
+	@$(BIN)/python -m benchmarks.bench_trajectory
 
 bench-training: environment-dev ## the same sessions trained in three layouts; full size where there is a GPU
-	@PYTHONPATH=. $(BIN)/python benchmarks/bench_training.py $(ARGS)
+	@$(BIN)/python -m benchmarks.bench_training $(ARGS)
 
 bench-control-plane: environment-dev ## submitting, leasing and completing over REST, on SQLite and PostgreSQL
-	@$(BIN)/python benchmarks/bench_control_plane.py
+	@$(BIN)/python -m benchmarks.bench_control_plane
 
 bench-dashboard: environment-dev ## the overview and the lists at 100,000 sessions
-	@$(BIN)/python benchmarks/bench_dashboard.py
+	@$(BIN)/python -m benchmarks.bench_dashboard
 
 bench-serve: environment-dev ## memory of an idle server
-	@$(BIN)/python benchmarks/bench_serve.py
+	@$(BIN)/python -m benchmarks.bench_serve
 
 bench-tasksets: environment-dev ## 10,000 rows to tasks, and memory while a dataset is written
-	@PYTHONPATH=. $(BIN)/python benchmarks/bench_tasksets.py
+	@$(BIN)/python -m benchmarks.bench_tasksets
 
 clean: ## remove the environment and run data of this clone (downloads stay in the cache)
 	rm -rf $(VENV) .polar site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import psutil
-from report import Row, at_most, report
 
+from benchmarks.report import Row, at_most, report
 from polar.client import AsyncClient
 from polar.client.courier import Courier, Parcel
 from polar.models.session import Lease, SessionResult, SessionStatus, TrajectoryStats, Verdict

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from bench_control_plane import served
-from report import Row, at_most, report
 from sqlalchemy import Connection, insert
 
+from benchmarks.bench_control_plane import served
+from benchmarks.report import Row, at_most, report
 from polar.models.session import Progress, SessionResult, SessionStatus, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
 from polar.rollout.live import OVERVIEW_SECONDS

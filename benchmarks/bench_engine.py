@@ -6,19 +6,15 @@ and the best round of each counts.
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import torch
-from report import Row, at_least, at_most, report
 from transformers import AutoModelForCausalLM
 
+from benchmarks.report import Row, at_least, at_most, report
 from polar.config.settings import EngineSettings
 from polar.engines.embedded.model import load
 from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
@@ -142,7 +138,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if torch.cuda.is_available():
-        import engine_on_gpu
+        from benchmarks import engine_on_gpu
 
         engine_on_gpu.main(EngineSettings().model)
     else:

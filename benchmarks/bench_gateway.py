@@ -19,15 +19,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gateway import processes
-from gateway.load import Job
-from gateway.processes import Target, measured
-from gateway.wire import Wire, build, other_harness
-from report import Row, at_least, at_most, report
+from benchmarks.gateway import processes
+from benchmarks.gateway.load import Job
+from benchmarks.gateway.processes import Target, measured
+from benchmarks.gateway.wire import Wire, build, other_harness
+from benchmarks.report import Row, at_least, at_most, report
 
 CONCURRENT = 32
 WORKERS = 2

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from report import at_most, report
+from benchmarks.report import at_most, report
 
 RUNS = 15
 IMPORT_GOAL_MS = 150.0

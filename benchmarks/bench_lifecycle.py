@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from lifecycle_start import measure as measure_start
-from report import Row, at_most, report
 
+from benchmarks.lifecycle_start import measure as measure_start
+from benchmarks.report import Row, at_most, report
 from polar.models.session import SessionStatus
 from polar.models.task import TaskSpec
 from polar.node.worker import Node

@@ -8,13 +8,15 @@ import tempfile
 from pathlib import Path
 
 import psutil
-from report import at_most, report
+
+from benchmarks.report import at_most, report
 
 GOAL_MB = 250.0
 
 
 def resident_mb(process: psutil.Process) -> float:
-    return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)]) / 2**20
+    resident: int = sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
+    return resident / 2**20
 
 
 def started(arguments: list[str], word: str) -> tuple[subprocess.Popen[str], str]:

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import yaml
-from report import Row, at_most, report
+
+from benchmarks.report import Row, at_most, report
 
 ROWS = 10_000
 LOAD_GOAL_SECONDS = 5.0

@@ -1,9 +1,9 @@
 """Training on the same recorded sessions laid out in three ways, and how faithful the trainer's logprobs are.
 
 make bench-training                                       small, on a CPU; full size where there is a GPU
-python benchmarks/bench_training.py --sessions DIR        other recordings
-python benchmarks/bench_training.py --faithfulness DIR    recorded logprobs against the trainer's
-python benchmarks/bench_training.py --faithfulness DIR --rescore    … against what the engine says of them now
+python -m benchmarks.bench_training --sessions DIR        other recordings
+python -m benchmarks.bench_training --faithfulness DIR    recorded logprobs against the trainer's
+python -m benchmarks.bench_training --faithfulness DIR --rescore    … against what the engine says of them now
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report import machine
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import machine
 from benchmarks.training import faithfulness, models
 from benchmarks.training.figure import chart
 from benchmarks.training.gradients import Agreement, compare_gradients
@@ -283,7 +283,7 @@ def write(
 def command(asked: argparse.Namespace) -> str:
     """What was asked for, without where its results went."""
     words = [word for word in sys.argv[1:] if word not in ("--out", str(asked.out))]
-    return " ".join(["python benchmarks/bench_training.py", *words])
+    return " ".join(["python -m benchmarks.bench_training", *words])
 
 
 def _turns(recordings: Sequence[Recording]) -> float:

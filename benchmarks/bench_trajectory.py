@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from matching import measure
-from report import Row, at_most, report
 
+from benchmarks.matching import measure
+from benchmarks.report import Row, at_most, report
 from polar.gateway.capture import CaptureWriter, parse_capture
 from polar.models.chat import FinishReason, Message, Role, ToolCall
 from polar.models.completion import Completion, Ids

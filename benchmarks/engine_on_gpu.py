@@ -7,17 +7,14 @@ import multiprocessing
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import aiohttp
 import numpy as np
 import torch
-from report import Row, report
 from transformers import AutoModelForCausalLM
 
+from benchmarks.report import Row, report
 from polar.config.settings import EngineSettings
 from polar.engines.embedded.model import SlotModel, load
 from polar.engines.embedded.scheduler import Generation, Scheduler

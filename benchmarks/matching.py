@@ -1,6 +1,6 @@
 """What finding a conversation and extending its tokens costs, at 100,000 tokens of history.
 
-    python benchmarks/matching.py
+    python -m benchmarks.matching
 
 Each request comes as a harness sends it: the whole history again, in new strings, calls re-serialised.
 The cost of tokenising the new messages alone is taken off; what is left is what Polar adds.

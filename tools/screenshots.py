@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 from tests.dashboards import fleet
 
@@ -40,7 +40,7 @@ def main() -> None:
     ):
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, address, part, theme, (width, height) in SHOTS:
-            size = {"width": width, "height": height}
+            size: ViewportSize = {"width": width, "height": height}
             page = browser.new_page(viewport=size, color_scheme="dark" if theme == "dark" else "light")
             page.goto(f"{run.url}/#token={run.reader}")
             page.wait_for_selector("main h1")

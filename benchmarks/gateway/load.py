@@ -21,7 +21,7 @@ from typing import Any, cast
 import aiohttp
 import uvloop
 
-from gateway.wire import COUNTER
+from benchmarks.gateway.wire import COUNTER
 
 _RAMP = 0.2
 """The part of a timed run that is not counted, while connections and caches fill."""

@@ -18,11 +18,11 @@ from typing import Any
 
 import psutil
 
-from gateway.load import Job
-from gateway.peers import LITELLM, RLLM
-from gateway.wire import MODEL, Wire
+from benchmarks.gateway.load import Job
+from benchmarks.gateway.peers import LITELLM, RLLM
+from benchmarks.gateway.wire import MODEL, Wire
 
-BENCHMARKS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 START_SECONDS = 120.0
 END_SECONDS = 20.0
 JOB_SECONDS = 240.0
@@ -53,7 +53,10 @@ def engine_double(wire: Wire) -> Iterator[Target]:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "wire.json")
         file.write_text(json.dumps(asdict(wire)))
-        with _printing_its_ports([sys.executable, "-m", "gateway.upstream", str(file)]) as (process, ports):
+        with _printing_its_ports([sys.executable, "-m", "benchmarks.gateway.upstream", str(file)]) as (
+            process,
+            ports,
+        ):
             yield Target(ports, process.pid, [("/v1/chat/completions", "none")])
 
 
@@ -63,7 +66,7 @@ def polar(mode: str, engine: Target, sessions: int, workers: int = 1) -> Iterato
         command = [
             sys.executable,
             "-m",
-            "gateway.ours",
+            "benchmarks.gateway.ours",
             mode,
             str(workers),
             engine.url,
@@ -140,11 +143,11 @@ def litellm(engine: Target) -> Iterator[Target]:
 def measured(job: Job) -> dict[str, Any]:
     """The load generator's result."""
     run = subprocess.run(
-        [sys.executable, "-m", "gateway.load"],
+        [sys.executable, "-m", "benchmarks.gateway.load"],
         input=json.dumps(asdict(job)) + "\n",
         stdout=subprocess.PIPE,
         text=True,
-        cwd=BENCHMARKS,
+        cwd=ROOT,
         timeout=JOB_SECONDS,
         check=True,
     )
@@ -156,11 +159,11 @@ def measured(job: Job) -> dict[str, Any]:
 def streams_open(job: Job) -> Iterator[None]:
     """The job's streams, open while the body runs; they end by themselves afterwards."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway.load"],
+        [sys.executable, "-m", "benchmarks.gateway.load"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=BENCHMARKS,
+        cwd=ROOT,
     )
     try:
         assert process.stdin is not None
@@ -184,7 +187,7 @@ def tell(engine: Target, path: str, body: Any = None) -> Any:
 
 @contextmanager
 def _printing_its_ports(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=BENCHMARKS)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None
         word, *ports = process.stdout.readline().split()

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import uvloop
 
-from gateway.wire import MODEL, Wire
+from benchmarks.gateway.wire import MODEL, Wire
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Answers:
         self.unknown = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 
     def _chat(self, with_ids: bool) -> dict[str, Any]:
-        message = {
+        message: dict[str, Any] = {
             "role": "assistant",
             "content": "".join(self._wire.pieces),
             "refusal": None,

@@ -1,6 +1,6 @@
 """Makes recorded sessions to train on: a real harness, its real prompts, a scripted policy.
 
-    PYTHONPATH=. python benchmarks/training/sessions.py .device/sessions --tasks 4 --samples 16
+    python -m benchmarks.training.sessions .device/sessions --tasks 4 --samples 16
 
 Everything is real (sandbox, harness, gateway, capture, tools and their results, evaluator) but the engine,
 which plays a script instead of sampling: its logprobs are made up. Tasks whose sessions are there are not

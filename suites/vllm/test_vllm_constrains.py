@@ -61,7 +61,7 @@ async def test_a_tool_that_must_be_called_is_called_once(client: AsyncOpenAI) ->
     completion = await client.chat.completions.create(
         model=DEFAULT_MODEL, messages=ASK, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False
     )
-    (call,) = completion.choices[0].message.tool_calls or ()
+    (call,) = completion.choices[0].message.tool_calls or []
     assert call.type == "function"
     assert call.function.name == "guess"
     arguments = json.loads(call.function.arguments)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -63,7 +64,7 @@ async def metric(url: str, name: str) -> float:
 
 
 async def test_logprobs_are_those_of_the_distribution_sampled_from(scene: Scene) -> None:
-    messages = [{"role": "user", "content": "Name three colours."}]
+    messages: list[Any] = [{"role": "user", "content": "Name three colours."}]
     for _ in range(2):
         answer = await scene.client.chat.completions.create(
             model=DEFAULT_MODEL, messages=messages, max_tokens=24
@@ -126,7 +127,7 @@ async def test_a_client_that_leaves_ends_the_generation_in_vllm(scene: Scene, vl
 
 async def test_a_second_turn_finds_its_prefix_in_vllm_s_cache(scene: Scene, vllm_url: str) -> None:
     before = await metric(vllm_url, "prefix_cache_hits_total")
-    messages = [{"role": "user", "content": "Remember these words: " + "apple pear plum " * 60}]
+    messages: list[Any] = [{"role": "user", "content": "Remember these words: " + "apple pear plum " * 60}]
     for _ in range(2):
         answer = await scene.client.chat.completions.create(
             model=DEFAULT_MODEL, messages=messages, max_tokens=4
