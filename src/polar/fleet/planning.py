@@ -14,6 +14,8 @@ SILENCE_SECONDS = 30.0
 class NodeState(StrEnum):
     STARTING = "starting"
     WORKING = "working"
+    ASIDE = "aside"
+    """Whoever runs the server has drained it there: it stays, and is given nothing until it is resumed."""
     DRAINING = "draining"
     """It takes no more sessions, and ends when those it has do."""
     ENDED = "ended"
@@ -81,7 +83,9 @@ def make_plan(
     alive = {machine.id for machine in machines}
     gone = [node for node in nodes if _is_gone(node, alive, drain_seconds)]
     standing = [node for node in nodes if node not in gone]
-    serving = [node for node in standing if node.state is not NodeState.DRAINING]
+    serving = [node for node in standing if node.state not in (NodeState.DRAINING, NodeState.ASIDE)]
+    # Whoever set a node aside may want it back, unless none is wanted at all.
+    aside = [node for node in standing if node.state is NodeState.ASIDE and not wanted]
     taken = {node.machine for node in standing} | set(resting)
     places = sorted((machine for machine in machines if machine.id not in taken), key=_order)
     lack = wanted - len(serving)
@@ -89,7 +93,7 @@ def make_plan(
     idlest = sorted(serving, key=lambda node: _worth(node, busy or {}))
     return Plan(
         remove=tuple(gone),
-        drain=tuple(idlest[: max(0, -lack)]),
+        drain=(*idlest[: max(0, -lack)], *aside),
         start=tuple(start),
         missing=max(0, lack - len(start)),
     )
@@ -112,7 +116,7 @@ def _is_gone(node: PlacedNode, alive: Collection[str], drain_seconds: float) -> 
             return node.machine not in alive or node.seconds > SILENCE_SECONDS
         case NodeState.DRAINING:
             return node.seconds > drain_seconds + SILENCE_SECONDS
-        case NodeState.STARTING | NodeState.WORKING:
+        case NodeState.STARTING | NodeState.WORKING | NodeState.ASIDE:
             return False
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from polar.client import Client
@@ -14,7 +15,7 @@ from polar.errors import PolarError
 from polar.fleet.planning import Machine, NodeState, PlacedNode, Plan, make_plan, node_name
 from polar.fleet.scaling import Between, Patience, nodes_wanted, parse_size
 from polar.fleet.views import FleetOrder, FleetView, NodeView
-from polar.models.session import SessionStatus
+from polar.models.dashboard import NodeOverview
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +23,6 @@ LONGEST_REST_SECONDS = 60.0
 """How long a machine where nodes fail again and again is left alone before the next attempt."""
 ASK_SECONDS = 5.0
 """How long the rollout server may take to answer."""
-
-AT_WORK = (SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN)
 
 
 class Cluster(Protocol):
@@ -55,6 +54,8 @@ class Supervisor:
         """By machine, since a node last worked there."""
         self._resting: dict[str, float] = {}
         """Machines where a node failed, and until when they rest."""
+        self._told: tuple[NodeOverview, ...] = ()
+        """Nodes as the server last told of them."""
         self._unended: int | None = None
         self._is_ending = False
         self._view = FleetView(server=order.server, size=self._size)
@@ -92,20 +93,33 @@ class Supervisor:
         machines = self._cluster.machines()
         nodes = self._cluster.nodes()
         self._learn(nodes)
-        wanted = self._wanted(len(machines))
-        serving = [node for node in nodes if node.state in (NodeState.STARTING, NodeState.WORKING)]
+        if not self._is_ending:
+            self._told = self._ask_of_nodes()
+        nodes = self._set_aside(nodes)
+        aside = sum(node.state is NodeState.ASIDE for node in nodes)
+        wanted = self._wanted(len(machines) - aside)
         plan = make_plan(
             nodes,
             machines,
             wanted=wanted,
             resting=self._resting,
-            busy=self._busy() if len(serving) > wanted > 0 else None,
+            busy={node.name: sum(node.sessions.values()) for node in self._told},
             drain_seconds=self._order.drain_seconds,
         )
         self._carry_out(plan, nodes)
         if isinstance(parse_size(self._size), Between):
             self._cluster.wish(wanted)
         self._show(nodes, len(machines), wanted, plan.missing)
+
+    def _set_aside(self, nodes: tuple[PlacedNode, ...]) -> tuple[PlacedNode, ...]:
+        """The nodes, those marked that whoever runs the server has drained."""
+        drained = {node.name for node in self._told if node.is_draining}
+        return tuple(
+            replace(node, state=NodeState.ASIDE)
+            if node.name in drained and node.state is NodeState.WORKING
+            else node
+            for node in nodes
+        )
 
     def _wanted(self, machines: int) -> int:
         if self._is_ending:
@@ -163,15 +177,14 @@ class Supervisor:
             return None
         return sum(count for status, count in counts.items() if not status.ended)
 
-    def _busy(self) -> Counter[str]:
-        """How many sessions each node has."""
+    def _ask_of_nodes(self) -> tuple[NodeOverview, ...]:
+        """What the server knows of its nodes, or knew when it last could be asked."""
         try:
             with self._client() as client:
-                views = [view for status in AT_WORK for view in client.sessions(status=status)]
+                return client.nodes()
         except PolarError as error:
             log.warning("which nodes are busy is not known: %s", error)
-            return Counter()
-        return Counter(view.node for view in views if view.node is not None)
+            return self._told
 
     def _show(self, nodes: tuple[PlacedNode, ...], machines: int, wanted: int, missing: int) -> None:
         failed = [node for node in nodes if node.detail is not None and not node.was_asked]

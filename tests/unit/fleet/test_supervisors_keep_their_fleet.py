@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from polar.config.settings import FleetSettings, Settings
 from polar.fleet.planning import Machine, NodeState, PlacedNode
 from polar.fleet.supervisor import LONGEST_REST_SECONDS, Supervisor
 from polar.fleet.views import FleetOrder
+from polar.models.dashboard import NodeOverview
 
 SECRET = "a-secret-for-nodes-only"
 
@@ -58,13 +60,17 @@ class Clock:
 
 
 def supervised(
-    cluster: RememberedCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch, **fleet: Any
+    cluster: RememberedCluster,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    told: Sequence[NodeOverview] = (),
+    **fleet: Any,
 ) -> Any:
     settings = Settings(fleet=FleetSettings(**fleet))
     supervisor = Supervisor(FleetOrder.of(settings, "http://127.0.0.1:1", SECRET), cluster, clock)
     queue: list[int | None] = [0]
     monkeypatch.setattr(supervisor, "_ask", lambda: queue[0])
-    monkeypatch.setattr(supervisor, "_busy", dict)
+    monkeypatch.setattr(supervisor, "_ask_of_nodes", lambda: tuple(told))
     return supervisor, queue
 
 
@@ -106,6 +112,46 @@ def test_a_machine_where_nodes_fail_is_left_alone_longer_each_time(monkeypatch: 
         clock.now += 1
     assert 600 / LONGEST_REST_SECONDS <= cluster.starts <= 600 / LONGEST_REST_SECONDS + 8
     assert "refused the token" in str(supervisor.view().trouble)
+
+
+def test_a_node_that_is_drained_on_the_server_is_stood_in_for_until_it_is_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, told = RememberedCluster(3), list[NodeOverview]()
+    supervisor, _ = supervised(cluster, Clock(), monkeypatch, told, nodes="2")
+
+    def look() -> list[str]:
+        supervisor.look()
+        for node in cluster.nodes():
+            if node.state is NodeState.STARTING:
+                cluster.put(node.name, NodeState.WORKING)
+        return [node.state for node in supervisor.view().nodes]
+
+    look()
+    assert look() == ["working", "working"]
+    told.append(NodeOverview(name="host-1", is_alive=True, is_draining=True, seconds_silent=0, version=0))
+    look()
+    assert look() == ["aside", "working", "working"]
+    told.clear()
+    look()
+    assert look() == ["draining", "working", "working"], "there is one too many again"
+
+
+def test_a_fleet_with_a_node_on_every_machine_misses_none_that_is_set_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = RememberedCluster(2)
+    drained = NodeOverview(name="host-1", is_alive=True, is_draining=True, seconds_silent=0, version=0)
+    supervisor, _ = supervised(cluster, Clock(), monkeypatch, [drained])
+    supervisor.look()
+    for name in cluster.placed:
+        cluster.put(name, NodeState.WORKING)
+    supervisor.look()
+    view = supervisor.view()
+    assert (view.wanted, view.missing, cluster.starts) == (1, 0, 2)
+    supervisor.end()
+    supervisor.look()
+    assert {node.state for node in cluster.nodes()} == {NodeState.DRAINING}
 
 
 def test_down_drains_every_node_and_replaces_none(monkeypatch: pytest.MonkeyPatch) -> None:
