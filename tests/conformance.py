@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import psutil
 import pytest
@@ -64,8 +65,8 @@ def spec(root: Path, *mounts: Mount) -> SandboxSpec:
     return SandboxSpec(root.name, root, "127.0.0.1", 9, mounts)
 
 
-def sh(script: str, **fields: object) -> Command:
-    return Command(("/bin/sh", "-c", script), **fields)  # type: ignore[arg-type]
+def sh(script: str, **fields: Any) -> Command:
+    return Command(("/bin/sh", "-c", script), **fields)
 
 
 async def output(sandbox: Sandbox, script: str) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from polar.assets.cache import asset
 from polar.assets.npm import unpack_npm
@@ -72,7 +72,12 @@ def reader(browser: Browser, run: Fleet) -> Iterator[Callable[..., Reader]]:
         options: dict[str, Any] = {"viewport": {"width": width, "height": 900}, "color_scheme": theme}
         page = browser.new_context(**options).new_page()
         made = Reader(page, run.url)
-        page.on("console", lambda said: said.type == "error" and made.problems.append(said.text))
+
+        def remember(said: ConsoleMessage) -> None:
+            if said.type == "error":
+                made.problems.append(said.text)
+
+        page.on("console", remember)
         page.on("pageerror", lambda error: made.problems.append(str(error)))
         page.goto(f"{run.url}/#token={token or run.reader}")
         page.wait_for_selector("main h1")

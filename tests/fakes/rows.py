@@ -29,7 +29,7 @@ def row_lists(draw: st.DrawFn, *, max_rows: int = 8, vocabulary: int = 3) -> lis
     made: list[Row] = []
     for index in range(draw(st.integers(1, max_rows))):
         start: list[int] = []
-        if made and draw(st.booleans()):
+        if index > 0 and draw(st.booleans()):
             start = draw(st.sampled_from(made)).ids.tolist()
             start = start[: draw(st.integers(0, len(start)))]
         tail = draw(st.lists(st.integers(0, vocabulary - 1), min_size=0 if len(start) > 1 else 2, max_size=8))

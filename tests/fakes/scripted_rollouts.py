@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -104,10 +105,10 @@ def group(
     return Group(task_id, samples)
 
 
-def with_completions(one: Sample, **changed: object) -> Sample:
+def with_completions(one: Sample, **changed: Any) -> Sample:
     """The same session with something else recorded of every completion."""
     assert one.recording is not None
-    completions = tuple(replace(c, **changed) for c in one.recording.completions)  # type: ignore[arg-type]
+    completions = tuple(replace(c, **changed) for c in one.recording.completions)
     return replace(one, recording=replace(one.recording, completions=completions))
 
 

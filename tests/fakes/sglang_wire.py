@@ -136,7 +136,7 @@ def event(
 ) -> Any:
     """One event of a generation, with the ids and logprobs that it names and the server's count."""
     rows = None if logprobs is None else [[p, id, None] for p, id in zip(logprobs, ids or [], strict=False)]
-    info = {
+    info: dict[str, Any] = {
         "id": "r1",
         "finish_reason": {"type": finish} if isinstance(finish, str) else finish,
         "prompt_tokens": 3,

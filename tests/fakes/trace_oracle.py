@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 from polar.models.chat import FinishReason
 from polar.models.completion import Completion, CompletionKind
@@ -73,8 +73,8 @@ def assert_exactly_once(completions: Sequence[Completion], trajectory: Trajector
 def assert_aligned(trajectory: Trajectory) -> None:
     """Invariant 3: one length, and zeros where nothing was sampled."""
     for trace in traces(trajectory):
-        lengths = map(len, (trace.response_ids, trace.loss_mask, trace.logprobs, trace.policy_versions))
-        assert len(set(lengths)) == 1
+        columns: list[Sized] = [trace.response_ids, trace.loss_mask, trace.logprobs, trace.policy_versions]
+        assert len(set(map(len, columns))) == 1
         for mask, logprob, version in zip(
             trace.loss_mask.tolist(), trace.logprobs.tolist(), trace.policy_versions.tolist(), strict=True
         ):

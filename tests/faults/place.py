@@ -7,9 +7,10 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -60,9 +61,7 @@ async def place(directory: Path, *, servers: int, nodes: int, on_postgres: bool)
             to_database = await parts.enter_async_context(Link(database.reach, carries_http=False))
         to_servers = [
             await parts.enter_async_context(
-                Link(
-                    _reach(lambda file=directory / f"server-{n}/server.json": _told(file)), carries_http=True
-                )
+                Link(_reach(partial(_told, directory / f"server-{n}/server.json")), carries_http=True)
             )
             for n in range(servers)
         ]
@@ -144,7 +143,7 @@ def _engine(directory: Path, address: Path) -> Part:
     return Part("engine", "tests.faults.engine", (address,), directory, says="listening")
 
 
-def _polar(directory: Path, name: str, *arguments: str, settings: dict[str, object], says: str) -> Part:
+def _polar(directory: Path, name: str, *arguments: str, settings: Mapping[str, object], says: str) -> Part:
     file = directory / f"{name}.yaml"
     file.write_text(yaml.safe_dump(settings))
     clock = directory / f"{name}.clock"

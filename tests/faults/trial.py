@@ -7,6 +7,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from polar.client import AsyncClient
 from polar.errors import Unavailable
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import TaskStatus
+from polar.models.views import TaskView
 from polar.runtimes.disk import mounts_below
 from polar.trajectory import recording
 from tests.faults.mischief import Fault, Mischief, plan
@@ -123,7 +125,7 @@ async def _submit(running: Place, tasks: int) -> None:
         for number in range(tasks):
             task = shell_task(f"t{number}", AGENT, samples=SAMPLES, runtime="process")
             server = one if number % 2 else other
-            await _acknowledged(lambda server=server, task=task: server.submit(task))
+            await _acknowledged(partial(server.submit, task))
 
 
 async def _acknowledged(call: Callable[[], Awaitable[T]]) -> T:
@@ -140,18 +142,18 @@ async def _assert_ended_once(running: Place, taken: list[SessionResult], session
     assert not [id for id, count in times.items() if count > 1], "taken twice"
     assert times.keys() == expected
     async with client(running, 0) as server:
-        views = await _acknowledged(lambda: _listed(server))
+        views = await _acknowledged(partial(_listed, server))
         assert {view.status for view in views} == {TaskStatus.FINISHED}
         for result in taken:
             if result.has_recording:
-                packed = await _acknowledged(lambda id=result.session_id: server.recording(id))
+                packed = await _acknowledged(partial(server.recording, result.session_id))
                 assert len(recording.decode(packed).completions) == result.stats.completions
     failed = Counter(result.error for result in taken if result.status is not SessionStatus.COMPLETED)
     print(f"attempts: {dict(Counter(result.attempt for result in taken))}; failed: {dict(failed)}")
     assert all(result.reward == 1.0 for result in taken if result.status is SessionStatus.COMPLETED)
 
 
-async def _listed(server: AsyncClient) -> list[object]:
+async def _listed(server: AsyncClient) -> list[TaskView]:
     return [view async for view in server.tasks()]
 
 

@@ -54,7 +54,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Service]:
             await engine.close()
 
 
-async def check(service: Service, text: str, name: str, arguments: Any) -> None:
+async def check(service: Service, text: str, name: str | None, arguments: Any) -> None:
     assert (text, name, arguments) == ("I look.", "ls", {"path": "a"})
     completion = await service.captured()
     (asked,) = service.wire.bodies
@@ -113,7 +113,16 @@ async def test_anthropic_messages(service: Service, stream: bool) -> None:
         else:
             message = await client.messages.create(**asked)
     text, call = message.content
+    assert text.type == "text"
+    assert call.type == "tool_use"
     await check(service, text.text, call.name, call.input)
+
+
+def parts_of(chunk: types.GenerateContentResponse) -> list[types.Part]:
+    assert chunk.candidates is not None
+    content = chunk.candidates[0].content
+    assert content is not None
+    return content.parts or []
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -131,6 +140,6 @@ async def test_google_generate(service: Service, stream: bool) -> None:
         ]
     else:
         chunks = [await client.models.generate_content(model=MODEL, contents="Hi", config=config)]
-    parts = [part for chunk in chunks for part in chunk.candidates[0].content.parts or ()]
+    parts = [part for chunk in chunks for part in parts_of(chunk)]
     (call,) = [part.function_call for part in parts if part.function_call]
     await check(service, "".join(part.text or "" for part in parts), call.name, call.args)

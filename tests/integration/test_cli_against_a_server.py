@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from polar.cli.main import app
 from polar.client import AsyncClient, Client
@@ -46,7 +46,7 @@ class Served:
     def __post_init__(self) -> None:
         self.environment = {"POLAR_SERVER": self.url, "POLAR_TOKEN": TOKEN}
 
-    def polar(self, *arguments: object, stdin: str | None = None) -> Any:
+    def polar(self, *arguments: object, stdin: str | None = None) -> Result:
         return CliRunner().invoke(app, [*map(str, arguments)], input=stdin, env=self.environment)
 
     def ok(self, *arguments: object, stdin: str | None = None) -> str:

@@ -92,7 +92,8 @@ async def test_the_sdk_chats_and_streams_the_same_answer(client: openai.AsyncOpe
     stream = await client.chat.completions.create(
         **asked, stream=True, stream_options={"include_usage": True}
     )
-    text, ids, usage, chunk = "", [], None, None
+    text, usage, chunk = "", None, None
+    ids: list[int] = []
     async for chunk in stream:
         usage = chunk.usage or usage
         for choice in chunk.choices:

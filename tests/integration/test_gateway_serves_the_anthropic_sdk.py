@@ -28,7 +28,7 @@ from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
 from tests.fakes.thinking_renderer import ThinkingChatML
 
 MODEL = "scripted"
-ASK: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+ASK: list[Any] = [{"role": "user", "content": "Hi"}]
 TOOLS = [
     {
         "name": "bash",
@@ -57,7 +57,8 @@ class Service:
     async def ask(self, *, streamed: bool = False, **fields: Any) -> anthropic.types.Message:
         body: dict[str, Any] = {"model": MODEL, "max_tokens": 500, "messages": ASK} | fields
         if not streamed:
-            return await self.client.messages.create(**body)
+            answer: anthropic.types.Message = await self.client.messages.create(**body)
+            return answer
         async with self.client.messages.stream(**body) as stream:
             return await stream.get_final_message()
 

@@ -170,7 +170,7 @@ async def test_a_tool_loop_extends_the_sampled_tokens_exactly(
     serve: Serve, streamed: bool, said: str
 ) -> None:
     service = await serve(said, "Two files.")
-    contents = [types.UserContent("Look around.")]
+    contents: list[types.Content] = [types.UserContent("Look around.")]
     answers = await _generate(service, contents, streamed=streamed)
     calls = [call for answer in answers for call in answer.function_calls or []]
     assert [call.name for call in calls] == ["bash"] * said.count("<tool_call>")
@@ -211,7 +211,7 @@ async def test_a_client_that_drops_thoughts_and_ids_continues_the_conversation(
 ) -> None:
     service = await serve(f"Hm, what now?\n{CALL}", "Seen.\nTwo files.", thinks=True)
     config = WITH_BASH.model_copy(update={"thinking_config": types.ThinkingConfig(include_thoughts=True)})
-    contents = [types.UserContent("Look around.")]
+    contents: list[types.Content] = [types.UserContent("Look around.")]
     answers = await _generate(service, contents, streamed=streamed, config=config)
     parts = [part for answer in answers for part in answer.parts or []]
     assert "".join(part.text or "" for part in parts if part.thought) == "Hm, what now?"

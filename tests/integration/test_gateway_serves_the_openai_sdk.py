@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import openai
 import pytest
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessage
 from tokenizers import Tokenizer
 
 from polar.config.settings import DEFAULT_MODEL, GatewaySettings
@@ -23,8 +25,8 @@ from polar.rendering.families import renderer_for
 from tests.fakes.scripted_engine import Script, ScriptedEngine
 
 MODEL = "scripted"
-ASK = [{"role": "user", "content": "Hi"}]
-TOOLS = [
+ASK: list[Any] = [{"role": "user", "content": "Hi"}]
+TOOLS: list[Any] = [
     {
         "type": "function",
         "function": {
@@ -100,7 +102,8 @@ async def test_a_tool_loop_extends_the_sampled_tokens_exactly(serve: Serve, stre
         'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>', "Two files."
     )
     completions = service.client.chat.completions
-    messages: list[dict[str, object]] = [*ASK]
+    messages = [*ASK]
+    message: ChatCompletionMessage
     if streamed:
         async with completions.stream(model=MODEL, messages=messages, tools=TOOLS) as stream:
             message = (await stream.get_final_completion()).choices[0].message
@@ -110,6 +113,7 @@ async def test_a_tool_loop_extends_the_sampled_tokens_exactly(serve: Serve, stre
         message = answer.choices[0].message
     assert message.tool_calls is not None
     call = message.tool_calls[0]
+    assert call.type == "function"
     assert (message.content, call.function.name, call.function.arguments) == (
         "I look.",
         "bash",
@@ -158,7 +162,7 @@ async def test_an_unknown_model_and_route_are_not_found(serve: Serve) -> None:
 async def test_a_malformed_request_is_a_bad_request(serve: Serve) -> None:
     service = await serve()
     with pytest.raises(openai.BadRequestError) as caught:
-        await service.client.chat.completions.create(model=MODEL, messages=[*ASK, {"role": "x"}])  # type: ignore[list-item]
+        await service.client.chat.completions.create(model=MODEL, messages=[*ASK, {"role": "x"}])  # type: ignore[typeddict-item]
     assert caught.value.param == "messages[1].role"
 
 

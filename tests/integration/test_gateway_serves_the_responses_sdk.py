@@ -159,7 +159,7 @@ async def test_a_tool_loop_extends_the_sampled_tokens_exactly(
     history: list[Any] = [{"role": "user", "content": "Hi"}]
     fixed: dict[str, Any] = {"tools": TOOLS, "instructions": "Use tools."}
     first = await service.ask(streamed, input=history, **fixed)
-    call = first.output[-1]
+    call: Any = first.output[-1]
     assert call.model_dump(include=set(item)) == item
     result = {"type": output, "call_id": call.call_id, "output": "a\nb"}
     if output == "local_shell_call_output":
@@ -328,6 +328,7 @@ async def test_a_streamed_prompt_that_does_not_fit_fails_inside_its_stream(serve
     events = [event async for event in stream]
     assert events[0].type == "response.created"
     assert events[-1].type == "response.failed"
-    assert events[-1].response.error is not None
-    assert events[-1].response.error.code == "context_length_exceeded"
+    error = events[-1].response.error
+    assert error is not None
+    assert str(error.code) == "context_length_exceeded"  # not among the codes that the SDK lists
     assert not await service.captured()

@@ -17,7 +17,7 @@ from polar.models.policy import PauseMode
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.node import policy as following
 from polar.trajectory import recording
-from tests.fakes.scripted_engine import Answer
+from tests.fakes.scripted_engine import Answer, Script
 from tests.systems import ASK, TOKEN, System, shell_task, system
 
 
@@ -72,7 +72,7 @@ async def test_a_completion_that_spans_an_update_carries_both_versions(
     tmp_path: Path, mode: PauseMode
 ) -> None:
     gate = asyncio.Event()
-    script = [Answer("one two three four", gate=gate, gate_at=2), " more"]
+    script: list[Script] = [Answer("one two three four", gate=gate, gate_at=2), " more"]
     async with system(tmp_path / "data", script) as running, running.node():
         await running.client.submit(shell_task("spans", ASK))
         await asyncio.wait_for(running.engine.waiting.wait(), 30)

@@ -30,7 +30,7 @@ from polar.rendering.families import renderer_for
 
 pytestmark = pytest.mark.model
 
-PARAMETERS = {
+PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["C", "F"]}},
     "required": ["city", "unit"],
@@ -97,16 +97,21 @@ async def test_openai_chat_parses_a_model(openai: AsyncOpenAI, service: Service)
 
 
 async def test_openai_chat_must_call_the_tool_it_is_told_to(openai: AsyncOpenAI) -> None:
-    functions = [{"name": name, "parameters": PARAMETERS} for name in ("look", "guess")]
+    tools: list[Any] = [
+        {"type": "function", "function": {"name": name, "parameters": PARAMETERS}}
+        for name in ("look", "guess")
+    ]
     completion = await openai.chat.completions.create(
         model=DEFAULT_MODEL,
         messages=[{"role": "user", "content": ASK}],
-        tools=[{"type": "function", "function": function} for function in functions],  # type: ignore[misc]
+        tools=tools,
         tool_choice={"type": "function", "function": {"name": "guess"}},
         parallel_tool_calls=False,
     )
     assert completion.choices[0].finish_reason == "tool_calls"
-    (call,) = completion.choices[0].message.tool_calls or ()
+    calls = completion.choices[0].message.tool_calls
+    assert calls is not None
+    (call,) = calls
     assert call.type == "function"
     assert call.function.name == "guess"
     _check_arguments(json.loads(call.function.arguments))
@@ -133,7 +138,7 @@ async def test_anthropic_must_call_and_can_answer_in_json(service: Service) -> N
             model=DEFAULT_MODEL,
             max_tokens=60,
             messages=[{"role": "user", "content": ASK}],
-            tools=[{"name": "look", "input_schema": PARAMETERS}],  # type: ignore[typeddict-item]
+            tools=[{"name": "look", "input_schema": PARAMETERS}],
             tool_choice={"type": "any", "disable_parallel_tool_use": True},
         )
         assert called.stop_reason == "tool_use"

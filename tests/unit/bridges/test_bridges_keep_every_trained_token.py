@@ -193,6 +193,7 @@ def test_prime_rl_gets_whole_sequences_with_advantages(group: list[ScoredSession
     traces = [(session, trace) for session in group for trace in session.traces]
     for one, (session, trace) in zip(made, traces, strict=True):
         assert len(one.temperatures) == len(one.advantages) == len(one.token_ids)
+        assert trace.reward is not None
         worth = (trace.reward - trace.share * np.mean(rewards)) / np.std(rewards)
         assert session.reward is not None
         assert one.advantages == pytest.approx([worth if kept else 0.0 for kept in one.mask])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polar.bridges import sessions
-from polar.bridges.sessions import Order, one_session, roll_out, task_of, task_row
+from polar.bridges.sessions import Order, ScoredSession, one_session, roll_out, task_of, task_row
 from polar.client import AsyncClient
 from polar.errors import InvalidInput
 from polar.models.session import SessionResult
@@ -84,14 +84,15 @@ async def test_a_lost_recording_is_counted_and_keeps_its_reward(client: Any) -> 
 
 async def test_samples_asked_for_one_by_one_do_not_share_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = []
+    session: Any = object()
 
-    async def roll_out(_: Any, orders: list[Order], temperature: float) -> list[tuple[str, ...]]:
+    async def roll_out(_: Any, orders: list[Order], temperature: float) -> list[tuple[ScoredSession, ...]]:
         seeds.append(orders[0].task.sampling.seed)
-        return [("the session",)]
+        return [(session,)]
 
     monkeypatch.setattr(sessions, "roll_out", roll_out)
     task = shell_task("fixed", "true", sampling={"seed": 7, "max_tokens": 5})
-    assert await one_session(AsyncClient("http://127.0.0.1:9", "token"), task) == "the session"
+    assert await one_session(AsyncClient("http://127.0.0.1:9", "token"), task) is session
     assert seeds == [None]
 
 

@@ -12,9 +12,9 @@ from polar.models.session import SessionStatus
 
 
 def shown(vitals: Vitals) -> list[str]:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(Group(*_parts(vitals, "http://here")))
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    written = io.StringIO()
+    Console(file=written, width=200).print(Group(*_parts(vitals, "http://here")))
+    return [line.rstrip() for line in written.getvalue().splitlines()]
 
 
 QUIET = Vitals(

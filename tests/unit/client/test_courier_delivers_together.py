@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,12 @@ from polar.client.courier import Courier, Parcel
 from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, NotFound
 from polar.models.session import Lease
-from polar.models.views import Deliveries, Delivery, LeaseRequest
+from polar.models.views import Deliveries, Delivery, DeliveryOutcome, LeaseRequest
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.control_plane import idle_task, result_of
 from tests.fakes.extensions import register_idle_extensions
+from tests.unit.client.conftest import Plane
 
 TOKEN = "a token for tests only"
 
@@ -31,14 +33,16 @@ class Counting(AsyncClient):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def deliver(self, node, deliveries, parts=()):  # type: ignore[no-untyped-def]
+    async def deliver(
+        self, node: str, deliveries: Deliveries, parts: Iterable[bytes] = ()
+    ) -> tuple[DeliveryOutcome, ...]:
         self.sizes.append(len(deliveries.deliveries))
         await self.gate.wait()
         return await super().deliver(node, deliveries, parts)
 
 
 @pytest.fixture
-async def client(tmp_path, monkeypatch) -> AsyncIterator[Counting]:  # type: ignore[no-untyped-def]
+async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Counting]:
     register_idle_extensions(monkeypatch)
     async with (
         Store.open(tmp_path) as store,
@@ -148,7 +152,7 @@ async def test_many_tasks_are_submitted_together_or_not_at_all(client: Counting)
         await client.task("fresh")
 
 
-def test_sync_client_submits_many_too(plane) -> None:  # type: ignore[no-untyped-def]
+def test_sync_client_submits_many_too(plane: Plane) -> None:
     with Client(plane.url, plane.token) as client:
         views = list(client.submit_all([idle_task(f"t{n}") for n in range(3)]))
     assert [view.spec.id for view in views] == ["t0", "t1", "t2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import resource
 import socket
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from polar import plugins
 from polar.assets.cache import asset, without_making
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.diagnosis import engine, harnesses, machine, sandboxes
@@ -63,7 +65,7 @@ def test_open_files_are_judged(limit: int, level: Level) -> None:
 
 
 def test_an_engine_that_is_named_needs_no_torch_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     finding = named(machine.findings(Settings(data_dir=tmp_path)), "embedded engine")
     assert (finding.level, "polar[engine]" in (finding.fix or "")) == (Level.PROBLEM, True)
     named_engine = Settings(data_dir=tmp_path, engine=EngineSettings(url="http://gpu:8000"))
@@ -78,8 +80,8 @@ async def test_a_runtime_that_is_wanted_and_does_not_work_is_a_problem(
         async def unavailable(cls) -> str | None:
             return "no user namespaces"
 
-    monkeypatch.setattr(sandboxes.plugins, "names", lambda _kind: ("broken",))
-    monkeypatch.setattr(sandboxes.plugins, "load", lambda _kind, _name: Broken)
+    monkeypatch.setattr(plugins, "names", lambda _kind: ("broken",))
+    monkeypatch.setattr(plugins, "load", lambda _kind, _name: Broken)
     (wanted,) = [found async for found in sandboxes.findings(NodeSettings(runtimes=("broken",)))]
     (unwanted,) = [found async for found in sandboxes.findings(NodeSettings(runtimes=("process",)))]
     assert (wanted.level, wanted.detail) == (Level.PROBLEM, "no user namespaces")
@@ -117,7 +119,8 @@ def test_drift_is_told_by_where_it_begins() -> None:
     tokenizer = Tokenizer.from_file(str(ensure_model(DEFAULT_MODEL) / "tokenizer.json"))
     ids = tokenizer.encode("hello world", add_special_tokens=False).ids
     assert "none" in drift(Sample([], ids, 1), tokenizer).detail
-    letters = [tokenizer.token_to_id(letter) for letter in "hello"]
+    vocabulary = tokenizer.get_vocab()
+    letters = [vocabulary[letter] for letter in "hello"]
     assert "from token 0 on" in drift(Sample([], letters, 1), tokenizer).detail
 
 

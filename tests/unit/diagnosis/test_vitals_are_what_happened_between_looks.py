@@ -31,8 +31,7 @@ polar_engine_cached_tokens_total{{engine="http://a"}} 50.0
 
 
 def look(at: float, results: int, tokens: int, fast: int = 0) -> Look:
-    # The part of an overview that vitals are made of.
-    overview = Overview.model_construct(
+    overview = Overview(
         at=at,
         sessions={SessionStatus.RUNNING: 3},
         nodes=(
@@ -47,6 +46,7 @@ def look(at: float, results: int, tokens: int, fast: int = 0) -> Look:
             Minute(at=540.0, ended=3, usable=3, mean_reward=0.5),
             Minute(at=600.0, ended=1, usable=0, mean_reward=0.1),
         ),
+        changes=(),
     )
     return Look(at, overview, Samples(PAGE.format(results=results, tokens=tokens, fast=fast)))
 

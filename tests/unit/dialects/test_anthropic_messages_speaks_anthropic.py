@@ -118,7 +118,9 @@ def test_neighbours_of_one_role_are_one_turn_however_they_are_grouped() -> None:
 
 
 def test_results_stand_in_the_order_of_their_calls() -> None:
-    uses = [{"type": "tool_use", "id": id, "name": "f", "input": {}} for id in ("a", "b", "c")]
+    uses: list[dict[str, Any]] = [
+        {"type": "tool_use", "id": id, "name": "f", "input": {}} for id in ("a", "b", "c")
+    ]
     results = [
         {"type": "tool_result", "tool_use_id": id, "content": f"of {id}"} for id in ("stray", "c", "a", "b")
     ]
@@ -315,7 +317,7 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
             case kind:
                 block[kind.removesuffix("_delta")] += delta[kind.removesuffix("_delta")]
     assert not is_open
-    return message | events[-2]["delta"] | {"usage": events[-2]["usage"]}
+    return {**message, **events[-2]["delta"], "usage": events[-2]["usage"]}
 
 
 texts = st.text(max_size=20)

@@ -36,7 +36,7 @@ GENERATE, STREAM, COUNT = DIALECT.routes[:3]
 IDENTITY = CallIdentity("r1", "m", 7)
 HI = {"role": "user", "parts": [{"text": "hi"}]}
 USAGE = Usage(10, 5, 4)
-THINKING = {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}
+THINKING: dict[str, Any] = {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}
 
 
 def parse(route: Route = GENERATE, query: dict[str, str] | None = None, **fields: Any) -> ChatRequest:
@@ -148,7 +148,7 @@ def test_adjacent_user_contents_are_one_message_however_they_are_split() -> None
 
 
 def test_results_without_ids_answer_the_calls_of_their_name_in_order() -> None:
-    calls = [{"functionCall": {"name": name, "args": {}}} for name in ("f", "g", "f")]
+    calls: list[dict[str, Any]] = [{"functionCall": {"name": name, "args": {}}} for name in ("f", "g", "f")]
     results = [
         {"functionResponse": {"name": name, "response": {"result": value}}}
         for name, value in (("g", "1"), ("f", "2"), ("f", "3"), ("h", "4"))

@@ -28,7 +28,8 @@ def parsed(name: str, tools: Any) -> ChatRequest:
     dialect = plugins.load("dialects", name)()
     route = next(route for route in dialect.routes if route.action is Action.COMPLETE)
     body = orjson.dumps({"model": "m", "tools": tools} | SAID[name])
-    return dialect.parse(HttpRequest(route, body, {"model": "m"}))
+    request: ChatRequest = dialect.parse(HttpRequest(route, body, {"model": "m"}))
+    return request
 
 
 @pytest.mark.parametrize("name", TOOLS)

@@ -130,7 +130,7 @@ async def test_stop_tokens_beyond_the_vocabulary_harm_nobody(http: aiohttp.Clien
 def test_a_grammar_beyond_computing_fails_its_own_request_only(tiny: SlotModel) -> None:
     grammars = Grammars(tiny.text_tokenizer, tiny.vocabulary, tiny.eos_token_ids)
     broken = grammars.guide(Constraint(json_schema='{"type": "boolean"}'), tiny.eos_token_ids)
-    assert not broken.accept(tiny.text_tokenizer.token_to_id("x"))
+    assert not broken.accept(tiny.text_tokenizer.get_vocab()["x"])
     _, logprobs = sample(torch.zeros(2, tiny.vocabulary), [Draw(guide=broken), Draw()])
     assert math.isnan(logprobs[0])
     assert math.isfinite(logprobs[1])
@@ -172,11 +172,12 @@ def _tokenizer(marks: list[str]) -> Tokenizer:
 )
 def accepts(request: pytest.FixtureRequest) -> Callable[[Constraint, str], bool]:
     tokenizer = _tokenizer(request.param)
-    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), [tokenizer.token_to_id("<|im_end|>")])
+    end = tokenizer.get_vocab()["<|im_end|>"]
+    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), [end])
 
     def accept(constraint: Constraint, text: str) -> bool:
-        guide = grammars.guide(constraint, [tokenizer.token_to_id("<|im_end|>")])
-        for id in [*tokenizer.encode(text).ids, tokenizer.token_to_id("<|im_end|>")]:
+        guide = grammars.guide(constraint, [end])
+        for id in [*tokenizer.encode(text).ids, end]:
             logits = torch.zeros(tokenizer.get_vocab_size())
             guide.mask(logits)
             if not torch.isfinite(logits[id]):

@@ -224,7 +224,9 @@ async def test_the_whole_context_can_be_used(http: aiohttp.ClientSession) -> Non
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_disconnected_request_stops_and_frees_its_slot(server: EmbeddedServer, streams: bool) -> None:
+async def test_a_disconnected_request_stops_and_frees_its_slot(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
     started = asyncio.Event()
     step = server.scheduler.step
     steps = 0
@@ -239,7 +241,7 @@ async def test_a_disconnected_request_stops_and_frees_its_slot(server: EmbeddedS
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0.02), loop).result()
         return sampled
 
-    server.scheduler.step = observed_step  # type: ignore[method-assign]
+    monkeypatch.setattr(server.scheduler, "step", observed_step)
     async with aiohttp.ClientSession(server.url) as leaving:
         body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "stream": streams}
         request = asyncio.create_task(leaving.post("/v1/completions", json=body))
@@ -255,7 +257,7 @@ async def test_a_disconnected_request_stops_and_frees_its_slot(server: EmbeddedS
 
 
 async def test_health_answers_while_the_model_computes(
-    http: aiohttp.ClientSession, server: EmbeddedServer
+    http: aiohttp.ClientSession, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = asyncio.Event()
     step = server.scheduler.step
@@ -266,7 +268,7 @@ async def test_health_answers_while_the_model_computes(
         asyncio.run_coroutine_threadsafe(asyncio.wait_for(answered.wait(), 10), loop).result()
         return step()
 
-    server.scheduler.step = step_after_health  # type: ignore[method-assign]
+    monkeypatch.setattr(server.scheduler, "step", step_after_health)
     generating = asyncio.create_task(post(http, "/v1/completions", prompt=PROMPT, max_tokens=1))
     async with http.get("/health") as response:
         assert response.status == 200

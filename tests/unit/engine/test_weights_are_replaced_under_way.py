@@ -188,21 +188,21 @@ async def test_a_prompt_that_is_prefilled_in_part_begins_anew(
 async def test_what_comes_during_a_pause_waits(engine: PausableEngine, server: EmbeddedServer) -> None:
     direct = VllmEngine(server.url)
     await engine.pause(PauseMode.KEEP)
-    waiting = [
+    sampling = [
         asyncio.create_task(sampled(engine, asked(3))),
         asyncio.create_task(sampled(PausableEngine(direct), asked(3))),
-        asyncio.create_task(engine.score(PROMPT)),
-        asyncio.create_task(direct.score(PROMPT)),
     ]
-    done, _ = await asyncio.wait(waiting, timeout=0.3)
+    scoring = [asyncio.create_task(engine.score(PROMPT)), asyncio.create_task(direct.score(PROMPT))]
+    done, _ = await asyncio.wait([*sampling, *scoring], timeout=0.3)
     assert not done
     async with aiohttp.ClientSession() as http, http.get(f"{server.url}/is_paused") as answer:
         assert await answer.json() == {"is_paused": True}
     await engine.resume()
     async with asyncio.timeout(10):
-        mine, direct_ones, *scores = await asyncio.gather(*waiting)
+        mine, direct_ones = await asyncio.gather(*sampling)
+        my_scores, direct_scores = await asyncio.gather(*scoring)
     assert joined(mine)[0] == joined(direct_ones)[0]
-    assert scores[0] == pytest.approx(scores[1])
+    assert my_scores == pytest.approx(direct_scores)
     await direct.close()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,13 +22,15 @@ from tests.fakes.chat_server import chat_server
 from tests.fakes.sglang_wire import sglang_wire
 from tests.fakes.vllm_wire import vllm_wire
 
+Client = TypeVar("Client", bound=Engine)
+
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=5, max_tokens=9)
 CHAT = ChatRequest("small", (Message(Role.USER, "Hi"),), sampling=SAMPLING, stream=True)
 NEEDS_PARSER = (400, {"error": {"message": '"auto" tool choice requires --enable-auto-tool-choice'}})
 
 
 @asynccontextmanager
-async def client(engine: Engine) -> AsyncIterator[Engine]:
+async def client(engine: Client) -> AsyncIterator[Client]:
     try:
         yield engine
     finally:
@@ -44,13 +46,19 @@ def ids(chunks: Sequence[ChatChunk]) -> list[int]:
     return [id for chunk in chunks if chunk.tokens for id in chunk.tokens.ids]
 
 
+def prompt_of(chunk: ChatChunk) -> list[int]:
+    assert chunk.prompt_ids is not None
+    given: list[int] = chunk.prompt_ids.tolist()
+    return given
+
+
 async def test_vllm_streams_where_the_harness_streams_and_only_there() -> None:
     async with vllm_wire(Said("hello")) as wire:
         streamed = await said(VllmEngine(wire.url))
         whole = await said(VllmEngine(wire.url), ChatRequest("small", CHAT.messages))
     assert (len(streamed), len(whole)) == (6, 1)
     assert ids(streamed) == ids(whole) == Said("hello").tokens
-    assert streamed[0].prompt_ids.tolist() == whole[0].prompt_ids.tolist() == prompt_ids(wire.bodies[0])
+    assert prompt_of(streamed[0]) == prompt_of(whole[0]) == prompt_ids(wire.bodies[0])
     assert [body.get("stream", False) for body in wire.bodies] == [True, False]
     asked = wire.bodies[0]
     assert (asked["model"], asked["request_id"], asked["max_tokens"]) == ("small", "r1", 9)
@@ -64,7 +72,7 @@ async def test_sglang_is_asked_in_one_piece_because_its_streams_have_no_ids(name
     assert chunk.untrainable is None
     assert chunk.tokens is not None
     assert (chunk.tokens.ids, chunk.tokens.policy_version) == (Said("hello").tokens, 12)
-    assert chunk.prompt_ids.tolist() == prompt_ids(wire.bodies[0])
+    assert prompt_of(chunk) == prompt_ids(wire.bodies[0])
     assert (wire.bodies[0].get("stream", False), wire.bodies[0]["rid"], wire.bodies[0]["top_k"]) == (
         False,
         "r1",
@@ -74,7 +82,7 @@ async def test_sglang_is_asked_in_one_piece_because_its_streams_have_no_ids(name
 
 async def test_closing_a_chat_aborts_it_in_sglang() -> None:
     async with sglang_wire(asyncio.Event()) as wire, client(SglangEngine(wire.url)) as engine:
-        call = asyncio.create_task(anext(aiter(engine.chat(ChatCall("r1", CHAT, CHAT.sampling)))))
+        call = asyncio.create_task(anext(engine.chat(ChatCall("r1", CHAT, CHAT.sampling))))
         await wire.arrived.wait()
         call.cancel()
         await asyncio.wait({call})

@@ -15,8 +15,10 @@ from polar.cli.main import app
 from polar.config.settings import EngineSettings, GatewaySettings, Settings
 from polar.engines.base import EngineError
 from polar.engines.clients import engine_client
+from polar.engines.http import HttpEngine
 from polar.errors import InvalidInput, NotInstalled
 from polar.gateway.chat_source import ChatSource
+from polar.gateway.server import Gateway
 from polar.gateway.token_source import TokenSource
 from polar.stack import data_plane
 from tests.fakes.character_chat import Said
@@ -28,6 +30,7 @@ SAMPLED = [event([5], [-0.5], "length"), usage(1), "[DONE]"]
 async def source(tmp_path: Path, **engine: Any) -> object:
     settings = Settings(data_dir=tmp_path, gateway=GatewaySettings(), engine=EngineSettings(**engine))
     async with data_plane(settings, lambda _step: None) as plane:
+        assert isinstance(plane.gateway, Gateway)
         return plane.gateway._source
 
 
@@ -93,8 +96,10 @@ async def test_the_engine_s_key_may_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("POLAR_ENGINE_KEY", "sk-environment")
     engine = engine_client(EngineSettings(url="http://a"), ("http://a",))
+    assert isinstance(engine, HttpEngine)
     assert engine._headers == {"Authorization": "Bearer sk-environment"}
     engine = engine_client(EngineSettings(url="http://a", api_key="sk-file"), ("http://a",))
+    assert isinstance(engine, HttpEngine)
     assert engine._headers == {"Authorization": "Bearer sk-file"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,8 +21,9 @@ from tests.fakes.reports import attempt, cell, report
 
 HOSTILE = '<script>alert(1)</script> | `x` \x1b[2J & "quoted" \uffff \u202e'
 
-EASY = {"a": [1.0, 1.0, 0.0, 0.0], "b": [0.0, 0.5, 0.0, None], "c": [1.0, 1.0, 1.0, 1.0]}
-HARD = {"a": [0.0, 0.0, 0.0, 0.0], "b": [0.0, 0.0, 1.0, None], "c": [1.0, 1.0, 1.0, 0.0]}
+Rewards = dict[str, list[float | None]]
+EASY: Rewards = {"a": [1.0, 1.0, 0.0, 0.0], "b": [0.0, 0.5, 0.0, None], "c": [1.0, 1.0, 1.0, 1.0]}
+HARD: Rewards = {"a": [0.0, 0.0, 0.0, 0.0], "b": [0.0, 0.0, 1.0, None], "c": [1.0, 1.0, 1.0, 0.0]}
 
 
 def full() -> Report:
@@ -73,7 +75,7 @@ def test_a_report_comes_back_from_its_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [full, hostile])
-def test_html_is_one_file_that_asks_for_nothing_else(make: type[Report]) -> None:
+def test_html_is_one_file_that_asks_for_nothing_else(make: Callable[[], Report]) -> None:
     made = make()
     page = report_files(made, compare(made, made))["report.html"]
     page.encode()
@@ -86,11 +88,12 @@ def test_html_is_one_file_that_asks_for_nothing_else(make: type[Report]) -> None
     for table in soup.find_all("table"):
         widths = {len(row.find_all(["td", "th"])) for row in table.find_all("tr")}
         assert len(widths) == 1
+        assert table.parent is not None
         assert "wide" in table.parent["class"]
 
 
 @pytest.mark.parametrize("make", [full, hostile])
-def test_plots_are_whole_xml_inside_their_frame(make: type[Report]) -> None:
+def test_plots_are_whole_xml_inside_their_frame(make: Callable[[], Report]) -> None:
     made = make()
     drawn = {name: text for name, text in report_files(made, compare(made, made)).items() if "svg" in name}
     assert {"plots/pass-at-k.svg", "plots/tasks.svg", "plots/failures.svg", "plots/comparison.svg"} <= set(
@@ -106,7 +109,7 @@ def test_plots_are_whole_xml_inside_their_frame(make: type[Report]) -> None:
 
 
 @pytest.mark.parametrize("make", [full, hostile])
-def test_markdown_tables_have_as_many_cells_in_every_row(make: type[Report]) -> None:
+def test_markdown_tables_have_as_many_cells_in_every_row(make: Callable[[], Report]) -> None:
     made = make()
     files = report_files(made, compare(made, made))
     text = files["report.md"]

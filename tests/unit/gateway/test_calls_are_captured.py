@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 
+import aiohttp
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
@@ -14,15 +15,18 @@ from polar.engines.base import EngineError
 from polar.models.chat import FinishReason
 from polar.rendering.chatml import ChatML
 from tests.fakes.scripted_engine import Answer, logprob_of
+from tests.unit.gateway.conftest import SetScene
 
 
-async def events(response) -> list[str]:
+async def events(response: aiohttp.ClientResponse) -> list[str]:
     """The data of each event, and the comments."""
     text = await response.text()
     return [event.removeprefix("data: ") for event in text.split("\n\n") if event]
 
 
-async def test_a_completion_is_captured_with_prompt_tokens_and_logprobs(set_scene, chatml: ChatML) -> None:
+async def test_a_completion_is_captured_with_prompt_tokens_and_logprobs(
+    set_scene: SetScene, chatml: ChatML
+) -> None:
     scene = await set_scene(["Hello there."])
     async with scene.post(scene.body(temperature=0.5, max_tokens=50)) as response:
         assert response.status == 200
@@ -49,7 +53,7 @@ async def test_a_completion_is_captured_with_prompt_tokens_and_logprobs(set_scen
     }
 
 
-async def test_a_stream_captures_the_same_tokens_as_a_whole_answer(set_scene) -> None:
+async def test_a_stream_captures_the_same_tokens_as_a_whole_answer(set_scene: SetScene) -> None:
     text = 'Look:\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls 🙂"}}\n</tool_call>'
     scene = await set_scene([text, text])
     tools = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
@@ -72,7 +76,7 @@ async def test_a_stream_captures_the_same_tokens_as_a_whole_answer(set_scene) ->
     assert second.parent is None
 
 
-async def test_a_second_turn_extends_the_exact_tokens_of_the_first(set_scene) -> None:
+async def test_a_second_turn_extends_the_exact_tokens_of_the_first(set_scene: SetScene) -> None:
     call = '{"name": "bash",  "arguments": {"b": 1.0,   "a": "x"}}'
     scene = await set_scene([f"<tool_call>\n{call}\n</tool_call>", "Done."])
     tools = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
@@ -99,7 +103,7 @@ async def test_a_second_turn_extends_the_exact_tokens_of_the_first(set_scene) ->
     assert second.prompt_ids.tolist() == scene.engine.requests[1].prompt_ids
 
 
-async def test_a_rewritten_history_starts_a_conversation_of_its_own(set_scene) -> None:
+async def test_a_rewritten_history_starts_a_conversation_of_its_own(set_scene: SetScene) -> None:
     scene = await set_scene(["One.", "Two."])
     async with scene.post(scene.body("a")) as response:
         assert response.status == 200
@@ -113,7 +117,7 @@ async def test_a_rewritten_history_starts_a_conversation_of_its_own(set_scene) -
     assert [completion.parent for completion in await scene.captured()] == [None, None]
 
 
-async def test_the_longest_sampled_turn_is_continued(set_scene) -> None:
+async def test_the_longest_sampled_turn_is_continued(set_scene: SetScene) -> None:
     scene = await set_scene(["One.", "Two.", "Three."])
     messages: list[dict[str, str]] = []
     for said in ("One.", "Two.", "Three."):
@@ -125,7 +129,7 @@ async def test_the_longest_sampled_turn_is_continued(set_scene) -> None:
     assert (first.parent, second.parent, third.parent) == (None, first.id, second.id)
 
 
-async def test_a_client_that_leaves_aborts_the_engine_and_is_recorded(set_scene) -> None:
+async def test_a_client_that_leaves_aborts_the_engine_and_is_recorded(set_scene: SetScene) -> None:
     for stream in (True, False):
         gate = asyncio.Event()
         scene = await set_scene([Answer("one two three four", gate=gate, gate_at=2)])
@@ -142,7 +146,7 @@ async def test_a_client_that_leaves_aborts_the_engine_and_is_recorded(set_scene)
         assert len(completion.logprobs) == 2
 
 
-async def test_closing_a_session_aborts_its_calls_and_later_ones_get_410(set_scene) -> None:
+async def test_closing_a_session_aborts_its_calls_and_later_ones_get_410(set_scene: SetScene) -> None:
     scene = await set_scene([Answer("one two", gate=asyncio.Event(), gate_at=1)])
     call = asyncio.create_task(scene.post(scene.body()).__aenter__())
     await scene.engine.waiting.wait()
@@ -155,7 +159,7 @@ async def test_closing_a_session_aborts_its_calls_and_later_ones_get_410(set_sce
         assert (await response.json())["error"]["code"] == "session_ended"
 
 
-async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error(set_scene) -> None:
+async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error(set_scene: SetScene) -> None:
     scene = await set_scene([Answer("one two three", failure=EngineError("boom"), fail_at=2)])
     async with scene.post(scene.body(stream=True)) as response:
         assert response.status == 200
@@ -168,7 +172,7 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error(set_sce
     assert "boom" in completion.extra["error"]
 
 
-async def test_a_waiting_stream_is_kept_alive(set_scene) -> None:
+async def test_a_waiting_stream_is_kept_alive(set_scene: SetScene) -> None:
     from polar.config.settings import GatewaySettings
 
     gate = asyncio.Event()
@@ -185,7 +189,7 @@ async def test_a_waiting_stream_is_kept_alive(set_scene) -> None:
     assert rest.endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_stop_string_ends_the_answer_and_is_not_shown(set_scene) -> None:
+async def test_a_stop_string_ends_the_answer_and_is_not_shown(set_scene: SetScene) -> None:
     scene = await set_scene(["one STOP two", "one STOP two"])
     async with scene.post(scene.body(stop=["STOP"])) as response:
         choice = (await response.json())["choices"][0]
@@ -199,7 +203,7 @@ async def test_a_stop_string_ends_the_answer_and_is_not_shown(set_scene) -> None
     assert len(first.sampled_ids) < len(scene.engine.encode("one STOP two"))
 
 
-async def test_a_cut_off_answer_can_be_continued(set_scene, tokenizer: Tokenizer) -> None:
+async def test_a_cut_off_answer_can_be_continued(set_scene: SetScene, tokenizer: Tokenizer) -> None:
     scene = await set_scene(["1, 2, 3, 4, 5, 6", "ok"])
     async with scene.post(scene.body("Count", max_completion_tokens=4)) as response:
         choice = (await response.json())["choices"][0]
@@ -213,7 +217,7 @@ async def test_a_cut_off_answer_can_be_continued(set_scene, tokenizer: Tokenizer
     assert second.prompt_ids[start] == tokenizer.token_to_id("<|im_end|>")
 
 
-async def test_a_fault_of_our_own_ends_the_stream_with_an_error_and_is_recorded(set_scene) -> None:
+async def test_a_fault_of_our_own_ends_the_stream_with_an_error_and_is_recorded(set_scene: SetScene) -> None:
     scene = await set_scene([Answer("one two", failure=RuntimeError("secret detail"), fail_at=1)])
     async with scene.post(scene.body(stream=True)) as response:
         *_, last = await events(response)
@@ -223,7 +227,7 @@ async def test_a_fault_of_our_own_ends_the_stream_with_an_error_and_is_recorded(
     assert completion.finish_reason is FinishReason.ERROR
 
 
-async def test_a_key_of_stray_bytes_is_an_unknown_key(set_scene) -> None:
+async def test_a_key_of_stray_bytes_is_an_unknown_key(set_scene: SetScene) -> None:
     scene = await set_scene([])
     reader, writer = await asyncio.open_connection(scene.gateway.host, scene.gateway.port)
     writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
@@ -232,7 +236,7 @@ async def test_a_key_of_stray_bytes_is_an_unknown_key(set_scene) -> None:
 
 
 async def test_a_full_disk_fails_the_call_and_keeps_the_log_sound(
-    set_scene, monkeypatch: pytest.MonkeyPatch
+    set_scene: SetScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = await set_scene(["one", "two"])
     async with scene.post(scene.body()) as response:

@@ -13,13 +13,14 @@ from polar.models.chat import FinishReason, Message, Role
 from polar.models.completion import CACHED, Completion
 from polar.models.task import Budgets
 from tests.fakes.scripted_engine import Answer
+from tests.unit.gateway.conftest import Scene, SetScene
 
 
-def value(scene, name: str, **labels: str) -> float:
+def value(scene: Scene, name: str, **labels: str) -> float:
     return scene.gateway.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-async def test_times_and_tokens_are_counted_by_dialect(set_scene) -> None:
+async def test_times_and_tokens_are_counted_by_dialect(set_scene: SetScene) -> None:
     scene = await set_scene(["Hello.", "Bye."])
     for _ in range(2):
         async with scene.post(scene.body()) as response:
@@ -33,7 +34,7 @@ async def test_times_and_tokens_are_counted_by_dialect(set_scene) -> None:
     assert value(scene, "polar_gateway_completions_total", **ended) == 2
 
 
-async def test_a_retry_that_follows_another_is_counted_apart(set_scene) -> None:
+async def test_a_retry_that_follows_another_is_counted_apart(set_scene: SetScene) -> None:
     gate = asyncio.Event()
     scene = await set_scene([Answer("One answer.", gate=gate, gate_at=1)])
     headers = {"Authorization": f"Bearer {scene.grant.key}"}
@@ -53,7 +54,7 @@ async def test_a_retry_that_follows_another_is_counted_apart(set_scene) -> None:
     assert value(scene, "polar_gateway_open_calls") == 0
 
 
-async def test_refusals_are_counted_by_their_reason(set_scene) -> None:
+async def test_refusals_are_counted_by_their_reason(set_scene: SetScene) -> None:
     scene = await set_scene(["Hello."], budgets=Budgets(max_completions=1))
     async with scene.post(scene.body(), key="no-such-key") as response:
         assert response.status == 401
@@ -65,7 +66,7 @@ async def test_refusals_are_counted_by_their_reason(set_scene) -> None:
         assert value(scene, "polar_gateway_refused_total", **labels) == 1
 
 
-async def test_an_agent_finds_no_metrics_at_the_gateway(set_scene) -> None:
+async def test_an_agent_finds_no_metrics_at_the_gateway(set_scene: SetScene) -> None:
     scene = await set_scene([])
     root = scene.url.removesuffix("/v1/chat/completions")
     for path in ("/metrics", f"/k/{scene.grant.key}/metrics"):

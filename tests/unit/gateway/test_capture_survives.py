@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_a_capture_cut_at_any_byte_gives_every_whole_completion_and_tells_the_re
     assert bool(capture.faults) == (size > len(MAGIC) and size not in between_records)
 
 
-def completion(id: str, prompt: list[int], sampled: list[int], **changes: object) -> Completion:
+def completion(id: str, prompt: list[int], sampled: list[int], **changes: Any) -> Completion:
     made = Completion(
         id=id,
         index=0,

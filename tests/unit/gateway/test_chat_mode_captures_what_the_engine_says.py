@@ -30,11 +30,13 @@ from tests.fakes.vllm_wire import VllmWire, vllm_wire
 CLIENTS: dict[str, Any] = {"vllm": VllmEngine, "sglang": SglangEngine, "openai": OpenAIEngine}
 LS = {"type": "function", "function": {"name": "ls", "description": "", "parameters": {}}}
 
+Wire = VllmWire | SglangWire
+
 
 @dataclass
 class Scene:
     gateway: Gateway
-    wire: VllmWire | SglangWire
+    wire: Wire
     grant: SessionGrant
     http: aiohttp.ClientSession
 
@@ -69,8 +71,8 @@ async def set_scene(tmp_path: Path) -> AsyncIterator[SetScene]:
         async def scene(
             *answers: Any, kind: str = "vllm", budgets: Budgets | None = None, **grant: Any
         ) -> Scene:
-            served = sglang_wire(*answers) if kind == "sglang" else vllm_wire(*answers)
-            wire = await stack.enter_async_context(served)
+            served = sglang_wire if kind == "sglang" else vllm_wire
+            wire: Wire = await stack.enter_async_context(served(*answers))
             engine = CLIENTS[kind](wire.url)
             stack.push_async_callback(engine.close)
             gateway = Gateway(

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import pytest
+
 from polar.engines.base import GenerateRequest, TokenChunk
+from tests.unit.gateway.conftest import SetScene
 
 
-async def test_tokens_from_the_prefix_cache_are_recorded(set_scene) -> None:
+async def test_tokens_from_the_prefix_cache_are_recorded(
+    set_scene: SetScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene = await set_scene(["first", "second"])
     generate = scene.engine.generate
 
@@ -18,7 +23,7 @@ async def test_tokens_from_the_prefix_cache_are_recorded(set_scene) -> None:
             yield replace(chunk, cached_tokens=cached)
             cached = 0
 
-    scene.engine.generate = counting
+    monkeypatch.setattr(scene.engine, "generate", counting)
     for content in ("Hi", "Ho"):
         async with scene.post(scene.body(content)) as response:
             assert response.status == 200

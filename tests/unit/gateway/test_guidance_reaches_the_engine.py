@@ -9,6 +9,7 @@ import pytest
 
 from polar.engines.base import Unconstrainable
 from tests.fakes.scripted_engine import Answer
+from tests.unit.gateway.conftest import SetScene
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in "fg"]
@@ -16,7 +17,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 JSON = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 
 
-async def test_a_schema_reaches_the_engine_and_is_recorded(set_scene) -> None:
+async def test_a_schema_reaches_the_engine_and_is_recorded(set_scene: SetScene) -> None:
     scene = await set_scene(['{"a": "b"}', "hi"])
     async with scene.post(scene.body(response_format=JSON)) as response:
         assert response.status == 200
@@ -31,7 +32,7 @@ async def test_a_schema_reaches_the_engine_and_is_recorded(set_scene) -> None:
     assert "constraint" not in second.extra
 
 
-async def test_a_forced_call_reaches_the_engine_with_the_same_prompt(set_scene) -> None:
+async def test_a_forced_call_reaches_the_engine_with_the_same_prompt(set_scene: SetScene) -> None:
     scene = await set_scene([CALL, CALL, "no"])
     forced = {"type": "function", "function": {"name": "f"}}
     for choice in (forced, "auto", "none"):
@@ -51,7 +52,7 @@ async def test_a_forced_call_reaches_the_engine_with_the_same_prompt(set_scene) 
     ]
 
 
-async def test_a_call_that_may_not_be_made_reaches_the_client_as_text(set_scene) -> None:
+async def test_a_call_that_may_not_be_made_reaches_the_client_as_text(set_scene: SetScene) -> None:
     scene = await set_scene([CALL])
     async with scene.post(scene.body(tools=TOOLS, tool_choice="none")) as response:
         (choice,) = (await response.json())["choices"]
@@ -60,7 +61,7 @@ async def test_a_call_that_may_not_be_made_reaches_the_client_as_text(set_scene)
     assert choice["finish_reason"] == "stop"
 
 
-async def test_one_call_at_a_time_ends_the_turn_in_the_engine(set_scene) -> None:
+async def test_one_call_at_a_time_ends_the_turn_in_the_engine(set_scene: SetScene) -> None:
     scene = await set_scene([f"{CALL}\n{CALL}"])
     async with scene.post(scene.body(tools=TOOLS, parallel_tool_calls=False)) as response:
         (choice,) = (await response.json())["choices"]
@@ -71,7 +72,7 @@ async def test_one_call_at_a_time_ends_the_turn_in_the_engine(set_scene) -> None
     assert request.sampling.stop == ("\n</tool_call>",)
 
 
-async def test_biases_reach_the_engine_and_are_recorded(set_scene) -> None:
+async def test_biases_reach_the_engine_and_are_recorded(set_scene: SetScene) -> None:
     scene = await set_scene(["hi"])
     async with scene.post(scene.body(logit_bias={"5": -100})) as response:
         assert response.status == 200
@@ -80,14 +81,14 @@ async def test_biases_reach_the_engine_and_are_recorded(set_scene) -> None:
     assert completion.used.logit_bias == ((5, -100.0),)
 
 
-async def test_what_the_engine_cannot_do_is_the_client_s_to_know(set_scene) -> None:
+async def test_what_the_engine_cannot_do_is_the_client_s_to_know(set_scene: SetScene) -> None:
     scene = await set_scene([Answer("", failure=Unconstrainable("the schema is too deep"))])
     async with scene.post(scene.body(response_format=JSON)) as response:
         assert response.status == 400
         assert "too deep" in (await response.json())["error"]["message"]
 
 
-async def test_an_unknown_response_is_not_found_in_openai_s_words(set_scene) -> None:
+async def test_an_unknown_response_is_not_found_in_openai_s_words(set_scene: SetScene) -> None:
     scene = await set_scene(["hi"])
     body: dict[str, Any] = {"model": "scripted", "input": "hi", "previous_response_id": "resp_0123"}
     url = scene.url.replace("chat/completions", "responses")
@@ -100,7 +101,7 @@ async def test_an_unknown_response_is_not_found_in_openai_s_words(set_scene) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_schema_that_is_none_is_a_400_also_for_a_stream(set_scene, stream: bool) -> None:
+async def test_a_schema_that_is_none_is_a_400_also_for_a_stream(set_scene: SetScene, stream: bool) -> None:
     scene = await set_scene(["hi"])
     wrong = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "strin"}}}
     async with scene.post(scene.body(response_format=wrong, stream=stream)) as response:

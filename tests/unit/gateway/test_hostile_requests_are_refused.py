@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from polar.config.settings import GatewaySettings
+from tests.unit.gateway.conftest import SetScene
 
 ADDRESSES = {
     "openai_chat": "/v1/chat/completions",
@@ -28,7 +30,20 @@ BODIES: dict[str, dict[str, Any]] = {
     "google_generate": {"contents": [{"role": "user", "parts": [{"text": "hi"}]}], "tools": [{}]},
 }
 """Sound but for the model they name, so that even an unharmed one is refused."""
-HOSTILE = [None, True, -1, 1e308, "", "\ud800", "x" * 10_000, [], {}, [[[]]], {"a": {"b": [1, None]}}, "\0"]
+HOSTILE: list[Any] = [
+    None,
+    True,
+    -1,
+    1e308,
+    "",
+    "\ud800",
+    "x" * 10_000,
+    [],
+    {},
+    [[[]]],
+    {"a": {"b": [1, None]}},
+    "\0",
+]
 
 
 def mutated(body: Any, chance: random.Random) -> Any:
@@ -57,7 +72,7 @@ def bodies(dialect: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("dialect", ADDRESSES)
-async def test_any_body_is_refused_in_the_dialect_s_shape(set_scene, dialect: str) -> None:
+async def test_any_body_is_refused_in_the_dialect_s_shape(set_scene: SetScene, dialect: str) -> None:
     scene = await set_scene([])
     url = scene.url.replace("/v1/chat/completions", ADDRESSES[dialect])
     headers = {"Authorization": f"Bearer {scene.grant.key}", "Content-Type": "application/json"}
@@ -75,12 +90,12 @@ async def test_any_body_is_refused_in_the_dialect_s_shape(set_scene, dialect: st
 
 
 @pytest.mark.parametrize("dialect", ADDRESSES)
-async def test_a_body_over_the_limit_is_413_without_being_kept(set_scene, dialect: str) -> None:
+async def test_a_body_over_the_limit_is_413_without_being_kept(set_scene: SetScene, dialect: str) -> None:
     scene = await set_scene([], settings=GatewaySettings(max_body_bytes=1 << 20))
     url = scene.url.replace("/v1/chat/completions", ADDRESSES[dialect])
     headers = {"Authorization": f"Bearer {scene.grant.key}"}
 
-    async def endless() -> Any:
+    async def endless() -> AsyncIterator[bytes]:
         for _ in range(50):
             yield b" " * (1 << 20)
 
@@ -93,7 +108,7 @@ async def test_a_body_over_the_limit_is_413_without_being_kept(set_scene, dialec
     "value", ["\x01", "Bearer", "Bearer " + "k" * 8000, "Basic YTpi", "Bearer ключ", "é" * 10]
 )
 @pytest.mark.parametrize("dialect", ADDRESSES)
-async def test_a_hostile_key_opens_nothing(set_scene, dialect: str, value: str) -> None:
+async def test_a_hostile_key_opens_nothing(set_scene: SetScene, dialect: str, value: str) -> None:
     scene = await set_scene([])
     url = scene.url.replace("/v1/chat/completions", ADDRESSES[dialect])
     reader, writer = await asyncio.open_connection(scene.gateway.host, scene.gateway.port)

@@ -9,9 +9,10 @@ import pytest
 
 from polar.gateway.server import new_key
 from tests.fakes.scripted_engine import Answer
+from tests.unit.gateway.conftest import SetScene
 
 
-async def test_a_key_in_the_path_opens_its_session(set_scene) -> None:
+async def test_a_key_in_the_path_opens_its_session(set_scene: SetScene) -> None:
     scene = await set_scene(["Hello."])
     url = scene.url.replace("/v1/", f"/k/{scene.grant.key}/v1/")
     async with scene.http.post(url, json=scene.body()) as response:
@@ -19,7 +20,7 @@ async def test_a_key_in_the_path_opens_its_session(set_scene) -> None:
     assert len(await scene.captured()) == 1
 
 
-async def test_the_key_in_the_path_decides_over_one_in_a_header(set_scene) -> None:
+async def test_the_key_in_the_path_decides_over_one_in_a_header(set_scene: SetScene) -> None:
     scene = await set_scene([])
     url = scene.url.replace("/v1/", f"/k/{new_key()}/v1/")
     headers = {"Authorization": f"Bearer {scene.grant.key}"}
@@ -27,7 +28,9 @@ async def test_the_key_in_the_path_decides_over_one_in_a_header(set_scene) -> No
         assert response.status == 401
 
 
-async def test_no_key_is_logged_when_a_call_fails(set_scene, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_key_is_logged_when_a_call_fails(
+    set_scene: SetScene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene = await set_scene([RuntimeError("broken")])
     url = scene.url.replace("/v1/", f"/k/{scene.grant.key}/v1/")
     with caplog.at_level(logging.DEBUG):
@@ -37,7 +40,7 @@ async def test_no_key_is_logged_when_a_call_fails(set_scene, caplog: pytest.LogC
     assert scene.grant.key not in caplog.text
 
 
-async def test_a_stream_whose_session_ends_is_told_so(set_scene) -> None:
+async def test_a_stream_whose_session_ends_is_told_so(set_scene: SetScene) -> None:
     gate = asyncio.Event()
     scene = await set_scene([Answer("Never whole.", gate=gate, gate_at=1)])
     async with scene.post(scene.body(stream=True)) as response:

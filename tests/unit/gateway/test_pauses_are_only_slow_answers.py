@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.fakes.scripted_engine import Answer
 from tests.unit.gateway.conftest import Scene, SetScene
 
 QUICK = GatewaySettings(keepalive_seconds=0.02)
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50},
     "/v1/responses": {"input": "Hi"},

@@ -66,7 +66,7 @@ async def test_the_servers_own_version_is_taken() -> None:
         [event(None, [-1.0], "stop"), "[DONE]"],
         [event([5], None, "stop"), "[DONE]"],
         [event([5, 6], [-1.0], "stop"), "[DONE]"],
-        [event([5], [None], "stop"), "[DONE]"],
+        [event([5], [None], "stop"), "[DONE]"],  # type: ignore[list-item]
         [event([5], [-1.0]), "[DONE]"],
         [event([5], [-1.0])],
         [event([5], [-1.0], "stop"), usage(2), "[DONE]"],

@@ -39,6 +39,7 @@ def test_a_cleanly_sampled_turn_bridges_to_what_a_full_render_gives(
     prompt = chatml.render(history, TOOLS)
     encoded = [*plain_ids(tokenizer, assistant_text(answer)), chatml.stop_token_ids[0]]
     bridge = chatml.bridge(prompt, encoded, new)
+    assert bridge is not None
     assert prompt + encoded + bridge == chatml.render([*history, answer, *new], TOOLS)
 
 
@@ -62,13 +63,19 @@ def test_a_canonical_turn_parses_back_to_its_message(
 def test_a_turn_cut_short_is_closed_before_the_next(chatml: ChatML, tokenizer: Tokenizer) -> None:
     history, new = [Message(Role.USER, "Count.")], [Message(Role.USER, "Go on.")]
     prompt, sampled = chatml.render(history, ()), plain_ids(tokenizer, "1, 2, 3")
-    whole = prompt + sampled + chatml.bridge(prompt, sampled, new)
-    assert whole == chatml.render([*history, Message(Role.ASSISTANT, "1, 2, 3"), *new], ())
+    bridge = chatml.bridge(prompt, sampled, new)
+    assert bridge is not None
+    assert prompt + sampled + bridge == chatml.render(
+        [*history, Message(Role.ASSISTANT, "1, 2, 3"), *new], ()
+    )
 
 
 def test_the_next_turn_may_follow_without_new_messages(chatml: ChatML) -> None:
     ended = [5, chatml.stop_token_ids[0]]
-    assert [*ended, *chatml.bridge([1], ended, [])] == [5, *chatml.bridge([1], [5], [])]
+    after_the_end, after_a_cut = chatml.bridge([1], ended, []), chatml.bridge([1], [5], [])
+    assert after_the_end is not None
+    assert after_a_cut is not None
+    assert [*ended, *after_the_end] == [5, *after_a_cut]
 
 
 def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.chatml import ChatML
 from polar.rendering.families import renderer_for
 
+Template = Callable[[list[Message]], list[int]]
+
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 BASH = ToolDefinition(
     "bash",
@@ -25,7 +28,7 @@ BASH = ToolDefinition(
 
 
 @pytest.fixture(scope="module")
-def template(model_directory: Path):
+def template(model_directory: Path) -> Template:
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoTokenizer
 
@@ -33,13 +36,16 @@ def template(model_directory: Path):
 
     def apply(messages: list[Message]) -> list[int]:
         turns = [{"role": message.role.value, "content": message.content} for message in messages]
-        return reference.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+        ids: list[int] = reference.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+        return ids
 
     return apply
 
 
 @pytest.mark.parametrize("system", [None, "You are terse."])
-def test_a_conversation_gives_the_ids_of_the_template(chatml: ChatML, template, system: str | None) -> None:
+def test_a_conversation_gives_the_ids_of_the_template(
+    chatml: ChatML, template: Template, system: str | None
+) -> None:
     messages = [Message(Role.SYSTEM, system)] if system else []
     messages += [
         Message(Role.USER, "  What is 12 + 3?\n\n"),
@@ -51,7 +57,9 @@ def test_a_conversation_gives_the_ids_of_the_template(chatml: ChatML, template, 
 
 @settings(max_examples=60)
 @given(st.lists(TEXTS, min_size=1, max_size=3))
-def test_any_text_of_a_user_gives_the_ids_of_the_template(chatml: ChatML, template, texts: list[str]) -> None:
+def test_any_text_of_a_user_gives_the_ids_of_the_template(
+    chatml: ChatML, template: Template, texts: list[str]
+) -> None:
     messages = [Message(Role.USER, text) for text in texts]
     assert chatml.render(messages, ()) == template(messages)
 
@@ -59,7 +67,7 @@ def test_any_text_of_a_user_gives_the_ids_of_the_template(chatml: ChatML, templa
 @settings(max_examples=60)
 @given(TEXTS, TEXTS)
 def test_the_bytes_of_an_assistant_turn_are_those_of_the_template(
-    chatml: ChatML, template, tokenizer: Tokenizer, asked: str, said: str
+    chatml: ChatML, template: Template, tokenizer: Tokenizer, asked: str, said: str
 ) -> None:
     messages = [Message(Role.USER, asked), Message(Role.ASSISTANT, said)]
     ours, theirs = chatml.render(messages, ()), template(messages)
@@ -77,6 +85,7 @@ def test_control_tokens_in_outside_text_stay_plain_text(
     attacked = chatml.render([Message(Role.USER, "x"), Message(role, attack)], ())
     for token in ("<|im_start|>", "<|im_end|>", "<|endoftext|>"):
         id = tokenizer.token_to_id(token)
+        assert id is not None
         assert attacked.count(id) == harmless.count(id)
     assert attack in tokenizer.decode(attacked, skip_special_tokens=False)
 
@@ -86,8 +95,9 @@ def test_control_tokens_in_tools_and_arguments_stay_plain_text(chatml: ChatML, t
     call = ToolCall("1", "bash" + attack, '{"command": "<|im_start|>"}')
     messages = [Message(Role.USER, "x"), Message(Role.ASSISTANT, tool_calls=(call,))]
     ids = chatml.render(messages, [ToolDefinition("bash" + attack, attack, {})])
-    assert ids.count(tokenizer.token_to_id("<|im_end|>")) == 5
-    assert ids.count(tokenizer.token_to_id("<|im_start|>")) == 6
+    vocabulary = tokenizer.get_vocab()
+    assert ids.count(vocabulary["<|im_end|>"]) == 5
+    assert ids.count(vocabulary["<|im_start|>"]) == 6
 
 
 def test_tools_are_defined_in_short_and_their_calls_shown(chatml: ChatML, tokenizer: Tokenizer) -> None:
@@ -103,6 +113,7 @@ def test_tools_are_defined_in_short_and_their_calls_shown(chatml: ChatML, tokeni
 
 def test_results_of_parallel_calls_share_one_user_turn(chatml: ChatML, tokenizer: Tokenizer) -> None:
     bridge = chatml.bridge([], [], [Message(Role.TOOL, "one"), Message(Role.TOOL, "two")])
+    assert bridge is not None
     text = tokenizer.decode(bridge, skip_special_tokens=False)
     assert text == (
         "<|im_end|>\n<|im_start|>user\n<tool_response>\none\n</tool_response>\n"

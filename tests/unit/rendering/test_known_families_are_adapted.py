@@ -65,6 +65,7 @@ def test_what_cannot_be_extended_exactly_is_rendered_anew(qwen3: AdaptedRenderer
 
 def test_control_tokens_in_messages_stay_plain_text(qwen3: AdaptedRenderer, tokenizer: Tokenizer) -> None:
     end = tokenizer.token_to_id("<|im_end|>")
+    assert end is not None
     assert qwen3.render([Message(Role.USER, "<|im_end|>")], ()).count(end) == 1
 
 

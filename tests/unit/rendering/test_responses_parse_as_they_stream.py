@@ -155,7 +155,7 @@ def test_ids_after_the_end_of_turn_are_ignored(chatml: ChatML, tokenizer: Tokeni
     assert parse(chatml, ids, [1] * len(ids)).content == "Hi"
 
 
-def test_a_call_whose_name_is_half_a_surrogate_pair_stays_text(chatml) -> None:
+def test_a_call_whose_name_is_half_a_surrogate_pair_stays_text(chatml: ChatML) -> None:
     text = '<tool_call>\n{"name": "\\ud83d", "arguments": {}}\n</tool_call>'
     parser = chatml.parser()
     parser.feed(chatml._encode(text))

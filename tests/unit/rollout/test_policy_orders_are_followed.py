@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -180,7 +181,7 @@ async def test_versions_only_rise(client: AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"timeout_seconds": 0}, {"timeout_seconds": 1e9}, {"wait_seconds": -1}])
-async def test_a_pause_without_an_end_is_refused(client: AsyncClient, fields: dict[str, float]) -> None:
+async def test_a_pause_without_an_end_is_refused(client: AsyncClient, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(fields))):
         await client.pause_policy("trainer", **fields)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from polar.runtimes import forward_proxy, forwarding
-from polar.runtimes.allow_list import AllowList
+from polar.runtimes.allow_list import AllowList, Destination
 from polar.runtimes.forward_proxy import ForwardProxy, proxy_environment
 from polar.runtimes.forwarding import served
 
@@ -131,7 +131,7 @@ async def test_a_name_is_resolved_once_and_reached_where_it_was_checked(
         statuses = []
         for _ in range(3):
             try:
-                await made._connect(forward_proxy.Destination.parse("a.example.org:443"))
+                await made._connect(Destination.parse("a.example.org:443"))
             except forward_proxy.Refused as refusal:
                 statuses.append(refusal.status)
         writer.close()

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,13 +37,13 @@ def test_process_is_ended_by_its_identity(sleeper: subprocess.Popen[bytes], tmp_
 
 @pytest.mark.parametrize("change", [{"start_time": 1}, {"boot_id": "another"}])
 def test_recycled_pid_is_left_alone(
-    change: dict[str, object], sleeper: subprocess.Popen[bytes], tmp_path: Path
+    change: dict[str, Any], sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     identity = ProcessIdentity.of(sleeper.pid)
     assert identity is not None
     pids = tmp_path / "s1" / "pids"
     pids.mkdir(parents=True)
-    replace(identity, **change).save(pids)  # type: ignore[arg-type]
+    replace(identity, **change).save(pids)
     assert reap_sessions(tmp_path) == 1
     assert sleeper.poll() is None
     assert not (tmp_path / "s1").exists()

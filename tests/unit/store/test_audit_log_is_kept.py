@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from polar.models.access import Role
 from polar.store.audit import LONGEST_DETAIL, AuditFilter, Noted
 from polar.store.retention import Retention, sweep
@@ -27,8 +29,8 @@ async def test_filters_find_what_is_asked_for(store: Store, clock: Clock) -> Non
         ]
     )
 
-    async def found(**wanted: object) -> list[tuple[str | None, str]]:
-        page = await store.audit.page(AuditFilter(**wanted))  # type: ignore[arg-type]
+    async def found(**wanted: Any) -> list[tuple[str | None, str]]:
+        page = await store.audit.page(AuditFilter(**wanted))
         return [(entry.actor, entry.action) for entry in page.entries]
 
     assert await found(actor="bob") == [("bob", "submit_task")]

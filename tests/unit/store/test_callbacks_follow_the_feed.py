@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import select
 
 from polar.errors import NotFound
 from polar.models.callback import Callback, CallbackEvent, CallbackStatus
@@ -16,6 +17,7 @@ from polar.rollout.callbacks import LONGEST_BACKOFF_SECONDS, backoff
 from polar.store import callbacks as module
 from polar.store.callbacks import Callbacks
 from polar.store.store import Store
+from polar.store.tables import callback_cursor
 from tests.fakes.control_plane import Clock, idle_task, result_of
 
 URL = "https://hooks.example/polar"
@@ -75,7 +77,7 @@ async def test_a_long_feed_without_callbacks_is_not_looked_through_again(
     await run(store, "silent", 5, None)
     await followed(store)
     seen = await store.database.read(
-        lambda connection: connection.execute(module.select(module.callback_cursor)).one().results_seq
+        lambda connection: connection.execute(select(callback_cursor)).one().results_seq
     )
     assert seen >= 3
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.errors import Conflict, InvalidInput, NotFound
-from polar.models.session import SessionStatus
+from polar.models.session import Lease, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.store.sessions import session_id
 from polar.store.store import Store
@@ -24,7 +24,7 @@ IDS = st.builds(
 )
 
 
-async def claim(store: Store, limit: int = 1) -> list:  # type: ignore[type-arg]
+async def claim(store: Store, limit: int = 1) -> list[Lease]:
     return list(await store.leases.claim("node", limit=limit, runtimes=["idle"], seconds=10))
 
 

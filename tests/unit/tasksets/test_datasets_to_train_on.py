@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,8 @@ def group(*attempts: Attempt, task: str = "t") -> Group:
     return Group(task, "pi", {"level": 2}, attempts)
 
 
-def read(directory: Path, table: Table) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pd.read_parquet(directory / table.file).to_dict("records")
-    return rows
+def read(directory: Path, table: Table) -> list[dict[Hashable, Any]]:
+    return pd.read_parquet(directory / table.file).to_dict("records")
 
 
 def test_an_accepted_session_is_messages_with_its_tools(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_same_seed_makes_the_same_tasks_and_another_makes_others() -> None:
 
 
 def test_no_word_of_a_held_out_task_is_ever_trained_on() -> None:
-    def words(made: list[Row]) -> set[str]:
+    def words(made: list[Row]) -> frozenset[str]:
         texts = [str((task(row)["instruction"], task(row)["files"])) for row in made]
         return WORDS & set(re.findall(r"[A-Za-z]+", " ".join(texts).replace("\\n", " ")))
 

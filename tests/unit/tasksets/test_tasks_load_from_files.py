@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -155,7 +156,9 @@ documents = st.dictionaries(
 
 
 @given(documents, documents)
-def test_what_a_task_says_itself_wins_and_nothing_else_is_lost(task: dict, defaults: dict) -> None:  # type: ignore[type-arg]
+def test_what_a_task_says_itself_wins_and_nothing_else_is_lost(
+    task: dict[str, Any], defaults: dict[str, Any]
+) -> None:
     merged = with_defaults(task, defaults)
     assert merged.keys() == task.keys() | defaults.keys()
     for key, value in task.items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 
 from polar.engines.embedded.metrics import families as embedded_families
 from polar.telemetry.readings import Readings, families, read, shown
@@ -36,12 +38,12 @@ sglang:generation_tokens_total{model_name="m"} 20.0
 
 
 class Page(CollectorRegistry):
-    def __init__(self, found: list[object]) -> None:
+    def __init__(self, found: list[Metric]) -> None:
         super().__init__()
         self._found = found
 
-    def collect(self):
-        return self._found
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._found)
 
 
 def test_vllm_is_read_with_all_its_ranks() -> None:

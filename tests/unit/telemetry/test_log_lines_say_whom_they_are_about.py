@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from pathlib import Path
+from types import TracebackType
 
 import pytest
 
@@ -15,9 +16,11 @@ from polar.errors import InvalidInput
 from polar.gateway.session import new_key
 from polar.logs import LogFormat, about, formatter, note
 
+Failure = tuple[type[BaseException], BaseException, TracebackType | None]
 
-def line(format: LogFormat, message: str, *args: object, exc_info: object = None) -> str:
-    record = logging.LogRecord("polar.test", logging.INFO, "", 0, message, args, exc_info)  # type: ignore[arg-type]
+
+def line(format: LogFormat, message: str, *args: object, exc_info: Failure | None = None) -> str:
+    record = logging.LogRecord("polar.test", logging.INFO, "", 0, message, args, exc_info)
     return formatter(format).format(record)
 
 

@@ -38,6 +38,7 @@ def of_registry(registry: Any) -> set[Row]:
 
 def of_collector(collector: Any) -> set[Row]:
     if isinstance(collector, MetricWrapperBase):
+        assert collector._type is not None
         return {row(collector._name, collector._type, collector._labelnames)}
     return {row(family.name, family.type, family._labelnames) for family in collector.collect()}
 

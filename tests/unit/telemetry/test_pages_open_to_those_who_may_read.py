@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Metric
 
 from polar.config.settings import TelemetrySettings
 from polar.errors import PolarError, Unavailable
@@ -76,11 +76,11 @@ async def test_a_port_that_is_taken_is_said_in_one_line() -> None:
 
 
 async def test_a_part_that_cannot_be_asked_is_left_out() -> None:
-    async def broken() -> list[object]:
+    async def broken() -> list[Metric]:
         raise Unavailable("the database is away")
 
     page = page_of_one()
-    with page.showing(broken):  # type: ignore[arg-type]
+    with page.showing(broken):
         assert b"polar_test_things_total 3.0" in await page.text()
 
 

@@ -83,7 +83,7 @@ class Lingering(threading.Thread):
 def test_why_it_cannot_start_is_said_also_while_its_thread_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.threading, "Thread", Lingering)
+    monkeypatch.setattr(threading, "Thread", Lingering)
     test_a_server_that_cannot_start_says_why(tmp_path, monkeypatch)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def test_a_session_of_400_turns_takes_few_bytes_a_token(drifts: bool) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:40], lambda data: b"else" + data, lambda data: b""])
-def test_damaged_bytes_are_refused(damage) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_bytes_are_refused(damage: Callable[[bytes], bytes]) -> None:
     with pytest.raises(recording.DamagedRecording):
         recording.decode(damage(encoded([completion(0, [1], [2])])))
 

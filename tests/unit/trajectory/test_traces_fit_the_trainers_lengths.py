@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from polar.models.completion import Completion
 from polar.models.trace import Trajectory
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.sessions import completion
@@ -14,7 +15,8 @@ from tests.fakes.trace_oracle import assert_invariants, traces
 
 def build(**options: Any) -> Trajectory:
     """Four turns of 10 given and 5 sampled tokens each."""
-    completions, context = [], []
+    completions: list[Completion] = []
+    context: list[int] = []
     for turn in range(4):
         prompt = [*context, *range(10)]
         sampled = [20 + turn] * 5
