@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class ScoringEngine(Engine):
         self.scored.append(ids)
         return [0.0, *(logprob + self.error for logprob in logprobs_of(ids, 1))]
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         raise NotImplementedError
 
     async def model_info(self) -> ModelInfo:

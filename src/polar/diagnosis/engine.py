@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import httpx
 from tokenizers import Tokenizer
@@ -15,7 +14,7 @@ from tokenizers import Tokenizer
 from polar import plugins
 from polar.config.settings import Settings, environment_engine_key
 from polar.diagnosis.finding import Area, Finding
-from polar.engines.base import Engine, EngineError, GenerateRequest, Mode, ModelInfo, TokenChunk
+from polar.engines.base import Engine, EngineError, GenerateRequest, Mode, ModelInfo
 from polar.engines.embedded.weights import ensure_tokenizer
 from polar.errors import PolarError
 from polar.models.chat import Message, Role, Sampling
@@ -148,7 +147,7 @@ async def _sampled(engine: Engine, renderer: Renderer) -> Sample:
     request = GenerateRequest("doctor", prompt, sampling, renderer.stop_token_ids)
     ids: list[int] = []
     chunks = 0
-    async with aclosing(cast("AsyncGenerator[TokenChunk, None]", engine.generate(request))) as stream:
+    async with aclosing(engine.generate(request)) as stream:
         async for chunk in stream:
             ids += chunk.ids
             chunks += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
@@ -136,10 +136,10 @@ class Engine(ABC):
     """The ways it can be asked."""
 
     @abstractmethod
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream the sampled tokens. Closing the iterator aborts the request in the engine."""
 
-    def chat(self, call: ChatCall) -> AsyncIterator[ChatChunk]:
+    def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         """As `generate`, but the engine applies the chat template and parses the answer."""
         raise EngineError(f"{type(self).__name__} has no chat mode", hint="set engine.mode to tokens")
 

@@ -7,21 +7,19 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import orjson
 
 from polar.engines.base import (
     ChatCall,
-    ChatChunk,
     ContextOverflow,
     Engine,
     EngineDown,
     EngineError,
     GenerateRequest,
     Mode,
-    TokenChunk,
 )
 from polar.engines.connections import Connections, Disconnected, Response
 from polar.models.chat import ChatRequest, Message, Role, Sampling, ToolDefinition
@@ -121,7 +119,7 @@ class HttpEngine(Engine):
         """What is wrong with a sampled token, if anything."""
         sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
         request = GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
-        async with aclosing(cast("AsyncGenerator[TokenChunk, None]", self.generate(request))) as chunks:
+        async with aclosing(self.generate(request)) as chunks:
             sampled = sum([len(chunk.ids) async for chunk in chunks])
         return None if sampled else "it samples without returning token ids"
 
@@ -130,7 +128,7 @@ class HttpEngine(Engine):
         sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
         chat = ChatRequest("", (Message(Role.USER, "Hi"),), tools)
         call = ChatCall(f"check-{uuid4().hex}", chat, sampling)
-        async with aclosing(cast("AsyncGenerator[ChatChunk, None]", self.chat(call))) as chunks:
+        async with aclosing(self.chat(call)) as chunks:
             return [chunk.untrainable async for chunk in chunks][-1]
 
     async def _try_tools(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class PausableEngine(Engine):
     def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         if self.is_paused:
             return self._chat_later(call)
-        return cast("AsyncGenerator[ChatChunk, None]", self._engine.chat(call))
+        return self._engine.chat(call)
 
     async def _chat_later(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         await self._opened()
@@ -150,7 +150,7 @@ class PausableEngine(Engine):
             await self._open.wait()
 
     def _asked(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        return cast("AsyncGenerator[TokenChunk, None]", self._engine.generate(request))
+        return self._engine.generate(request)
 
     @contextmanager
     def _flying(self) -> Iterator[_Flight]:

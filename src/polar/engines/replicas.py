@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Ite
 from contextlib import aclosing, contextmanager
 from hashlib import blake2b
 from math import ceil
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from polar.engines.base import (
     ChatCall,
@@ -100,16 +100,11 @@ class Replicas(Engine):
         """Where sessions went that are not on the first replica of their ranking, the latest last."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        def ask(engine: Engine) -> AsyncGenerator[TokenChunk, None]:
-            return cast("AsyncGenerator[TokenChunk, None]", engine.generate(request))
-
-        return self._carried(request.session or request.request_id, ask)
+        session = request.session or request.request_id
+        return self._carried(session, lambda engine: engine.generate(request))
 
     def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
-        def ask(engine: Engine) -> AsyncGenerator[ChatChunk, None]:
-            return cast("AsyncGenerator[ChatChunk, None]", engine.chat(call))
-
-        return self._carried(call.session or call.request_id, ask)
+        return self._carried(call.session or call.request_id, lambda engine: engine.chat(call))
 
     async def _carried(
         self, key: str, ask: Callable[[Engine], AsyncGenerator[Chunk, None]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
@@ -44,7 +43,7 @@ class _ChatGeneration(Generation):
 
     def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
         call = ChatCall(request_id, self._request, self.sampling, session)
-        return cast("AsyncGenerator[ChatChunk, None]", self._engine.chat(call))
+        return self._engine.chat(call)
 
     def is_shortened_to_fit(self, overflow: ContextOverflow) -> bool:
         """Providers take a limit that runs over the context; some engines refuse it."""

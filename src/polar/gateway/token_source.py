@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import cast
 
-from polar.engines.base import ChatChunk, Engine, GenerateRequest, ModelInfo, TokenChunk
+from polar.engines.base import ChatChunk, Engine, GenerateRequest, ModelInfo
 from polar.gateway.conversation import Extension
 from polar.gateway.guidance import Guidance, guidance_for
 from polar.gateway.prompt import Prompt, extend, render
@@ -72,7 +71,7 @@ class _TokenGeneration(Generation):
             self._guidance.constraint,
             session=session,
         )
-        generated = cast("AsyncGenerator[TokenChunk, None]", self._engine.generate(request))
+        generated = self._engine.generate(request)
         async with aclosing(generated) as chunks:
             async for chunk in chunks:
                 delta = _nameless(self._parser.feed(chunk.ids))
