@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from polar.config.settings import EngineSettings
+from polar.engines.embedded import attention
 from polar.engines.embedded.attention import Segment
 from polar.engines.embedded.model import SlotModel, load
 from polar.engines.embedded.scheduler import Generation, Scheduler
@@ -89,6 +90,17 @@ def test_sampled_tokens_and_logprobs_are_those_of_the_plain_model(model: SlotMod
             assert [logprob for _, logprob in sampled[number]] == pytest.approx(expected, abs=1e-3)
     finally:
         model._model.set_attn_implementation("polar_slots")
+
+
+def test_a_long_prompt_is_the_same_in_one_step_in_several_and_in_parts(
+    model: SlotModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [(7 * i + 5) % 250 for i in range(240)]
+    whole = launched(model, [Segment(0, 0, ids, True)], monkeypatch)
+    monkeypatch.setattr(attention, "MASKED_AT_ONCE", 60)
+    launched(model, [Segment(1, 0, ids[:90], False)], monkeypatch)
+    step = [Segment(1, 90, ids[90:], True), Segment(2, 0, ids[:100], False), Segment(0, 240, [5], False)]
+    assert torch.allclose(launched(model, step, monkeypatch), whole, atol=1e-4)
 
 
 def test_new_weights_are_what_a_replayed_step_computes_with(model: SlotModel) -> None:
