@@ -5,17 +5,15 @@ No I/O happens here, so that the sync and the async client share every word of i
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
-import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from polar.config.settings import explain
-from polar.errors import Conflict, Forbidden, InvalidInput, NotFound, PolarError, Unavailable
+from polar.errors import InvalidInput, PolarError
 from polar.models.access import AuditPage, MadeToken, NewToken, Rotation, TokenPage
 from polar.models.callback import CallbackPage, CallbackStatus, CallbackView
 from polar.models.dashboard import NodeList, NodeOverview, Overview
@@ -33,7 +31,6 @@ from polar.models.views import (
     Joined,
     LeaseRequest,
     Leases,
-    Problem,
     Release,
     ResultPage,
     ResultPost,
@@ -51,9 +48,6 @@ _EVENTS = TypeAdapter(tuple[SessionEvent, ...])
 PAGE = 200
 """How many things a page holds when the client reads them all."""
 
-POLL_SECONDS = 20.0
-"""How long one request waits for results before the client asks again."""
-
 MAX_BATCH = 500
 MAX_BATCH_BYTES = 8 << 20
 """How many tasks one request carries, and how much of them."""
@@ -63,9 +57,6 @@ MAX_BATCH_SECONDS = 30.0
 
 MAX_FILTER_CHARACTERS = 30_000
 """Beyond this the task ids do not fit a URL: the client reads the whole feed and filters it."""
-
-Script = Generator["Call[Any]", Any, None]
-"""A conversation with the server: yields calls, is sent their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +127,20 @@ def task(id: str) -> Call[TaskView]:
     return _get(f"/tasks/{_segment(id)}", TaskView)
 
 
+def tasks(after: str | None, status: TaskStatus | None) -> Call[TaskPage]:
+    return _get("/tasks", TaskPage, _page_query(after, status=status))
+
+
 def cancel_task(id: str) -> Call[TaskView]:
     return _post(f"/tasks/{_segment(id)}/cancel", None, _model(TaskView))
 
 
 def session(id: str) -> Call[SessionView]:
     return _get(f"/sessions/{_segment(id)}", SessionView)
+
+
+def sessions(after: str | None, task_id: str | None, status: SessionStatus | None) -> Call[SessionPage]:
+    return _get("/sessions", SessionPage, _page_query(after, task_id=task_id, status=status))
 
 
 def cancel_session(id: str) -> Call[SessionView]:
@@ -307,124 +306,6 @@ def callbacks(before: str | None, status: CallbackStatus | None, task_id: str | 
 
 def retry_callback(id: str) -> Call[CallbackView]:
     return _post(f"/callbacks/{_segment(id)}/retry", None, _model(CallbackView))
-
-
-def task_pages(status: TaskStatus | None) -> Script:
-    after: str | None = None
-    while True:
-        page: TaskPage = yield _get("/tasks", TaskPage, _page_query(after, status=status))
-        if page.next is None:
-            return
-        after = page.next
-
-
-def session_pages(task_id: str | None, status: SessionStatus | None) -> Script:
-    after: str | None = None
-    while True:
-        query = _page_query(after, task_id=task_id, status=status)
-        page: SessionPage = yield _get("/sessions", SessionPage, query)
-        if page.next is None:
-            return
-        after = page.next
-
-
-def result_pages(
-    task_ids: Collection[str] | None, cursor: int, follow: bool, max_staleness: int | None = None
-) -> Script:
-    """Pages of the feed to its present end; when following, until the tasks have ended, or for ever.
-
-    A task is seen to have ended before the feed is read to its end for the last time, so that none
-    of its results is missed.
-    """
-    if isinstance(task_ids, str):
-        task_ids = [task_ids]
-    if task_ids is not None and not task_ids:
-        return
-    unended = set(task_ids or ()) if follow else set()
-    yield from _drop_ended(unended, unended)
-    while True:
-        goes_on = bool(unended) or (follow and task_ids is None)
-        page: ResultPage = yield results(cursor, task_ids, POLL_SECONDS if goes_on else 0.0, max_staleness)
-        nothing_came, cursor = page.cursor == cursor, page.cursor
-        if nothing_came and not goes_on:
-            return
-        seen = {result.task_id for result in page.results}
-        yield from _drop_ended(unended, unended if nothing_came else unended & seen)
-
-
-def _drop_ended(unended: set[str], suspects: Collection[str]) -> Script:
-    for id in sorted(suspects):
-        view: TaskView = yield task(id)
-        if view.status in (TaskStatus.FINISHED, TaskStatus.CANCELLED):
-            unended.discard(id)
-
-
-def advance(script: Script, answer: Any) -> Call[Any] | None:
-    """The script's next call, given the answer to the one before; None at its end."""
-    try:
-        return script.send(answer)
-    except StopIteration:
-        return None
-
-
-def bounded(call: Call[T], deadline: float | None) -> Call[T]:
-    """The call, waiting no longer than until a moment of the monotonic clock."""
-    if deadline is None:
-        return call
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise waited_too_long()
-    if call.waits <= left:
-        return call
-    query = tuple((name, str(left) if name == "wait_seconds" else value) for name, value in call.query)
-    return replace(call, query=query, waits=left)
-
-
-def waited_too_long() -> Unavailable:
-    return Unavailable("the tasks did not end in time", hint="they go on; wait again")
-
-
-def failure(status: int, body: bytes) -> PolarError:
-    """The error that an answer stands for."""
-    try:
-        problem = Problem.model_validate_json(body)
-    except ValidationError:
-        return PolarError(f"the server answered {status}, and not as Polar does", hint="check its address")
-    if status == 401:
-        return PolarError(
-            "the server refused the token",
-            hint="set POLAR_TOKEN to one that `polar token create` made, or to the content of the file"
-            " `token` in the server's data directory",
-        )
-    if status == 403:
-        return Forbidden(problem.error, hint="`polar token create` makes tokens of any role, for admins")
-    kind = InvalidInput if status < 500 else PolarError
-    return {404: NotFound, 409: Conflict, 503: Unavailable}.get(status, kind)(problem.error)
-
-
-def refusal(problem: Problem) -> PolarError:
-    """The error that a part of an answer stands for."""
-    kinds = {
-        "invalid_input": InvalidInput,
-        "not_found": NotFound,
-        "conflict": Conflict,
-        "unavailable": Unavailable,
-    }
-    return kinds.get(problem.code, PolarError)(problem.error)
-
-
-def unreachable(server: str, error: httpx.TransportError) -> Unavailable:
-    if isinstance(error, httpx.TimeoutException):
-        return Unavailable(f"the server at {server} did not answer in time")
-    reason = str(error) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in reason:
-        return Unavailable(
-            f"the server at {server} shows a certificate that is not trusted: {reason}",
-            hint="set POLAR_CA to the file of the authority that signed it",
-        )
-    return Unavailable(
-        f"the server at {server} cannot be reached: {reason}", hint="is `polar serve` running?"
-    )
 
 
 def _get(path: str, answer: type[T], query: Collection[tuple[str, str]] = ()) -> Call[T]:

@@ -12,12 +12,13 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from polar.client import calls, policy
+from polar.client import calls, failures, policy, scripts
 from polar.client.access import AccessCalls, AsyncAccessCalls
 from polar.client.address import server_address, server_certificate, server_token
-from polar.client.calls import Call, Script
+from polar.client.calls import Call
 from polar.client.nodes import AsyncNodeCalls, NodeCalls
 from polar.client.policy import AsyncPaused, Paused
+from polar.client.scripts import Script
 from polar.client.trust import Authority, pinned, trusting
 from polar.models.dashboard import Overview
 from polar.models.policy import PauseMode, PolicyView
@@ -86,7 +87,7 @@ class Client(AccessCalls, NodeCalls):
 
     def tasks(self, status: TaskStatus | None = None) -> Iterator[TaskView]:
         """All tasks, oldest first."""
-        for page in self._pages(TaskPage, calls.task_pages(status)):
+        for page in self._pages(TaskPage, scripts.task_pages(status)):
             yield from page.tasks
 
     def cancel(self, task_id: str) -> TaskView:
@@ -99,7 +100,7 @@ class Client(AccessCalls, NodeCalls):
         self, task_id: str | None = None, status: SessionStatus | None = None
     ) -> Iterator[SessionView]:
         """All sessions, oldest first."""
-        for page in self._pages(SessionPage, calls.session_pages(task_id, status)):
+        for page in self._pages(SessionPage, scripts.session_pages(task_id, status)):
             yield from page.sessions
 
     def cancel_session(self, id: str) -> SessionView:
@@ -150,13 +151,13 @@ class Client(AccessCalls, NodeCalls):
 
         They hold stale results too, and name them.
         """
-        return self._pages(ResultPage, calls.result_pages(task_ids, cursor, follow, max_staleness))
+        return self._pages(ResultPage, scripts.result_pages(task_ids, cursor, follow, max_staleness))
 
     def wait(self, task_ids: Collection[str], timeout: float | None = None) -> list[SessionResult]:
         """All results of these tasks in the order they came, once every session has ended."""
         deadline = time.monotonic() + timeout if timeout is not None else None
         found: list[SessionResult] = []
-        script = calls.result_pages(task_ids, 0, follow=True)
+        script = scripts.result_pages(task_ids, 0, follow=True)
         for page in self._pages(ResultPage, script, deadline):
             found += page.results
         return found
@@ -203,8 +204,8 @@ class Client(AccessCalls, NodeCalls):
 
     def _pages(self, kind: type[P], script: Script, deadline: float | None = None) -> Iterator[P]:
         answer: Any = None
-        while (call := calls.advance(script, answer)) is not None:
-            answer = self._send(calls.bounded(call, deadline))
+        while (call := scripts.advance(script, answer)) is not None:
+            answer = self._send(scripts.bounded(call, deadline))
             if isinstance(answer, kind):
                 yield answer
 
@@ -212,7 +213,7 @@ class Client(AccessCalls, NodeCalls):
         try:
             response = self._http.request(**_request(call, self._timeout))
         except httpx.TransportError as error:
-            raise calls.unreachable(self.server, error) from error
+            raise failures.unreachable(self.server, error) from error
         return _answer(call, response)
 
 
@@ -272,7 +273,7 @@ class AsyncClient(AsyncAccessCalls, AsyncNodeCalls):
 
     async def tasks(self, status: TaskStatus | None = None) -> AsyncIterator[TaskView]:
         """All tasks, oldest first."""
-        async for page in self._pages(TaskPage, calls.task_pages(status)):
+        async for page in self._pages(TaskPage, scripts.task_pages(status)):
             for task in page.tasks:
                 yield task
 
@@ -286,7 +287,7 @@ class AsyncClient(AsyncAccessCalls, AsyncNodeCalls):
         self, task_id: str | None = None, status: SessionStatus | None = None
     ) -> AsyncIterator[SessionView]:
         """All sessions, oldest first."""
-        async for page in self._pages(SessionPage, calls.session_pages(task_id, status)):
+        async for page in self._pages(SessionPage, scripts.session_pages(task_id, status)):
             for session in page.sessions:
                 yield session
 
@@ -339,7 +340,7 @@ class AsyncClient(AsyncAccessCalls, AsyncNodeCalls):
 
         They hold stale results too, and name them.
         """
-        return self._pages(ResultPage, calls.result_pages(task_ids, cursor, follow, max_staleness))
+        return self._pages(ResultPage, scripts.result_pages(task_ids, cursor, follow, max_staleness))
 
     async def wait(self, task_ids: Collection[str], timeout: float | None = None) -> list[SessionResult]:
         """All results of these tasks in the order they came, once every session has ended."""
@@ -348,7 +349,7 @@ class AsyncClient(AsyncAccessCalls, AsyncNodeCalls):
                 pages = self.result_pages(task_ids, follow=True)
                 return [result async for page in pages for result in page.results]
         except TimeoutError:
-            raise calls.waited_too_long() from None
+            raise failures.waited_too_long() from None
 
     async def policy(self) -> PolicyView:
         """The policy's version, who pauses it, and how far each live node is."""
@@ -392,7 +393,7 @@ class AsyncClient(AsyncAccessCalls, AsyncNodeCalls):
 
     async def _pages(self, kind: type[P], script: Script) -> AsyncIterator[P]:
         answer: Any = None
-        while (call := calls.advance(script, answer)) is not None:
+        while (call := scripts.advance(script, answer)) is not None:
             answer = await self._send(call)
             if isinstance(answer, kind):
                 yield answer
@@ -401,7 +402,7 @@ class AsyncClient(AsyncAccessCalls, AsyncNodeCalls):
         try:
             response = await self._http.request(**_request(call, self._timeout))
         except httpx.TransportError as error:
-            raise calls.unreachable(self.server, error) from error
+            raise failures.unreachable(self.server, error) from error
         return _answer(call, response)
 
 
@@ -430,5 +431,5 @@ def _request(call: Call[Any], timeout: float) -> dict[str, Any]:
 
 def _answer(call: Call[T], response: httpx.Response) -> T:
     if not response.is_success:
-        raise calls.failure(response.status_code, response.content)
+        raise failures.failure(response.status_code, response.content)
     return call.read(response.content)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from polar.client.calls import refusal
 from polar.client.clients import AsyncClient
+from polar.client.failures import refusal
 from polar.errors import PolarError
 from polar.models.session import SessionResult, StageEntry
 from polar.models.views import Deliveries, Delivery, ResultPost
