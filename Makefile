@@ -86,10 +86,10 @@ clean: ## remove the environment and run data of this clone (downloads stay in t
 
 # Seconds where nothing has changed or another clone has made the same environment before.
 environment-run:
-	@$(PYTHON) tools/environment.py engine
+	@$(PYTHON) tools/environment.py engine,train
 
 environment-dev:
-	@$(PYTHON) tools/environment.py engine,dev
+	@$(PYTHON) tools/environment.py engine,train,dev
 
 environment-ray:
-	@$(PYTHON) tools/environment.py engine,dev,ray
+	@$(PYTHON) tools/environment.py engine,train,dev,ray

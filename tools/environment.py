@@ -1,6 +1,6 @@
 """Makes `.venv`: linked from the user's cache if the same environment was made before, with pip otherwise.
 
-    python3 tools/environment.py engine,dev
+    python3 tools/environment.py engine,train,dev
 
 Files are hard links where cache and clone share a file system and copies elsewhere, so a second
 clone is ready in seconds and takes little room. Uses the standard library alone: nothing else is
@@ -43,7 +43,7 @@ def make_environment(extras: list[str]) -> None:
     wanted = key(extras)
     if wanted in stamps():
         return
-    cached = cache_dir() / "environments" / wanted
+    cached = cached_as(wanted)
     with locked(cached):
         if cached.is_dir():
             say(f"linking {VENV.name} from {cached} …")
@@ -86,6 +86,10 @@ def cache_dir() -> Path:
     return Path(os.environ.get("POLAR_CACHE") or Path.home() / ".cache" / "polar").expanduser()
 
 
+def cached_as(name: str) -> Path:
+    return cache_dir() / "environments" / name
+
+
 @contextmanager
 def locked(cached: Path) -> Iterator[None]:
     cached.parent.mkdir(parents=True, exist_ok=True)
@@ -95,8 +99,15 @@ def locked(cached: Path) -> Iterator[None]:
 
 
 def install_environment(extras: list[str]) -> None:
-    """With pip. Polar itself comes after, so that the cache does not hold this clone."""
-    if key(extras[:1]) not in stamps():
+    """With pip, upon the largest part of it that is in the cache.
+
+    Never upon what happens to be there, whose packages the cache would hand on. Polar itself comes after,
+    so that the cache does not hold this clone.
+    """
+    parts = [cached_as(key(extras[:count])) for count in range(len(extras) - 1, 0, -1)]
+    if part := next((part for part in parts if part.is_dir()), None):
+        link_environment(part)
+    else:
         make_venv("--clear")
     with tempfile.TemporaryDirectory() as directory:
         # The project's metadata without its packages: pip installs what it asks for.
@@ -106,8 +117,6 @@ def install_environment(extras: list[str]) -> None:
         target = f"{directory}[{','.join(extras)}]"
         pip("install", "--quiet", "--constraint", str(CONSTRAINTS), "setuptools", target)
     pip("uninstall", "--quiet", "--yes", "polar")
-    # Nor is it installed any more where it was: what says so goes too.
-    STAMP.unlink(missing_ok=True)
 
 
 def keep_environment(cached: Path) -> None:

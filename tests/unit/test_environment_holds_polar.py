@@ -1,8 +1,9 @@
-"""An environment that gets more packages still has Polar itself in it."""
+"""An environment that gets more packages still has Polar itself in it, and nothing that nobody asked for."""
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -39,7 +40,9 @@ def test_polar_is_installed_again_when_an_extra_is_added(
             has_polar = True
 
     def make_venv(*_options: str) -> None:
-        (environment.BIN).mkdir(parents=True, exist_ok=True)
+        # As `venv --clear` does.
+        shutil.rmtree(environment.VENV, ignore_errors=True)
+        (environment.BIN).mkdir(parents=True)
         (environment.BIN / "python").touch()
 
     monkeypatch.setattr(environment, "pip", pip)
@@ -49,3 +52,30 @@ def test_polar_is_installed_again_when_an_extra_is_added(
         environment.make_environment(extras)
         environment.install_polar()
         assert has_polar, extras
+
+
+def test_an_environment_is_built_upon_its_own_cached_part_alone(
+    environment: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[str] = []
+
+    def pip(*arguments: str) -> None:
+        if arguments[0] == "install":
+            extras = arguments[-1].partition("[")[2].rstrip("]").split(",")
+            for name in extras:
+                (environment.site_packages() / name).mkdir(parents=True, exist_ok=True)
+            installed.extend(extras)
+
+    def make_venv(*_options: str) -> None:
+        shutil.rmtree(environment.VENV, ignore_errors=True)
+        environment.BIN.mkdir(parents=True)
+        (environment.BIN / "python").touch()
+
+    monkeypatch.setattr(environment, "pip", pip)
+    monkeypatch.setattr(environment, "make_venv", make_venv)
+    for extras in (["engine"], ["engine", "train", "ray"], ["engine", "dev"]):
+        environment.make_environment(extras)
+        assert sorted(path.name for path in environment.site_packages().iterdir()) == sorted(extras)
+    installed.clear()
+    environment.make_environment(["engine", "train", "ray"])
+    assert not installed, "it is in the cache"
