@@ -85,6 +85,12 @@ def clone(tmp_path: Path) -> Path:
     (directory / "examples" / "quickstart").mkdir(parents=True)
     (directory / "examples" / "quickstart" / "tasks.yaml").write_text(yaml.safe_dump(quickstart))
     model = write_tiny_llama(directory / "model", max_position_embeddings=32768)
+    training = yaml.safe_load((ROOT / "examples" / "grpo-pi" / "tiny.yaml").read_text())
+    training |= {"steps": 1, "groups": 1}
+    training["model"] |= {"name": str(model), "start": None}
+    training["rollouts"] |= {"tasks": ["../quickstart/tasks.yaml"], "samples": 2}
+    (directory / "examples" / "grpo-pi").mkdir()
+    (directory / "examples" / "grpo-pi" / "tiny.yaml").write_text(yaml.safe_dump(training))
     # Any free port: another server may be on this machine.
     settings = {"server": {"port": 0}, "engine": {"model": str(model), "device": "cpu", "threads": 1}}
     (directory / "polar.yaml").write_text(yaml.safe_dump(settings))
