@@ -155,7 +155,8 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
         if count >= wanted:
             if bound == float("inf"):
                 return lower
-            return lower + (bound - lower) * (wanted - below) / max(count - below, 1e-9)
+            # Rounding may go beyond the bucket's end.
+            return min(bound, lower + (bound - lower) * (wanted - below) / max(count - below, 1e-9))
         lower, below = bound, count
     return None
 

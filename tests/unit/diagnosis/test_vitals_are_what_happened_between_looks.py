@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polar.diagnosis.vitals import Look, Samples, Vitals, quantile
@@ -84,6 +84,7 @@ def test_nothing_new_has_no_quantile() -> None:
     st.floats(0.01, 1.0),
     st.floats(0.01, 1.0),
 )
+@example([3], 1.0, 1.0)
 def test_quantiles_rise_and_stay_within_the_buckets(counts: list[int], one: float, other: float) -> None:
     bounds = [0.1 * 2**place for place in range(len(counts))]
     sums = [float(sum(counts[: place + 1])) for place in range(len(counts))]
