@@ -14,9 +14,8 @@ from polar.trajectory.recording import Recording
 
 EQUAL = 1e-5
 """Of the largest gradient, in float64: what is left is the float32 of the terms' weights and of the norms."""
-CLOSE = 1e-3
-"""In float32. How far rounding takes a gradient is the model's matter, and differs from packing to packing;
-what a wrong mask or a lesser precision does to it is more than this."""
+CLOSE = 1e-4
+"""The same in float32, from the gradient in float64."""
 
 Gradient = list[Any]
 """One tensor a trained parameter."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from benchmarks.training.figure import chart
 from benchmarks.training.gradients import Agreement, compare_gradients
 from benchmarks.training.layouts import LAYOUTS, laid_out, reduced
 from benchmarks.training.speed import measure
+from polar.training.policy import Policy
 from polar.training.settings import ModelSettings
+from polar.trajectory.packing.batch import Batch
 from polar.trajectory.recording import Recording
 from tests.fakes.scoring_engine import ScoringEngine, logprobs_of
 from tests.fakes.training_runs import LOGPROB, groups
@@ -49,12 +52,27 @@ def test_gradients_are_one_in_double_precision_and_close_in_single(
     assert 0 < max(found.rounding.values()) <= 1e-4
 
 
+@pytest.mark.parametrize("leaks_in", ["float32", "float64"])
+def test_a_mask_that_shows_a_trace_its_neighbours_is_found(
+    tiny_model: Path, recordings: list[Recording], monkeypatch: pytest.MonkeyPatch, leaks_in: str
+) -> None:
+    masked = Policy._masked
+
+    def leaking(policy: Policy, batch: Batch) -> tuple[Batch, Any]:
+        batch, mask = masked(policy, batch)
+        return batch, mask.new_ones(mask.shape).tril() if str(policy._dtype).endswith(leaks_in) else mask
+
+    monkeypatch.setattr(Policy, "_masked", leaking)
+    found = compare_gradients(recordings[:2], ModelSettings(name=str(tiny_model), device="cpu"), BUDGET)
+    assert found.missed
+
+
 def test_another_gradient_is_told_from_rounding() -> None:
     def missed(exact: float, rounding: float) -> list[str]:
         return Agreement(2, 10, {"merged": exact}, {"apart": 1e-5, "merged": rounding}).missed
 
-    assert not missed(1e-7, rounding=5e-4)
-    assert missed(1e-7, rounding=2e-3) == ["merged: gradient in float32"]
+    assert not missed(1e-7, rounding=5e-5)
+    assert missed(1e-7, rounding=2e-4) == ["merged: gradient in float32"]
     assert missed(1e-4, rounding=1e-5) == ["merged: another gradient"]
 
 
