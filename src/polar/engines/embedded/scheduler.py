@@ -44,8 +44,8 @@ class Chunks:
 
 CPU_CHUNKS = Chunks(shared=128, alone=512)
 GPU_WORK = 4e12
-"""Operations that a step's prompt tokens may take on a GPU, about ten milliseconds of a large one. A step's
-kernels are not launched in less, so fewer tokens would not make it shorter, only more steps of them."""
+"""Operations that a step's prompt tokens may take on a GPU: milliseconds of a large one. A step's kernels are
+not launched in less, so fewer tokens would not make it shorter, only more steps of them."""
 GPU_LEAST, GPU_MOST = 512, 16_384
 
 
