@@ -56,6 +56,8 @@ class Supervisor:
         """Machines where a node failed, and until when they rest."""
         self._told: tuple[NodeOverview, ...] = ()
         """Nodes as the server last told of them."""
+        self._silence: str | None = None
+        """Why it tells nothing of them."""
         self._unended: int | None = None
         self._is_ending = False
         self._view = FleetView(server=order.server, size=self._size)
@@ -181,10 +183,14 @@ class Supervisor:
         """What the server knows of its nodes, or knew when it last could be asked."""
         try:
             with self._client() as client:
-                return client.nodes()
+                told, self._silence = client.nodes(), None
         except PolarError as error:
-            log.warning("which nodes are busy is not known: %s", error)
+            # Said once: a token that may not ask will not at the next look either.
+            if self._silence != str(error):
+                log.warning("which nodes are busy is not known: %s", error)
+            self._silence = str(error)
             return self._told
+        return told
 
     def _show(self, nodes: tuple[PlacedNode, ...], machines: int, wanted: int, missing: int) -> None:
         failed = [node for node in nodes if node.detail is not None and not node.was_asked]

@@ -154,6 +154,18 @@ def test_a_fleet_with_a_node_on_every_machine_misses_none_that_is_set_aside(
     assert {node.state for node in cluster.nodes()} == {NodeState.DRAINING}
 
 
+def test_a_server_that_tells_nothing_of_its_nodes_is_complained_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    order = FleetOrder.of(Settings(fleet=FleetSettings(nodes="2")), "http://127.0.0.1:1", SECRET)
+    cluster = RememberedCluster(2)
+    supervisor = Supervisor(order, cluster, Clock())
+    for _ in range(3):
+        supervisor.look()
+    assert cluster.starts == 2
+    assert sum("which nodes are busy" in line for line in caplog.messages) == 1
+
+
 def test_down_drains_every_node_and_replaces_none(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = RememberedCluster(3)
     supervisor, _ = supervised(cluster, Clock(), monkeypatch)
