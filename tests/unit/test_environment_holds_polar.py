@@ -24,6 +24,13 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     venv = tmp_path / ".venv"
     for name, value in {"VENV": venv, "BIN": venv / "bin", "STAMP": venv / ".environment"}.items():
         monkeypatch.setattr(module, name, value)
+
+    def make_venv(*_options: str) -> None:
+        shutil.rmtree(venv, ignore_errors=True)
+        (venv / "bin").mkdir(parents=True)
+        (venv / "bin" / "python").touch()
+
+    monkeypatch.setattr(module, "make_venv", make_venv)
     return module
 
 
@@ -39,14 +46,7 @@ def test_polar_is_installed_again_when_an_extra_is_added(
         elif "--editable" in arguments:
             has_polar = True
 
-    def make_venv(*_options: str) -> None:
-        # As `venv --clear` does.
-        shutil.rmtree(environment.VENV, ignore_errors=True)
-        (environment.BIN).mkdir(parents=True)
-        (environment.BIN / "python").touch()
-
     monkeypatch.setattr(environment, "pip", pip)
-    monkeypatch.setattr(environment, "make_venv", make_venv)
     monkeypatch.setattr(environment, "keep_environment", lambda _cached: None)
     for extras in (["engine", "dev"], ["engine", "dev", "ray"], ["engine", "dev"]):
         environment.make_environment(extras)
@@ -66,13 +66,7 @@ def test_an_environment_is_built_upon_its_own_cached_part_alone(
                 (environment.site_packages() / name).mkdir(parents=True, exist_ok=True)
             installed.extend(extras)
 
-    def make_venv(*_options: str) -> None:
-        shutil.rmtree(environment.VENV, ignore_errors=True)
-        environment.BIN.mkdir(parents=True)
-        (environment.BIN / "python").touch()
-
     monkeypatch.setattr(environment, "pip", pip)
-    monkeypatch.setattr(environment, "make_venv", make_venv)
     for extras in (["engine"], ["engine", "train", "ray"], ["engine", "dev"]):
         environment.make_environment(extras)
         assert sorted(path.name for path in environment.site_packages().iterdir()) == sorted(extras)
