@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from benchmarks.training.layouts import LAYOUTS, OBJECTIVE, laid_out
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import load_policy
@@ -31,6 +33,8 @@ class Agreement:
     """Layout → how far its gradient is from the first layout's, both in float64 with a dense mask."""
     rounding: dict[str, float]
     """Layout → how far its gradient in float32, computed as in training, is from that."""
+    half: dict[str, float]
+    """The same in bfloat16, where a GPU trains in it."""
 
     @property
     def missed(self) -> list[str]:
@@ -38,16 +42,21 @@ class Agreement:
         return found + [f"{name}: gradient in float32" for name, far in self.rounding.items() if far > CLOSE]
 
     def __str__(self) -> str:
-        rounded = ", ".join(f"{name} {far:.1e}" for name, far in self.rounding.items())
+        single, half = (
+            ", ".join(f"{name} {far:.1e}" for name, far in found.items())
+            for found in (self.rounding, self.half)
+        )
         return (
             f"gradients of {self.sessions} sessions agree to {max(self.exact.values()):.1e} of the largest "
-            f"in float64; from there, in float32: {rounded}"
+            f"in float64; from there, in float32: {single}" + (f"; in bfloat16: {half}" if half else "")
         )
 
 
 def compare_gradients(recordings: Sequence[Recording], model: ModelSettings, budget: int) -> Agreement:
     """Of all layouts, in both precisions; `budget` is that of training."""
     single = _gradients(recordings, model, "float32", budget)
+    is_on_gpu = model.device != "cpu" and torch.cuda.is_available()
+    half = _gradients(recordings, model, "bfloat16", budget) if is_on_gpu else {}
     merged = laid_out(recordings, LAYOUTS[1], budget).packing
     # Dense masks: the least budget at which all sessions share a pass, and activations computed twice.
     least = min(budget, merged.stats.row_tokens)
@@ -64,6 +73,7 @@ def compare_gradients(recordings: Sequence[Recording], model: ModelSettings, bud
         trained_tokens=sum(len(batch.terms) for batch in merged.batches),
         exact={layout.name: far(double[layout.name]) for layout in LAYOUTS[1:]},
         rounding={name: far(gradient) for name, gradient in single.items()},
+        half={name: far(gradient) for name, gradient in half.items()},
     )
 
 

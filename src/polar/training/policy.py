@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled
+from polar.training.head import Manner, score
 from polar.training.placing import placed
 from polar.training.settings import Lora, ModelSettings
 from polar.trajectory.packing.batch import Batch
@@ -61,9 +61,8 @@ class Policy:
         self._causal = model.get_base_model() if settings.lora else model
         self._is_adapter = settings.lora is not None
         self._device = next(model.parameters()).device
-        self._chunk = settings.chunk
         self._dtype = _computed_in(settings, self._device)
-        self._temperature = temperature
+        self._manner = Manner(self._dtype, settings.chunk, temperature)
         self._granule = _granule(most_tokens)
         self._is_packed = is_packed
         self._has_blocks = self._causal.config._attn_implementation == FLEX
@@ -112,24 +111,8 @@ class Policy:
         )
         with self._precision():
             hidden = self._hidden(causal, batch)[sources]
-            head = causal.get_output_embeddings()
-            parts = [
-                # Made again for the backward pass: no more than one chunk's logits are ever there.
-                checkpoint(self._score, head, some, ids, use_reentrant=False, preserve_rng_state=False)
-                for some, ids in zip(hidden.split(self._chunk), labels.split(self._chunk), strict=True)
-            ]
-        logprobs, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
+        logprobs, entropy = score(hidden, causal.get_output_embeddings().weight, labels, self._manner)
         return logprobs[back], entropy[back]
-
-    def _score(self, head: Any, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(hidden)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self._temperature != 1.0:
-            logits = logits / self._temperature
-        total = logits.logsumexp(-1)
-        logprobs = logits.gather(-1, labels[:, None])[:, 0] - total
-        entropy = total - ((logits - total[:, None]).exp() * logits).sum(-1)
-        return logprobs, entropy
 
     def _hidden(self, causal: Any, batch: Batch) -> Tensor:
         """The last layer's output for each token."""
@@ -171,12 +154,18 @@ class Policy:
             )
 
     def _check_head(self) -> None:
-        """Refuse models that do more to their logits than their last layer says."""
+        """Refuse models whose logits are more than a product of their last layer's weights."""
+        head = self._causal.get_output_embeddings()
+        if type(head) is not nn.Linear or head.bias is not None:
+            raise InvalidInput(
+                f"model {self.directory.name}: its last layer has a bias or an adapter",
+                hint="leave it out of model.lora.targets; this trainer computes it as one product",
+            )
         ids = torch.tensor([PROBE], device=self._device)
         with torch.no_grad(), self._precision(), _plain_attention(self._causal):
             whole = self._causal(input_ids=ids, use_cache=False).logits.float()
             hidden = self._causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            ours = self._causal.get_output_embeddings()(hidden).float()
+            ours = head(hidden).float()
         if float((whole - ours).abs().max()) > PROBE_TOLERANCE * max(1.0, float(whole.abs().max())):
             raise InvalidInput(
                 f"model {self.directory.name}: its logits are scaled or capped after its last layer",

@@ -69,7 +69,7 @@ def test_a_mask_that_shows_a_trace_its_neighbours_is_found(
 
 def test_another_gradient_is_told_from_rounding() -> None:
     def missed(exact: float, rounding: float) -> list[str]:
-        return Agreement(2, 10, {"merged": exact}, {"apart": 1e-5, "merged": rounding}).missed
+        return Agreement(2, 10, {"merged": exact}, {"apart": 1e-5, "merged": rounding}, {}).missed
 
     assert not missed(1e-7, rounding=5e-5)
     assert missed(1e-7, rounding=2e-4) == ["merged: gradient in float32"]

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from polar.config.settings import EngineSettings
 from polar.engines.embedded import attention
 from polar.engines.embedded.attention import SHORT_ON_GPU, Packed, Segment, SlotCache, Step, reads_by_token
+from polar.engines.embedded.head import widen_logits
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled, PolarError
 
@@ -157,6 +158,7 @@ def load(settings: EngineSettings) -> SlotModel:
     except Exception as error:
         # Whatever transformers, safetensors or the model's own code finds wrong with the files.
         raise NotInstalled(f"model {settings.model}: cannot be loaded: {_first_line(error)}") from None
+    widen_logits(model)
     slots = _slots(settings, config, device, dtype, context)
     loaded = SlotModel(settings.model, model, tokenizer, slots=slots, context=context, directory=directory)
     try:
