@@ -231,6 +231,33 @@ async def test_a_pause_reaches_every_process_and_one_that_comes_back_in_it(set_s
             assert set(completion.policy_versions.tolist()) == {4}
 
 
+async def test_a_process_that_hangs_as_it_comes_back_keeps_no_order_waiting(
+    set_scene: SetScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "SILENCE_SECONDS", 3.0)
+    scene = await set_scene(2)
+    await scene.gateway.pause(PauseMode.KEEP)
+    start, hangs = pool._Worker.start, asyncio.Event()
+
+    async def start_and_hang_once(worker: pool._Worker, assignment: pool.Assignment) -> None:
+        await start(worker, assignment)
+        if not hangs.is_set():
+            assert worker._process is not None
+            psutil.Process(worker._process.pid).suspend()
+            hangs.set()
+
+    monkeypatch.setattr(pool._Worker, "start", start_and_hang_once)
+    scene.worker("a").kill()
+    await hangs.wait()
+    await asyncio.wait_for(scene.gateway.resume(), 60)
+    assert (await scene.ask("b", "Hi"))[0] == 200
+    with scene.gateway.placed("c") as c, scene.gateway.placed("d") as d:
+        scene.addresses |= {"c": c, "d": d}
+        for session in "cd":
+            await scene.gateway.open_session(scene.grant(session))
+            assert (await scene.ask(session, "Hi"))[0] == 200
+
+
 async def test_a_session_says_that_its_gateway_died(tmp_path: Path) -> None:
     async with vllm_wire(Said("Hello.")) as wire:
         settings = Settings(

@@ -280,7 +280,11 @@ class GatewayPool(Gateways):
             Assignment(settings.model_copy(update={"gateway": gateway}), self._assignment.tokenizer)
         )
         async with self._ordering:
-            await self._bring_up(worker.line)
+            watching = asyncio.create_task(self._watch(worker))
+            try:
+                await self._bring_up(worker.line)
+            finally:
+                watching.cancel()
             worker.is_up.set()
 
     async def _bring_up(self, line: Line) -> None:
