@@ -158,8 +158,8 @@ class Policy:
         head = self._causal.get_output_embeddings()
         if type(head) is not nn.Linear or head.bias is not None:
             raise InvalidInput(
-                f"model {self.directory.name}: its last layer has a bias or an adapter",
-                hint="leave it out of model.lora.targets; this trainer computes it as one product",
+                f"model {self.directory.name}: its last layer is more than one matrix of weights",
+                hint="no bias, adapter or quantised form of it is trained; see model.lora.targets",
             )
         ids = torch.tensor([PROBE], device=self._device)
         with torch.no_grad(), self._precision(), _plain_attention(self._causal):
