@@ -203,6 +203,27 @@ async def test_parallel_calls_are_one_turn(serve: Serve, streamed: bool) -> None
     assert [message.role for message in turns[1].messages] == ["user", "assistant", "tool", "tool"]
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_instructions_are_not_carried_over_to_a_continuation(serve: Serve, streamed: bool) -> None:
+    service = await serve("One.", "Two.", "Three.", "Four.", "Five.")
+    previous: str | None = None
+    for number, instructions in enumerate(["Old.", "Old.", "New.", None, "New."]):
+        asked = {"instructions": instructions, "previous_response_id": previous}
+        given = {name: value for name, value in asked.items() if value is not None}
+        previous = (await service.ask(streamed, input=str(number), **given)).id
+    turns = await service.captured()
+    seen = [[message.content for message in turn.messages] for turn in turns]
+    said = ["0", "One.", "1", "Two.", "2", "Three.", "3", "Four.", "4"]
+    assert seen == [
+        ["Old.", *said[:1]],
+        ["Old.", *said[:3]],
+        ["New.", *said[:5]],
+        said[:7],
+        ["New.", *said],
+    ]
+    assert [turn.parent for turn in turns] == [None, turns[0].id, None, None, turns[2].id]
+
+
 @pytest.mark.parametrize("summary", [None, "auto"])
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_sealed_reasoning_comes_back_as_it_was_sampled(

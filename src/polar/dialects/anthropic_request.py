@@ -67,15 +67,11 @@ def read_request(body: bytes, *, is_count: bool) -> ChatRequest:
 
 def _turns(messages: Iterable[Message]) -> Iterator[Message]:
     """Neighbours of one role are one turn to the provider, however the client grouped them."""
-    asked: list[str] = []
     for role, group in groupby(messages, key=lambda message: message.role):
         if role is Role.TOOL:
-            yield from _as_asked(group, asked)
-            continue
-        turn = _joined(list(group))
-        if role is Role.ASSISTANT:
-            asked = [call.id for call in turn.tool_calls]
-        yield turn
+            yield from group
+        else:
+            yield _joined(list(group))
 
 
 def _joined(parts: list[Message]) -> Message:
@@ -87,12 +83,6 @@ def _joined(parts: list[Message]) -> Message:
         reasoning="".join(part.reasoning or "" for part in parts) or None,
         tool_calls=tuple(call for part in parts for call in part.tool_calls),
     )
-
-
-def _as_asked(results: Iterable[Message], asked: list[str]) -> list[Message]:
-    """Results in the order of their calls: clients send them as they end, and few templates show ids."""
-    order = {id: place for place, id in enumerate(asked)}
-    return sorted(results, key=lambda result: order.get(result.tool_call_id or "", len(order)))
 
 
 def _system(fields: Fields) -> Iterator[Message]:

@@ -179,6 +179,10 @@ class Dialect(ABC):
     def parse(self, request: HttpRequest) -> ChatRequest:
         """The request in no provider's words; RequestRefused names the field that is wrong."""
 
+    def continued(self, request: ChatRequest, before: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The whole conversation of a request that continues another's, which is `before`."""
+        return before + request.messages
+
     @abstractmethod
     def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes: ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -87,6 +86,9 @@ _ELSEWHERE = {
 }
 """Fields that name what only OpenAI's servers hold."""
 
+_INSTRUCTED = "_i"
+"""Ends the id of a response whose conversation begins with instructions."""
+
 _FIELDS = {"messages": "input", "response_format": "text.format"}
 """What fields of Chat Completions, in whose terms the gateway complains, are called here."""
 
@@ -109,13 +111,13 @@ class OpenAIResponses(Dialect):
         model = fields.needed_string("model")
         _refuse_what_is_not_here(fields)
         toolbox = Toolbox(fields)
-        continues, before = _continued(fields)
-        instructions = _mark(fields.string("instructions"))
+        continues, had_instructions = _continued(fields)
+        instructions = _instructions(fields)
         messages = input_messages(fields, toolbox)
         if not messages and continues is None:
             raise malformed("input", "is required and must hold at least one message")
-        if instructions != before:
-            messages = (*_system(fields), *messages)
+        if continues is None:
+            messages = instructions + messages
         return ChatRequest(
             model=model,
             messages=messages,
@@ -130,8 +132,18 @@ class OpenAIResponses(Dialect):
             stream=fields.boolean("stream"),
             stream_usage=True,
             continues=continues,
-            wire={"asked": _asked(fields, toolbox, instructions)},
+            wire={
+                "asked": _asked(fields, toolbox),
+                "instructions": instructions,
+                "had_instructions": had_instructions,
+            },
         )
+
+    def continued(self, request: ChatRequest, before: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Instructions are not carried over: the request's own, if any, stand in their place."""
+        kept = before[1:] if request.wire["had_instructions"] else before
+        instructions: tuple[Message, ...] = request.wire["instructions"]
+        return instructions + kept + request.messages
 
     def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
         asked: Asked = request.wire["asked"]
@@ -173,20 +185,13 @@ def _refuse_what_is_not_here(fields: Fields) -> None:
         raise malformed("background", "is not supported: wait for the response, or stream it")
 
 
-def _continued(fields: Fields) -> tuple[str | None, str]:
-    """The completion that `previous_response_id` names, and the mark of the instructions it had."""
+def _continued(fields: Fields) -> tuple[str | None, bool]:
+    """The completion that `previous_response_id` names, and whether it had instructions."""
     previous = fields.string("previous_response_id")
     if previous is None:
-        return None, ""
+        return None, False
     completion, _, mark = previous.removeprefix("resp_").partition("_")
-    return completion, mark
-
-
-def _mark(instructions: str | None) -> str:
-    """Tells in a response's id which instructions it had: a continuation repeats them to no effect."""
-    if not instructions:
-        return ""
-    return hashlib.blake2b(instructions.encode(), digest_size=6).hexdigest()
+    return completion, bool(mark)
 
 
 def _tool_choice(fields: Fields, toolbox: Toolbox) -> ToolChoice:
@@ -217,18 +222,18 @@ def _output(fields: Fields) -> JsonOutput | None:
     return output_format(wanted, wanted) if wanted is not None else None
 
 
-def _system(fields: Fields) -> tuple[Message, ...]:
+def _instructions(fields: Fields) -> tuple[Message, ...]:
     instructions = fields.string("instructions")
     return (Message(Role.SYSTEM, instructions),) if instructions else ()
 
 
-def _asked(fields: Fields, toolbox: Toolbox, instructions: str) -> Asked:
+def _asked(fields: Fields, toolbox: Toolbox) -> Asked:
     include, reasoning = fields.get("include"), fields.child("reasoning")
     summary = reasoning.get("summary") if reasoning is not None else None
     return Asked(
         toolbox=toolbox,
         echo={name: orjson.Fragment(encoded(fields, name, default)) for name, default in _ECHOED.items()},
-        response_suffix=f"_{instructions}" if instructions else "",
+        response_suffix=_INSTRUCTED if fields.string("instructions") else "",
         sealed=isinstance(include, list) and "reasoning.encrypted_content" in include,
         summarised=summary not in (None, "none"),
     )

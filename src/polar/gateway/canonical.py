@@ -1,4 +1,4 @@
-"""What makes two messages the same to the policy, however a harness re-serialised them."""
+"""What makes two histories the same to the policy, however a harness re-serialised them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import math
 import string
 from collections.abc import Sequence
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import Any
 
 from polar.models.chat import Message, Role, ToolCall
@@ -41,6 +43,31 @@ def joined(messages: Sequence[Message]) -> Message:
         "".join(message.content for message in messages),
         tool_calls=tuple(call for message in messages for call in message.tool_calls),
     )
+
+
+def in_call_order(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Results in the order of their calls: clients send them as they end, and few templates show ids."""
+    are_results = [message.role is Role.TOOL for message in messages]
+    if (True, True) not in pairwise(are_results):
+        return messages
+    ordered: list[Message] = []
+    asking: list[Message] = []
+    for role, group in groupby(messages, key=attrgetter("role")):
+        together = list(group)
+        if role is Role.ASSISTANT:
+            asking = together
+        elif role is Role.TOOL and len(together) > 1:
+            places = _places(asking)
+            together.sort(key=lambda result: places.get(result.tool_call_id or "", len(places)))
+        ordered += together
+    return tuple(ordered)
+
+
+def _places(asking: Sequence[Message]) -> dict[str, int]:
+    """Where the call of each id stands; empty if ids do not tell the calls apart."""
+    ids = [call.id for message in asking for call in message.tool_calls]
+    places = {id: place for place, id in enumerate(ids)}
+    return places if len(places) == len(ids) else {}
 
 
 def _arguments(call: ToolCall) -> str:

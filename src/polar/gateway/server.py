@@ -41,6 +41,7 @@ from polar.gateway.answering import (
     unknown_route,
 )
 from polar.gateway.call import ModelCall, Send
+from polar.gateway.canonical import in_call_order
 from polar.gateway.chat_source import ChatSource
 from polar.gateway.flights import Flight, fingerprint
 from polar.gateway.gateways import Address, Gateways
@@ -49,7 +50,7 @@ from polar.gateway.session import Session, SessionGrant, new_key
 from polar.gateway.sessions import Sessions
 from polar.gateway.source import Source
 from polar.gateway.token_source import TokenSource
-from polar.models.chat import ChatRequest
+from polar.models.chat import ChatRequest, Message
 from polar.models.completion import Completion
 from polar.models.policy import PauseMode
 from polar.models.session import Progress
@@ -251,14 +252,18 @@ class Gateway(Gateways):
         if tools is not chat.tools:
             chat = replace(chat, tools=tools)
         self._refuse_other_models(session, chat.model)
+        messages = in_call_order(self._conversation(dialect, chat, session))
+        return replace(chat, messages=messages, continues=None)
+
+    def _conversation(self, dialect: Dialect, chat: ChatRequest, session: Session) -> tuple[Message, ...]:
         if chat.continues is None:
-            return chat
+            return chat.messages
         before = session.conversations.turn(chat.continues)
         if before is None:
             raise RequestRefused(
                 Refusal.UNKNOWN_RESPONSE, "The response to continue is not one of this session."
             )
-        return replace(chat, messages=before.messages + chat.messages, continues=None)
+        return dialect.continued(chat, before.messages)
 
     async def _complete(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
         session = self._session_of(dialect, request)

@@ -117,19 +117,6 @@ def test_neighbours_of_one_role_are_one_turn_however_they_are_grouped() -> None:
     assert apart == together
 
 
-def test_results_stand_in_the_order_of_their_calls() -> None:
-    uses: list[dict[str, Any]] = [
-        {"type": "tool_use", "id": id, "name": "f", "input": {}} for id in ("a", "b", "c")
-    ]
-    results = [
-        {"type": "tool_result", "tool_use_id": id, "content": f"of {id}"} for id in ("stray", "c", "a", "b")
-    ]
-    request = parse(
-        messages=[USER, {"role": "assistant", "content": uses}, {"role": "user", "content": results}]
-    )
-    assert [message.content for message in request.messages[2:]] == ["of a", "of b", "of c", "of stray"]
-
-
 def test_the_billing_line_is_not_for_the_model() -> None:
     blocks = [
         {"type": "text", "text": "x-anthropic-billing-header: a=1"},

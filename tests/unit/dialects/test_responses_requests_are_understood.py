@@ -188,18 +188,20 @@ def test_tools_may_come_as_an_input_item() -> None:
     assert request.messages == (Message(Role.USER, "u"),)
 
 
-def test_a_continuation_repeats_instructions_to_no_effect() -> None:
+def test_instructions_of_a_continuation_stand_in_the_place_of_those_before() -> None:
     first = parse(instructions="Be good.")
+    before = (*first.messages, Message(Role.ASSISTANT, "ok"))
     encoder = DIALECT.stream(CallIdentity("abc123", "m", 5), first)
     created = json.loads(encoder.start().split(b"\n")[1].removeprefix(b"data: "))
     id = created["response"]["id"]
-    same = parse(instructions="Be good.", previous_response_id=id)
-    other = parse(instructions="Be bad.", previous_response_id=id)
-    none = parse(previous_response_id=id)
-    assert {request.continues for request in (same, other, none)} == {"abc123"}
-    assert same.messages == none.messages == (Message(Role.USER, "hi"),)
-    assert other.messages[0] == Message(Role.SYSTEM, "Be bad.")
-    assert parse(previous_response_id="resp_abc123").continues == "abc123"
+    for instructions in ("Be good.", "Be bad.", None):
+        request = parse(instructions=instructions, previous_response_id=id)
+        assert request.continues == "abc123"
+        place = (Message(Role.SYSTEM, instructions),) if instructions else ()
+        assert DIALECT.continued(request, before) == (*place, *before[1:], Message(Role.USER, "hi"))
+    request = parse(instructions="Be good.", previous_response_id="resp_abc123")
+    assert request.continues == "abc123"
+    assert DIALECT.continued(request, before[1:]) == (*before, Message(Role.USER, "hi"))
 
 
 CALL = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
