@@ -249,6 +249,14 @@ async def test_max_tokens_and_stop_sequences_are_told_apart(serve: Serve, stream
     assert stopped.content[0].text == "One two "
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_turn_ended_after_one_call_ends_with_no_stop_sequence(serve: Serve, streamed: bool) -> None:
+    service = await serve("I call nothing.\n</tool_call>\nOr do I?")
+    one = {"type": "auto", "disable_parallel_tool_use": True}
+    answer = await service.ask(streamed=streamed, tools=TOOLS, tool_choice=one, stop_sequences=["END"])
+    assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
+
+
 async def test_tokens_are_counted_truly_and_not_recorded(serve: Serve) -> None:
     service = await serve("Hello.")
     body: dict[str, Any] = {"model": MODEL, "messages": ASK, "system": "Be kind.", "tools": TOOLS}

@@ -229,6 +229,24 @@ async def test_a_client_that_drops_thoughts_and_ids_continues_the_conversation(
     assert second.messages[-1].tool_call_id == first.response.tool_calls[0].id
 
 
+@pytest.mark.parametrize("role", ["tool", "function"])
+async def test_results_may_come_in_a_role_of_their_own(serve: Serve, role: str) -> None:
+    service = await serve(CALL, "Two files.")
+    asked = types.UserContent("Look around.")
+    (answer,) = await _generate(service, [asked], streamed=False)
+    assert answer.candidates is not None
+    said = answer.candidates[0].content
+    assert said is not None
+    result = types.Part.from_function_response(name="bash", response={"result": "a\nb"})
+    (answer,) = await _generate(
+        service, [asked, said, types.Content(role=role, parts=[result])], streamed=False
+    )
+    assert answer.text == "Two files."
+    first, second = await service.captured()
+    assert second.parent == first.id
+    assert (second.messages[-1].role, second.messages[-1].content) == ("tool", "a\nb")
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_chat_of_the_sdk_stays_one_conversation(serve: Serve, streamed: bool) -> None:
     service = await serve("One.", " Two. ", "Three.")

@@ -207,7 +207,7 @@ class _Transcript:
             case "model":
                 self._end_user()
                 self._add_model(content)
-            case "user" | "function":
+            case "user" | "function" | "tool":  # the last two for results, in examples of Google's own
                 self._end_model()
                 self._add_user(content)
             case _:

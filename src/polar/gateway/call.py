@@ -104,7 +104,9 @@ class ModelCall:
             rest = generation.rest()
             shown = "" if stops.hit else stops.feed(rest.content) + stops.finish()
             delta = _joined(delta, self._reply.add(replace(rest, content=shown)))
-        self._stop_sequence = stops.matched or chunk.stop_sequence
+        matched = stops.matched or chunk.stop_sequence
+        # A turn may also end at a string of our own, of which the client knows nothing.
+        self._stop_sequence = matched if matched in self._request.sampling.stop else None
         if finish_reason is FinishReason.STOP and self._reply.has_calls:
             finish_reason = FinishReason.TOOL_CALLS
         return finish_reason, delta

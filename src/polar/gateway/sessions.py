@@ -56,7 +56,11 @@ class Sessions:
         return session
 
     def flights(self, session: Session) -> Flights:
-        return self._flights[session.grant.session_id]
+        """The session's flights; RequestRefused if it was closed since its key was read."""
+        flights = self._flights.get(session.grant.session_id)
+        if flights is None or session.ended:  # the id may be open again, under another key
+            raise session_ended()
+        return flights
 
     def progress(self, session_id: str) -> Progress:
         """What the session has done so far; nothing for one that was never opened."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -47,3 +49,17 @@ async def test_a_stream_whose_session_ends_is_told_so(set_scene: SetScene) -> No
         await scene.engine.waiting.wait()
         await scene.gateway.close_session(scene.grant.session_id)
         assert "session_ended" in await response.text()
+
+
+async def test_a_request_whose_session_ends_while_its_body_comes_is_told_so(set_scene: SetScene) -> None:
+    scene = await set_scene([])
+
+    async def body() -> AsyncIterator[bytes]:
+        await scene.gateway.close_session(scene.grant.session_id)
+        yield json.dumps(scene.body()).encode()
+
+    headers = {"Authorization": f"Bearer {scene.grant.key}"}
+    # The body is not begun before the gateway, which has seen the key by then, says that it goes on.
+    async with scene.http.post(scene.url, data=body(), headers=headers, expect100=True) as response:
+        assert response.status == 410
+        assert (await response.json())["error"]["code"] == "session_ended"
