@@ -1,4 +1,4 @@
-"""A rollout server as a trainer sees it: tasks end in the order they came, scored by a script."""
+"""A rollout server as a trainer sees it: tasks end nearly in the order they came, scored by a script."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections.abc import Collection, Iterator
 
 from polar.errors import NotFound, Unavailable
 from polar.models.session import SessionResult
-from polar.models.task import TaskSpec
-from polar.models.views import ResultPage
+from polar.models.task import TaskSpec, TaskStatus
+from polar.models.views import ResultPage, TaskView
 from polar.training.groups import Group
 from tests.fakes.recordings import encoded
 from tests.fakes.scripted_rollouts import group
 
 ANSWERS = ([[10, 11, 12]], [[20, 21]])
 REWARDS = (1.0, 0.0)
+PAGE = 100
+SLOW = 5
+"""How many tasks are submitted before a slow one ends."""
 
 
 class RolloutClient:
-    """Every submitted task is a group of two sessions whose results are in the feed at once."""
+    """Every submitted task is a group of two sessions, whose results are in the feed soon."""
 
     def __init__(self) -> None:
         self.submitted: list[TaskSpec] = []
@@ -27,31 +30,47 @@ class RolloutClient:
         """How the ids of tasks end whose sessions are all rewarded alike."""
         self.asked: list[str] = []
         """Sessions whose recordings were read."""
+        self.slow: set[str] = set()
+        """How the ids of tasks end that take longer than those after them."""
+        self._running: list[tuple[int, SessionResult]] = []
+        """Until how many tasks are submitted, if nobody waits for it."""
         self.lost: set[str] = set()
         """Sessions whose recording is gone."""
         self.failures = 0
         """How many of the next requests find no server."""
 
-    def submit(self, task: TaskSpec) -> None:
+    def submit(self, task: TaskSpec) -> TaskView:
         self._answer()
         if task.id in self.groups:
-            return
+            return TaskView(spec=task, status=TaskStatus.FINISHED, created_at=0.0)
         self.submitted.append(task)
         rewards = (1.0, 1.0) if task.id.endswith(tuple(self.equal)) else REWARDS
         self.groups[task.id] = group(ANSWERS, rewards, task_id=task.id, prompt=(1, 2, len(self.submitted)))
-        # Of the second task of each pair the sessions end first.
         results = [one.result for one in self.groups[task.id].samples]
-        at = len(self.feed) if len(self.submitted) % 2 else max(0, len(self.feed) - 1)
-        self.feed[at:at] = results
+        number = len(self.submitted)
+        if task.id.endswith(tuple(self.slow)):
+            self._running += [(number + SLOW, result) for result in results]
+        else:
+            # Of the second task of each pair the sessions end first.
+            self._running.append((number + number % 2, results.pop()))
+            self.feed += results
+        for due in [one for one in self._running if one[0] <= number]:
+            self._end(due)
+        return TaskView(spec=task, status=TaskStatus.QUEUED, created_at=0.0)
 
     def result_pages(
         self, task_ids: Collection[str], *, cursor: int = 0, follow: bool = False
     ) -> Iterator[ResultPage]:
         self._answer()
-        while cursor < len(self.feed):
-            result = self.feed[cursor]
-            cursor += 1
-            yield ResultPage(results=(result,) if result.task_id in task_ids else (), cursor=cursor)
+        while True:
+            # As of more tasks than a request can name: of a page of all results, theirs.
+            if page := self.feed[cursor : cursor + PAGE]:
+                cursor += len(page)
+                yield ResultPage(results=tuple(r for r in page if r.task_id in task_ids), cursor=cursor)
+            elif self._running:
+                self._end(self._running[0])
+            else:
+                return
 
     def wait(self, task_ids: Collection[str]) -> list[SessionResult]:
         self._answer()
@@ -66,6 +85,10 @@ class RolloutClient:
         (found,) = (one.recording for one in samples if one.result.session_id == session_id)
         assert found is not None
         return encoded(found)
+
+    def _end(self, one: tuple[int, SessionResult]) -> None:
+        self._running.remove(one)
+        self.feed.append(one[1])
 
     def _answer(self) -> None:
         if self.failures:

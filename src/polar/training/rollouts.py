@@ -17,7 +17,7 @@ from polar.client import Client
 from polar.errors import NotFound, Unavailable
 from polar.evaluation.statistics import mean_of_outcomes
 from polar.models.session import SessionResult
-from polar.models.task import TaskSpec
+from polar.models.task import TaskSpec, TaskStatus
 from polar.training.groups import Excluded, Group, Material, Sample, material
 from polar.training.settings import GrpoSettings, RolloutSettings
 from polar.training.sources import Shuffled
@@ -64,6 +64,8 @@ class Rollouts:
         self._order = Shuffled(len(tasks), settings.seed)
         self._run = secrets.token_hex(4)
         self._cursor = 0
+        self._page = 0
+        """Where in the feed the page begins that was read last."""
         self._in_flight: dict[str, Turn] = {}
         """Submitted and not taken, oldest first."""
         self._results: dict[str, dict[int, SessionResult]] = defaultdict(dict)
@@ -100,14 +102,13 @@ class Rollouts:
             "position": self._order.position,
             "in_flight": {id: tuple(turn) for id, turn in self._in_flight.items()},
             "resting": dict(self._resting),
-            # Results of groups in flight are read again.
-            "cursor": min(self._seen_from.values(), default=self._cursor),
+            "cursor": self._unsure_from,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was: what was in flight has fixed names, and is found by them."""
         self._run = state["run"]
-        self._cursor = state["cursor"]
+        self._cursor = self._page = state["cursor"]
         self._order.position = state["position"]
         self._in_flight = {id: Turn(*turn) for id, turn in state["in_flight"].items()}
         self._resting = dict(state["resting"])
@@ -121,23 +122,41 @@ class Rollouts:
         temperature = self._settings.objective.temperature
         prefix = f"{self._run}-{position}"
         spec = rollout_of(self._tasks[turn.task], prefix, self._rollouts.samples, temperature)
-        _patiently(lambda: self._client.submit(spec))
+        known = _patiently(lambda: self._client.submit(spec))
         self._in_flight[spec.id] = turn
+        if known.status is not TaskStatus.QUEUED:
+            self._read_again()
+
+    @property
+    def _unsure_from(self) -> int:
+        """Before this the feed has no result of a group that is still to be taken.
+
+        A task is submitted when another's group was taken, and ends after that one did. A run that goes on
+        submits again what it had submitted before, and the page it read last may reach beyond its results.
+        """
+        return min([self._page, *self._seen_from.values()])
+
+    def _read_again(self) -> None:
+        """Find the results of a task that is older than this process in their order among the others."""
+        self._cursor = self._page = self._unsure_from
+        self._results.clear()
+        self._complete.clear()
+        self._seen_from.clear()
 
     def _read_until_one_is_complete(self) -> None:
         if self._complete:
             return
         for page in self._client.result_pages(list(self._in_flight), cursor=self._cursor, follow=True):
+            self._page, self._cursor = self._cursor, page.cursor
             for result in page.results:
                 self._add(result)
-            self._cursor = page.cursor
             if self._complete:
                 return
         # Every task has ended: those that were cancelled are as complete as they will be.
         self._complete += [id for id in self._in_flight if id not in self._complete]
 
     def _add(self, result: SessionResult) -> None:
-        self._seen_from.setdefault(result.task_id, self._cursor)
+        self._seen_from.setdefault(result.task_id, self._page)
         samples = self._results[result.task_id]
         samples[result.sample] = result
         if len(samples) == self._rollouts.samples and result.task_id not in self._complete:

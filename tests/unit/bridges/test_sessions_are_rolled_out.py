@@ -29,7 +29,7 @@ class AsyncRolloutClient:
 
     async def wait(self, task_ids: Collection[str]) -> list[SessionResult]:
         pages = list(self.server.result_pages(task_ids, follow=True))
-        return [result for page in reversed(pages) for result in page.results]
+        return [result for page in reversed(pages) for result in reversed(page.results)]
 
     async def recording(self, session_id: str) -> bytes:
         return self.server.recording(session_id)

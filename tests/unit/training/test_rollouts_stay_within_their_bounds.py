@@ -76,6 +76,27 @@ def test_a_run_that_goes_on_takes_the_groups_that_it_would_have_taken() -> None:
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("stops", [(6,), (1, 2, 3), (4, 2)])
+def test_a_run_that_goes_on_finds_what_ended_among_slower_tasks(
+    stops: tuple[int, ...], synchronous: bool
+) -> None:
+    client = RolloutClient()
+    client.slow = {"-t0"}
+    whole = source(client, synchronous=synchronous)
+    whole.take(Versions(0))
+    state = whole.state()
+    expected = [names(whole.take(Versions(0))) for _ in range(6)]
+    assert all(len(sessions) == 2 * GROUPS for sessions in expected)
+    found = []
+    for steps in stops:
+        again = source(client, synchronous=synchronous)
+        again.restore(state)
+        found += [names(again.take(Versions(0))) for _ in range(steps)]
+        state = again.state()
+    assert found == expected
+
+
 def test_a_lost_recording_is_counted_and_training_goes_on() -> None:
     client = RolloutClient()
     made = source(client, synchronous=True)
