@@ -26,6 +26,9 @@ from polar.trajectory.recording import Recording
 UNPROCESSED = "raw_logprobs"
 """What an engine calls logprobs before temperature: not those of the distribution sampled from."""
 
+ROUNDING = 1e-9
+"""Rewards no further apart are equal: the same parts, added up in another order, may differ by this."""
+
 
 class Excluded(StrEnum):
     """Why something that was rolled out is not learnt from; the unit is the first word."""
@@ -79,7 +82,7 @@ class Group:
     @property
     def has_spread(self) -> bool:
         """Whether any of them is better than another: else there is nothing to learn."""
-        return len(set(self.rewards)) > 1
+        return differ(self.rewards)
 
 
 def _is_scored(result: SessionResult) -> bool:
@@ -109,9 +112,14 @@ class Baseline:
         return (own - ref.share * self.mean) / self.scale
 
 
+def differ(rewards: Sequence[float]) -> bool:
+    """Whether any is better than another."""
+    return bool(rewards) and max(rewards) - min(rewards) > ROUNDING
+
+
 def baselines(rewards: Sequence[float], kind: Advantage) -> list[Baseline] | None:
     """One for each reward; None where they are all equal."""
-    if len(set(rewards)) < 2:
+    if not differ(rewards):
         return None
     match kind:
         case Advantage.GROUP:

@@ -44,6 +44,13 @@ def test_equal_rewards_teach_nothing() -> None:
     assert (trained(found), left_out(found)) == (6, {Excluded.GROUPS_EQUAL: 1})
 
 
+def test_the_same_reward_added_up_in_another_order_is_equal() -> None:
+    """0.30000000000000004 is no better than 0.3: divided by their deviation, they would be 1 and -1."""
+    found = group(([[10]], [[20]]), (0.1 + 0.2, 0.3))
+    assert not found.has_spread
+    assert left_out(made(found)) == {Excluded.GROUPS_EQUAL: 1}
+
+
 def test_a_group_without_rewards_is_empty() -> None:
     found = made(GOOD, group(ANSWERS, (None, None)), Group("nothing", ()))
     assert (trained(found), left_out(found)) == (6, {Excluded.GROUPS_EMPTY: 2, Excluded.SESSIONS_FAILED: 2})
