@@ -72,6 +72,8 @@ class Training:
             self.step += 1
             is_last = self.step == self.settings.steps or learnt >= ends_at
             if material.packing.batches:
+                self.versions = self.versions.learnt()
+            if self.versions.ahead:
                 self.versions = self.versions.at(self.sink.push(self.learner.policy))
             numbers |= _speed(material, began, taken, learnt, time.monotonic())
             numbers["version"] = self.versions.now
@@ -100,7 +102,7 @@ class Training:
             "learner": self.learner.state(),
             "source": self.source.state(),
             "random": checkpoint.random_state(),
-            "version": self.versions.now,
+            "version": self.versions.reached,
         }
         save = self.learner.policy.save
         return checkpoint.write(self.directory, self.step, save, state, self.settings.checkpoint.keep)

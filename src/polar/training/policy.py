@@ -284,20 +284,15 @@ def _with_adapter(lora: Lora, directory: Path, start: Path | None, place: Place,
 
 def _replace(policy: Policy, weights: Path) -> None:
     """Put a checkpoint's weights in the place of those that are there."""
-    from safetensors.torch import load_file
-
-    tensors = {
-        name: tensor
-        for file in sorted(weights.glob("*.safetensors"))
-        for name, tensor in load_file(file).items()
-    }
     if (weights / ADAPTER).is_file():
-        from peft import set_peft_model_state_dict
+        from peft import load_peft_weights, set_peft_model_state_dict
 
-        set_peft_model_state_dict(policy.model, tensors)
+        set_peft_model_state_dict(policy.model, load_peft_weights(str(weights), device="cpu"))
     else:
-        # What is tied to other weights is not in the file.
-        policy.model.load_state_dict(tensors, strict=False)
+        # Files lack what is tied to other weights, and hold each expert's apart: only a model reads them.
+        dtype = next(policy.model.parameters()).dtype
+        saved = _load(weights, Place(torch.device("cpu"), "sdpa"), dtype)
+        policy.model.load_state_dict(saved.state_dict())
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from polar.client import Client
-from polar.errors import Unavailable
+from polar.errors import Conflict, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -56,19 +56,24 @@ class Engines:
         self._root = (directory or SHARED_MEMORY) / f"polar-weights-{run}"
 
     def push(self, policy: Saves) -> int:
-        """Engines that cannot load keep what they have: the version stays, and training goes on."""
+        """Engines that cannot load, or that somebody pauses, keep what they have: the version stays."""
         self._root.mkdir(parents=True, exist_ok=True)
         before = sorted(self._root.iterdir())
         path = Path(tempfile.mkdtemp(dir=self._root))
         path.chmod(0o755)
-        policy.save(path)
+        try:
+            policy.save(path)
+        except BaseException:
+            # Half of them would take the room of the next attempt.
+            shutil.rmtree(path)
+            raise
         try:
             self._version = self._client.update_policy(path).version
-        except Unavailable as error:
+        except (Unavailable, Conflict) as error:
+            shutil.rmtree(path)
             if self._version is None:
                 raise
             log.error("the engines stay at version %d: %s", self._version, error)
-            shutil.rmtree(path)
             return self._version
         for old in before:
             shutil.rmtree(old)

@@ -32,6 +32,22 @@ def test_what_lost_updates_sampled_is_as_far_as_they_went() -> None:
     assert ages(Versions(8, kept=5, again=8), 5, 6, 7, 8) == [0, 1, 2, 0]
 
 
+def test_updates_that_no_engine_was_given_are_counted() -> None:
+    """Engines stay at 5 while three updates are made; the third reaches them as 6."""
+    behind = Versions(5).learnt().at(5).learnt().at(5)
+    assert ages(behind, 5, 4) == [2, 3]
+    assert ages(behind.at(5), 5, 4) == [2, 3]
+    caught_up = behind.learnt().at(6)
+    assert ages(caught_up, 6, 5, 4) == [0, 3, 4]
+    assert ages(caught_up.learnt().at(7), 7, 6, 5, 4) == [0, 1, 4, 5]
+
+
+def test_a_checkpoint_that_no_engine_was_given_is_as_far_as_its_updates() -> None:
+    """Written two updates after version 5, and given out as 6 when the run goes on."""
+    kept = Versions(5).learnt().at(5).learnt().at(5).reached
+    assert ages(Versions(6, kept=kept, again=6), 6, 5, 4) == [0, 2, 3]
+
+
 @given(kept=steps, lost=steps, since=steps)
 def test_no_token_is_younger_than_the_updates_that_followed_it(kept: int, lost: int, since: int) -> None:
     again = kept + lost + 1

@@ -13,16 +13,30 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from polar.errors import Conflict
 from polar.training.checkpoint import checkpoints, latest
+from polar.training.groups import Material, material
 from polar.training.learner import Diverged
 from polar.training.loop import CHECKPOINTS
 from polar.training.metrics import board
+from polar.training.policy import load_policy
 from polar.training.run import _alone, assemble, train
+from polar.training.settings import GrpoSettings, ModelSettings
 from polar.training.sinks import Saves
 from polar.training.versions import Versions
-from tests.fakes.training_runs import preference, quiet, same_tensors, settings, tensors
+from tests.fakes.scripted_rollouts import group
+from tests.fakes.training_runs import (
+    BAD,
+    GOOD,
+    LOGPROB,
+    preference,
+    quiet,
+    same_tensors,
+    settings,
+    tensors,
+)
 
 KILLED_IN_A_STEP = """
 import os, signal, sys
@@ -132,6 +146,54 @@ def test_what_was_sampled_before_a_stop_is_no_older_when_the_run_goes_on(
     assert training.versions == Versions(5, kept=3, again=4)
 
 
+class Stuck(Versioned):
+    """Engines that take the first weights, and others only when they have been asked six times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def push(self, policy: Saves) -> int:
+        self.asked += 1
+        return self.version if 1 < self.asked < 6 else super().push(policy)
+
+
+class Newest:
+    """Everything is sampled by the newest policy that engines have."""
+
+    def __init__(self, engines: Versioned, run: GrpoSettings) -> None:
+        self._engines, self._run = engines, run
+
+    def take(self, versions: Versions) -> Material:
+        made = group((GOOD, BAD), (1.0, 0.0), logprob=LOGPROB, version=self._engines.version)
+        return material([made], self._run.objective, self._run.batch, versions)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+def test_a_run_whose_weights_reach_no_engine_waits_within_its_bound(tiny_model: Path, tmp_path: Path) -> None:
+    engines = Stuck()
+    run = settings(tiny_model, tmp_path, steps=7, objective={"max_staleness": 1})
+    with ExitStack() as stack:
+        training = assemble(run, stack, lambda _: None)
+        training.source, training.sink = Newest(engines, run), engines
+        training.run(stack.enter_context(board(run.metrics, run.out, training.step, quiet())))
+    # Two updates beyond what samples: then nothing is learnt until the engines have them.
+    found = lines(run.out)
+    assert [("loss" in line, line["version"]) for line in found] == [
+        (True, 1),
+        (True, 1),
+        (False, 1),
+        (False, 1),
+        (False, 2),
+        (True, 3),
+        (True, 4),
+    ]
+
+
 def test_a_run_that_is_out_of_time_ends_after_a_step_and_goes_on_exactly(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -160,6 +222,31 @@ def test_going_on_keeps_the_reference_of_the_beginning(
     train(halves.model_copy(update={"steps": 2}), quiet())
     assert same_tensors(whole.weights, train(halves, quiet()).weights)
     assert all(line["kl"] > 0 for line in lines(halves.out))
+
+
+def test_going_on_with_a_reference_reads_the_weights_of_all_experts(tmp_path: Path) -> None:
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        moe_intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=3,
+        num_experts_per_tok=2,
+        tie_word_embeddings=True,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "model")
+    model = ModelSettings(name=str(tmp_path / "model"), device="cpu")
+    policy = load_policy(model)
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            parameter.add_(1.0)
+    policy.save(tmp_path / "weights")
+    went_on = load_policy(model, weights=tmp_path / "weights", has_reference=True)
+    for ours, theirs in zip(policy.parameters, went_on.parameters, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(

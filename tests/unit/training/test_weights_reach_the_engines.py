@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from polar.engines.embedded.policy import read_policy
-from polar.errors import Unavailable
+from polar.errors import Conflict, PolarError, Unavailable
 from polar.models.policy import PolicyView
 from polar.training.policy import load_policy
 from polar.training.settings import Lora, ModelSettings
@@ -27,11 +28,11 @@ class Server:
         self._model = model
         self.engine: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self.version = 0
-        self.is_down = False
+        self.refusal: PolarError | None = None
 
     def update_policy(self, path: Path) -> PolicyView:
-        if self.is_down:
-            raise Unavailable("no node could load it")
+        if self.refusal is not None:
+            raise self.refusal
         self.version += 1
         state = self.engine.state_dict()
         found = read_policy(self.version, path, self._model, state)
@@ -65,18 +66,35 @@ def test_only_the_newest_weights_are_kept(tiny_model: Path, tmp_path: Path) -> N
     assert len(list((tmp_path / "weights").glob("*/*"))) == 1
 
 
-def test_engines_that_cannot_load_stay_where_they_are(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "refusal", [Unavailable("no node could load it"), Conflict("the policy is paused by 'somebody'")]
+)
+def test_engines_that_cannot_load_stay_where_they_are(
+    tiny_model: Path, tmp_path: Path, refusal: PolarError
+) -> None:
     policy, server = load_policy(ModelSettings(name=str(tiny_model), device="cpu")), Server(tiny_model)
     sink = Engines(cast(Any, server), tmp_path / "run", tmp_path / "weights")
-    server.is_down = True
-    with pytest.raises(Unavailable):
+    server.refusal = refusal
+    with pytest.raises(type(refusal)):
         sink.push(policy)
-    server.is_down = False
+    server.refusal = None
     assert sink.push(policy) == 1
-    server.is_down = True
+    server.refusal = refusal
     assert sink.push(policy) == 1
-    server.is_down = False
+    server.refusal = None
     assert sink.push(policy) == 2
+
+
+def test_weights_that_do_not_fit_leave_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
+    class Large:
+        def save(self, directory: Path) -> None:
+            (directory / "half").write_bytes(b"half of them")
+            raise OSError(ENOSPC, "No space left on device")
+
+    sink = Engines(cast(Any, Server(tiny_model)), tmp_path / "run", tmp_path / "weights")
+    with pytest.raises(OSError, match="No space"):
+        sink.push(Large())
+    assert not list((tmp_path / "weights").glob("*/*"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
