@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -40,6 +38,7 @@ from polar.node.joining import join
 from polar.node.worker import Node
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
+from polar.rollout.announcement import announced
 from polar.rollout.server import RolloutServer
 from polar.rollout.token import load_or_create_secret, load_or_create_token
 from polar.store.store import Store
@@ -150,17 +149,12 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
         opened_store(settings) as store,
         RolloutServer(store, token, settings.server, callback_secret=secret) as server,
     ):
-        address = data_dir / "server.json"
         collect_rarely()
         tls = settings.server.tls
-        certificate = str(tls.cert.absolute()) if tls else None
-        address.write_text(json.dumps({"url": server.url, "pid": os.getpid(), "certificate": certificate}))
-        try:
+        with announced(data_dir, server.url, tls.cert if tls else None):
             node_token = server.issue(f"node-{settings.node.name}"[:128], Role.NODE)
             read_token = server.issue("dashboard", Role.READ_ONLY)
             yield ControlPlane(server.url, token, node_token, read_token, server.page)
-        finally:
-            address.unlink(missing_ok=True)
 
 
 @asynccontextmanager

@@ -30,6 +30,6 @@ def _locked(directory: Path) -> TextIO:
         file.close()
         raise PolarError(
             f"a node called {directory.name} is at work here already ({directory})",
-            hint="give this one another --name or --data-dir",
+            hint="a second `polar serve` needs another --data-dir, a second `polar node` another --name",
         ) from None
     return file
