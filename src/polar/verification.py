@@ -198,7 +198,7 @@ async def verify(
 def unaccounted(recording: Recording, traces: Sequence[Trace]) -> Iterator[str]:
     """Sampled tokens that are not trained in exactly one trace or counted under a reason."""
     stats = recording.trajectory.stats
-    sampled = sum(len(completion.sampled_ids) for completion in recording.completions)
+    sampled = sum(completion.sampled_tokens for completion in recording.completions)
     if stats.sampled_tokens != sampled:
         yield f"{sampled} tokens were sampled, the stats say {stats.sampled_tokens}"
     if stats.sampled_tokens != stats.trainable_tokens + sum(stats.excluded.values()):

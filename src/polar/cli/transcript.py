@@ -183,10 +183,9 @@ def _legend(recording: Recording, colour: Colour) -> Text:
 
 
 def _facts(completion: Completion, mask: NDArray[np.bool_]) -> Iterator[RenderableType]:
-    count = len(completion.sampled_ids)
     facts = [
-        f"{len(completion.prompt_ids)} prompt tokens",
-        f"{count} sampled",
+        f"{completion.prompt_tokens} prompt tokens",
+        f"{completion.sampled_tokens} sampled",
         f"{int(mask.sum())} trained",
         f"finish {completion.finish_reason}",
     ]

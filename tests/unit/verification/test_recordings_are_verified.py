@@ -15,7 +15,7 @@ from hypothesis import given
 from polar import plugins
 from polar.errors import InvalidInput, NotFound
 from polar.models.chat import FinishReason, Sampling
-from polar.models.completion import Completion
+from polar.models.completion import COUNTED, Completion
 from polar.models.component import Component
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Trace, TraceRef, Trajectory
@@ -81,6 +81,13 @@ async def test_a_sound_session_passes_and_shared_beginnings_are_scored_once() ->
     assert (found.sampled_tokens, found.trained_tokens, found.deltas.tokens) == (5, 4, 4)
     assert found.deltas.max < 1e-6
     assert engine.scored == [[1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+async def test_tokens_that_an_engine_only_counted_are_counted_alike() -> None:
+    text_only = replace(completion(0, [], [], untrainable="it gives no ids"), extra={COUNTED: "5"})
+    found = await verify("s", recording(text_only), None, None, lambda _text: None)
+    assert found.failure(TOLERANCE, was_replayed=False) is None
+    assert (found.sampled_tokens, found.trained_tokens) == (5, 0)
 
 
 async def test_a_difference_above_the_tolerance_fails_and_says_where() -> None:
