@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PolarError(Exception):
     """An error whose message is meant for a person; the command line prints it as one line."""
@@ -37,3 +39,14 @@ class Forbidden(PolarError):
 
 class Unavailable(PolarError):
     """A server or engine cannot be reached or cannot answer now; trying again may help."""
+
+
+def finding(item: Any) -> str:
+    """What pydantic found wrong with one field, in words of who wrote it."""
+    match item["type"]:
+        case "missing":
+            return "is required"
+        case "extra_forbidden":
+            return "unknown key"
+        case _:
+            return str(item["msg"]).removeprefix("Value error, ")

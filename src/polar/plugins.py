@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, finding
 from polar.models.component import Component
 
 
@@ -16,6 +16,14 @@ class Extension(Protocol):
     """What every registered class has: a model of its options, and a constructor that takes it."""
 
     Options: type[BaseModel]
+
+
+class UnknownName(InvalidInput):
+    """Nothing that is installed here registers the name; another machine may have it."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"{kind}: unknown name {name!r}", hint=f"known: {', '.join(names(kind)) or 'none'}")
+        self.name = name
 
 
 @cache
@@ -27,9 +35,11 @@ def names(kind: str) -> tuple[str, ...]:
 @cache
 def load(kind: str, name: str) -> Any:
     """The class registered under `name`, imported on first use."""
-    for point in entry_points(group=f"polar.{kind}", name=name):
-        return point.load()
-    raise InvalidInput(f"{kind}: unknown name {name!r}", hint=f"known: {', '.join(names(kind)) or 'none'}")
+    # Looked up where it is kept: files of many tasks may name what is not installed here.
+    if name not in names(kind):
+        raise UnknownName(kind, name)
+    point, *_ = entry_points(group=f"polar.{kind}", name=name)
+    return point.load()
 
 
 def options(kind: str, field: str, component: Component) -> BaseModel:
@@ -39,7 +49,7 @@ def options(kind: str, field: str, component: Component) -> BaseModel:
         return extension.Options.model_validate(component.options)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join([field, 'options', *map(str, item['loc'])])}: {item['msg']}"
+            f"{'.'.join([field, 'options', *map(str, item['loc'])])}: {finding(item)}"
             for item in error.errors()
         )
         raise InvalidInput(problems) from None

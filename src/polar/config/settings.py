@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from polar.errors import InvalidInput
+from polar.config.yaml_document import read_yaml
+from polar.errors import InvalidInput, finding
 from polar.models.component import Frozen
 from polar.models.task import Id
 
@@ -366,13 +365,10 @@ def environment_secret(name: str, field: str) -> str:
     return value
 
 
-STDIN = Path("-")
-
-
 def explain(error: ValidationError) -> str:
     """A validation error as one line that names each field and what it accepts."""
     return "; ".join(
-        f"{'.'.join(map(str, item['loc'])) or 'document'}: {item['msg']}"
+        f"{'.'.join(map(str, item['loc'])) or 'document'}: {finding(item)}"
         for item in error.errors(include_url=False)
     )
 
@@ -390,12 +386,7 @@ def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = N
         path = Path("polar.yaml")
     document: Any = {}
     if path is not None:
-        try:
-            document = yaml.safe_load(sys.stdin.read() if path == STDIN else path.read_text()) or {}
-        except OSError as error:
-            raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-        except yaml.YAMLError as error:
-            raise InvalidInput(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        document = read_yaml(path) or {}
         if not isinstance(document, dict):
             raise InvalidInput(f"{path}: must be a mapping of settings")
     try:

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable
+from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable, finding
 from polar.models.views import Problem
 
 log = logging.getLogger(__name__)
@@ -105,10 +105,4 @@ def _field(item: dict[str, Any]) -> str:
 
 
 def _message(item: dict[str, Any]) -> str:
-    match item["type"]:
-        case "json_invalid":
-            return f"not JSON: {item['ctx']['error']}"
-        case "extra_forbidden":
-            return "unknown key"
-        case _:
-            return str(item["msg"])
+    return f"not JSON: {item['ctx']['error']}" if item["type"] == "json_invalid" else finding(item)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
 from enum import StrEnum
 from typing import Any
 
-import yaml
-
+from polar.config.yaml_document import parse_yaml
 from polar.errors import InvalidInput
 
 
@@ -27,7 +25,7 @@ def parse(text: str, format: Format, source: str) -> Any:
     """The document in `text`; JSON Lines become a list. InvalidInput names the source and the line."""
     match format:
         case Format.YAML:
-            return _parse_yaml(text, source)
+            return parse_yaml(text, source)
         case Format.JSON:
             return _parse_json(text, source, first_line=1)
         case Format.JSONL:
@@ -62,37 +60,6 @@ def _is_json_object(line: str) -> bool:
         return isinstance(json.loads(line), dict)
     except ValueError:
         return False
-
-
-class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML's safe subset; a key given twice is an error, since one of the two would be lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
-        return mapping
-
-
-def _parse_yaml(text: str, source: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_StrictLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise InvalidInput(f"{source}{where}: not YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise InvalidInput(f"{source}: not YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise InvalidInput(f"{source}: nested too deeply") from None
 
 
 def _parse_json(text: str, source: str, first_line: int) -> Any:

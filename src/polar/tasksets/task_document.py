@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from polar import plugins
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, finding
 from polar.models.component import Component
 from polar.models.task import TaskSpec
 
@@ -59,6 +59,9 @@ def check_task(document: Mapping[str, Any], directory: Path) -> tuple[TaskSpec |
 def _problem(kind: str, field: str, component: Component) -> str | None:
     try:
         plugins.options(kind, field, component)
+    except plugins.UnknownName:
+        # As above, of a component within this one.
+        return None
     except InvalidInput as error:
         return error.message
     except ImportError as error:
@@ -73,11 +76,13 @@ def _known_problem(kind: str, field: str, name: str, options: str) -> str | None
 
 def unknown_names(task: TaskSpec) -> list[str]:
     """The components that nothing installed here knows, as `field 'name'`."""
-    return [
-        f"{field} {name!r}"
-        for field, kind in _COMPONENTS.items()
-        if (name := getattr(task, field).name) not in plugins.names(kind)
-    ]
+    unknown = []
+    for field, kind in _COMPONENTS.items():
+        try:
+            plugins.options(kind, field, getattr(task, field))
+        except plugins.UnknownName as error:
+            unknown.append(f"{field} {error.name!r}")
+    return unknown
 
 
 def _with_contents(
@@ -125,9 +130,6 @@ def _read_in(target: str, content: Any, directory: Path, problems: list[str]) ->
 def _explain(item: Any) -> str:
     """One of pydantic's errors in words of the file."""
     field = ".".join(map(str, item["loc"])) or "task"
-    if item["type"] == "missing":
-        return f"{field}: is required"
-    if item["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(field, TaskSpec.model_fields, n=1)
-        return f"{field}: unknown key" + (f" (did you mean {near[0]!r}?)" if near else "")
-    return f"{field}: {item['msg'].removeprefix('Value error, ')}"
+    is_unknown = item["type"] == "extra_forbidden"
+    near = difflib.get_close_matches(field, TaskSpec.model_fields, n=1) if is_unknown else []
+    return f"{field}: {finding(item)}" + (f" (did you mean {near[0]!r}?)" if near else "")

@@ -6,10 +6,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from polar.config.settings import DEFAULT_MODEL, explain
+from polar.config.yaml_document import read_yaml
 from polar.errors import InvalidInput
 from polar.models.component import Frozen
 
@@ -246,12 +246,7 @@ R = TypeVar("R", bound=RunSettings)
 
 def load_run(path: Path, kind: type[R]) -> R:
     """The settings in a file. Paths in it are relative to its directory, `out` to the current one."""
-    try:
-        document: Any = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise InvalidInput(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    document = read_yaml(path)
     if not isinstance(document, dict):
         raise InvalidInput(f"{path}: must be a mapping of settings")
     try:

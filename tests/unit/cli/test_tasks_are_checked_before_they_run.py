@@ -38,8 +38,16 @@ def test_every_problem_is_named_by_line_and_field(tmp_path: Path) -> None:
     )
     result = polar("tasks", "check", path)
     assert result.exit_code == 1
-    assert f"{path}:2: task 'a': harness.options.command: Field required" in result.stderr
+    assert f"{path}:2: task 'a': harness.options.command: is required" in result.stderr
     assert "harness 'absent' is not known here; the server may know it" in result.stderr
+
+
+def test_a_part_of_a_sum_that_only_the_server_may_know_is_no_problem(tmp_path: Path) -> None:
+    evaluator = {"name": "weighted", "options": {"evaluators": [{"name": "absent"}]}}
+    path = rows(tmp_path / "t.jsonl", {**TASK, "harness": SHELL, "evaluator": evaluator})
+    result = polar("tasks", "check", path)
+    assert result.exit_code == 0, result.output
+    assert "evaluator 'absent' is not known here; the server may know it" in result.stderr
 
 
 def test_json_tells_all_of_it(tmp_path: Path) -> None:

@@ -20,18 +20,26 @@ def test_the_file_is_read_and_overrides_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sever: {}", "sever"),
+        ("sever: {}", "sever: unknown key"),
         ("server: {port: 70000}", "server.port"),
         ("server: {token: short}", "server.token"),
         ("engine: {url: localhost}", "engine.url"),
         ("- a list", "mapping"),
-        ("a: [", "not YAML"),
+        ("a: b: c", "polar.yaml:1:5: not YAML"),
+        ("node: {}\nnode: {}", "2:1: not YAML: the key 'node' is given twice"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "polar.yaml"
     file.write_text(text)
     with pytest.raises(InvalidInput, match=said):
+        load_settings(file)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "polar.yaml"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInput, match=r"polar.yaml: not UTF-8 text \(byte 0\)"):
         load_settings(file)
 
 

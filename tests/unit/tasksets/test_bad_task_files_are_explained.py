@@ -140,7 +140,7 @@ def test_options_of_a_known_component_are_checked(tmp_path: Path) -> None:
     said = problem(
         tmp_path / "t.json", {**TASK, "evaluator": {"name": "command", "options": {"comand": "x"}}}
     )
-    assert "task 'a': evaluator.options.command: Field required" in said
+    assert "task 'a': evaluator.options.command: is required" in said
     assert "evaluator.options.comand: " in said
 
 

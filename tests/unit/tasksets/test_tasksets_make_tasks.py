@@ -176,7 +176,7 @@ def test_a_bad_row_is_named_by_line_and_field_and_the_rest_is_there(tmp_path: Pa
     ("description", "said"),
     [
         ({"source": "absent.jsonl"}, "cannot be read: No such file"),
-        ({"source": "rows.jsonl", "smaples": 3}, "smaples: Extra inputs are not permitted"),
+        ({"source": "rows.jsonl", "smaples": 3}, "smaples: unknown key"),
         ({"source": "rows.jsonl", "defaults": {"smaples": 3}}, "defaults.smaples: unknown key"),
         ({"source": "rows.jsonl", "template": {"instructions": "x"}}, "template.instructions: unknown key"),
         ({"source": "rows.jsonl", "template": {"instruction": "{{ x"}}, "template.instruction: line 1:"),
@@ -185,7 +185,7 @@ def test_a_bad_row_is_named_by_line_and_field_and_the_rest_is_there(tmp_path: Pa
         ({"source": "rows.jsonl", "split": "train"}, "split: "),
         ({"source": "rows.jsonl", "limit": 0}, "limit: "),
         ({"source": "rows.jsonl", "format": "carrier_pigeon"}, "unknown name 'carrier_pigeon'"),
-        ({"source": "rows.jsonl", "options": {"x": 1}}, "taskset.options.x: Extra inputs"),
+        ({"source": "rows.jsonl", "options": {"x": 1}}, "taskset.options.x: unknown key"),
         ({"format": "jsonl"}, "source: is required"),
         ({"source": "rows.txt"}, "is of no known format"),
         ({"source": "rows.parquet"}, "cannot be read"),

@@ -24,13 +24,13 @@ def written(directory: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (GOOD + "stepz: 3\n", "stepz: Extra inputs"),
-        (GOOD + "objective: {clip: 0.2}\n", "objective.clip: Extra inputs"),
+        (GOOD + "stepz: 3\n", "stepz: unknown key"),
+        (GOOD + "objective: {clip: 0.2}\n", "objective.clip: unknown key"),
         (GOOD + "optimizer: {lr: -1}\n", "optimizer.lr"),
         ("out: a\nsteps: 3\n", "exactly one of 'rollouts' and 'recordings'"),
         (GOOD + "rollouts: {tasks: [a]}\n", "exactly one of 'rollouts' and 'recordings'"),
         ("- 1\n", "must be a mapping"),
-        ("a: [", "not YAML"),
+        ("a: b: c", "run.yaml:1:5: not YAML"),
     ],
 )
 def test_what_is_not_understood_is_refused(tmp_path: Path, text: str, said: str) -> None:

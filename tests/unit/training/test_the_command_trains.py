@@ -42,7 +42,7 @@ def test_a_run_ends_in_its_time_and_the_same_command_goes_on(tiny_model: Path, t
         (["sft"], "name one file"),
         (["nowhere.yaml"], "nowhere.yaml: cannot be read"),
         (["RUN", "--sync"], "this run rolls nothing out"),
-        (["sft", "RUN"], "data: Field required"),
+        (["sft", "RUN"], "data: is required"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
