@@ -133,6 +133,7 @@ async def test_an_interrupt_writes_what_there_is(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, stderr = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 128 + signal.SIGINT, stderr.decode()
+    assert "the dataset holds what has ended; the same command goes on from here" in stderr.decode()
     rows = pq.read_table(tmp_path / "out" / Table.SFT.file).to_pylist()
     assert [row["task"] for row in rows] == ["quick"]
     assert (tmp_path / "out" / "README.md").exists()

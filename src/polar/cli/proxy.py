@@ -17,8 +17,10 @@ def proxy(
     engine: Annotated[
         str | None,
         typer.Option(
+            "--engine",
+            "--engine-url",
             help="A running vLLM, SGLang, `polar engine` or OpenAI-compatible endpoint; without it one is"
-            " started."
+            " started.",
         ),
     ] = None,
     engine_kind: EngineKind = None,

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from polar.cli.output import clock, console, table
+from polar.models.session import AgentEnd
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -92,14 +93,20 @@ def event_table(events: Sequence[SessionEvent]) -> Table:
     return table(
         ["ATTEMPT", "STATUS", "AT", "SECONDS", "NODE", "DETAIL"],
         (
-            (event.attempt, event.status, clock(event.at), end and end - event.at, event.node, event.detail)
+            (event.attempt, event.status, clock(event.at), _between(event.at, end), event.node, event.detail)
             for event, end in zip_longest(events, ends)
         ),
         numbers=["ATTEMPT", "SECONDS"],
     )
 
 
+def _between(start: float, end: float | None) -> str | None:
+    return None if end is None else f"{end - start:.1f}"
+
+
 def _note(session: SessionView) -> str:
-    if session.result is None:
+    result = session.result
+    if result is None:
         return f"on {session.node}" if session.node else ""
-    return session.result.error or f"agent {session.result.agent_end}"
+    has_failed = result.agent_end is AgentEnd.EXITED and result.exit_code
+    return result.error or f"agent {result.agent_end}" + (f" with {result.exit_code}" if has_failed else "")

@@ -186,7 +186,10 @@ class Engine(ABC):
 
         All or nothing: EngineError leaves the old weights and their version.
         """
-        raise EngineError(f"{type(self).__name__} cannot change its weights")
+        raise EngineError(
+            f"{type(self).__name__} cannot change its weights",
+            hint="go on with an engine that can, or begin anew with another data_dir",
+        )
 
     def expect(self, version: int) -> None:
         """Another client has had these weights loaded: they need not be loaded again if they are there."""

@@ -170,7 +170,7 @@ class HttpEngine(Engine):
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineError(
                 f"the engine at {self.url} lists no model with a max_model_len",
-                hint=f"it must be {self.requirement}",
+                hint=f"it must be {self.requirement}; for another server say --engine-kind",
             ) from error
 
     async def _get(self, path: str, *, older: str | None = None) -> dict[str, Any]:

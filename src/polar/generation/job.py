@@ -43,6 +43,7 @@ class Job:
                     await generation.run(client, self.at_once)
         except asyncio.CancelledError:
             await self._write(generation, place)
+            console.print("the dataset holds what has ended; the same command goes on from here")
             raise
         return await self._write(generation, place)
 

@@ -85,7 +85,7 @@ class PolicyFollower:
             if error != self._report.error:
                 # That an engine is not there is told by those who need it; here it is tried again.
                 level = logging.DEBUG if isinstance(problem, Unavailable) else logging.ERROR
-                log.log(level, "policy version %d: %s", order.version, error)
+                log.log(level, "model calls wait for policy version %d: %s", order.version, error)
         except Exception as problem:
             log.exception("policy version %d", order.version)
             error = f"internal error: {problem!r}"[:2000]

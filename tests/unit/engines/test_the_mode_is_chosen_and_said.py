@@ -117,11 +117,12 @@ def test_serve_and_proxy_take_kind_and_mode(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(polar.stack, "running", started)
     monkeypatch.setattr(polar.proxy, "wrapped", started)
     CliRunner().invoke(app, ["serve", "--engine-url", "http://a", *ENGINE])
-    CliRunner().invoke(app, ["proxy", "--engine", "http://a", *ENGINE, "--max-seconds", "5"])
+    for name in ("--engine", "--engine-url"):
+        CliRunner().invoke(app, ["proxy", name, "http://a", *ENGINE, "--max-seconds", "5"])
     for settings, _ in seen:
         named = settings.engine
         assert (named.url, named.kind, named.mode, named.model) == ("http://a", "openai", "chat", "gpt")
-    assert [options for _, options in seen] == [{"policy": None}, {"max_seconds": 5.0}]
+    assert [options for _, options in seen] == [{"policy": None}, *[{"max_seconds": 5.0}] * 2]
 
 
 def test_a_mode_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

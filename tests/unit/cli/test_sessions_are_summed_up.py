@@ -1,0 +1,48 @@
+"""The tables of sessions say at a glance what went wrong, in numbers that people read."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+
+from polar.cli.summary import event_table, session_table
+from polar.models.session import AgentEnd, Progress, SessionEvent, SessionResult, SessionStatus
+from polar.models.views import SessionView
+
+
+def shown(table: Table) -> str:
+    console = Console(file=StringIO(), width=200)
+    console.print(table)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def ended(agent_end: AgentEnd, exit_code: int) -> SessionView:
+    about = {"task_id": "t", "sample": 0, "attempt": 1, "status": SessionStatus.COMPLETED}
+    result = {**about, "session_id": "t.0", "agent_end": agent_end, "exit_code": exit_code}
+    return SessionView(
+        **about,
+        id="t.0",
+        progress=Progress(),
+        created_at=0,
+        updated_at=0,
+        result=SessionResult.model_validate(result),
+    )
+
+
+def test_an_agent_that_exits_with_an_error_is_told_from_one_that_does_not() -> None:
+    assert "agent exited with 1" in shown(session_table([ended(AgentEnd.EXITED, 1)]))
+    assert "agent exited\n" in shown(session_table([ended(AgentEnd.EXITED, 0)]))
+    assert "agent timeout\n" in shown(session_table([ended(AgentEnd.TIMEOUT, 137)]))
+
+
+def test_a_moment_is_no_power_of_ten() -> None:
+    stages = [(SessionStatus.READY, 10.0), (SessionStatus.RUNNING, 10.00004), (SessionStatus.POSTRUN, 21.54)]
+    events = [
+        SessionEvent(seq=seq, session_id="t.0", task_id="t", attempt=1, status=status, at=at)
+        for seq, (status, at) in enumerate(stages)
+    ]
+    rows = [line.split() for line in shown(event_table(events)).splitlines()]
+    assert [row[4] for row in rows[1:]] == ["0.0", "11.5", "-"]
