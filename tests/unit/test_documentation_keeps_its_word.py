@@ -16,7 +16,7 @@ from mkdocs.structure.files import Files
 import polar
 from polar.cli.main import COMMANDS
 from polar.config.settings import Settings
-from polar.evaluators.base import EvaluationContext
+from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.session import TrajectoryStats
 from polar.models.task import TaskSpec
 from polar.rollout.access import RULES
@@ -77,14 +77,28 @@ async def test_the_harness_of_the_guide_is_one() -> None:
 async def test_the_evaluator_of_the_guide_scores(tmp_path: Path, written: str | None, reward: float) -> None:
     evaluator_class = python_block("guides/tasks.md")["LineCount"]
     evaluator = evaluator_class(evaluator_class.Options(path="out.txt", lines=2))
+    assert await score(evaluator, tmp_path, "out.txt", written) == reward
+
+
+@pytest.mark.parametrize(("written", "reward"), [("short", 1.0), ("long" * 9, 0.0), (None, 0.0)])
+async def test_the_evaluator_of_the_reference_scores(
+    tmp_path: Path, written: str | None, reward: float
+) -> None:
+    evaluator_class = python_block("evaluators.md")["ShortAnswer"]
+    evaluator = evaluator_class(evaluator_class.Options(most=10))
+    assert await score(evaluator, tmp_path, "answer.txt", written) == reward
+
+
+async def score(evaluator: Evaluator, tmp_path: Path, name: str, written: str | None) -> float:
+    """What it gives a workspace with this file, or without."""
     runtime = ProcessRuntime(ProcessRuntime.Options())
     sandbox = await runtime.start(SandboxSpec("guide", tmp_path / "sandbox", "127.0.0.1", 1))
     try:
         if written is not None:
-            await sandbox.upload(sandbox.workspace / "out.txt", written.encode())
+            await sandbox.upload(sandbox.workspace / name, written.encode())
         task = TaskSpec(id="guide", instruction="x", harness="shell", evaluator="command")
         context = EvaluationContext(task=task, sandbox=sandbox, stats=TrajectoryStats(), timeout=30)
-        assert (await evaluator.evaluate(context)).reward == reward
+        return (await evaluator.evaluate(context)).reward
     finally:
         await sandbox.stop()
 
