@@ -13,14 +13,14 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
-from polar.evaluators.output import report_of, tail
+from polar.evaluators.output import is_cut, report_of, tail
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import Command, ExecResult, PathRefused, SandboxError
 
 LOG_NAME = "evaluator"
 LAST_LINE_BYTES = 1024 * 1024
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
 class RewardSource(StrEnum):
@@ -82,6 +82,12 @@ class CommandEvaluator(Evaluator):
         by_exit_code = 1.0 if result.exit_code == 0 else 0.0
         if source is RewardSource.EXIT_CODE:
             return by_exit_code, {}
+        if is_cut(result.stdout):
+            # Code under test may have printed so much just to hide what is said of it at the end.
+            raise EvaluationFailed(
+                "the evaluator's command printed more than is kept, and its last line is not known",
+                hint="print less, raise runtime.options.output_limit, or set reward: exit_code",
+            )
         line = _last_line(result.stdout)
         if source is RewardSource.LAST_LINE:
             return _parse(line)

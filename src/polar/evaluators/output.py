@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from polar.runtimes.base import ExecResult
@@ -18,6 +19,15 @@ def tail(path: Path, size: int) -> bytes:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - size))
         return file.read()
+
+
+_CUT = re.compile(rb"\n\[polar: output beyond \d+ bytes was discarded\]\n\Z")
+"""What `runtimes/supervisor.py` ends output with that it cut."""
+
+
+def is_cut(path: Path) -> bool:
+    """Whether the end of what was written is missing: its runtime keeps no more."""
+    return bool(_CUT.search(tail(path, 128)))
 
 
 def text_of(result: ExecResult) -> str:

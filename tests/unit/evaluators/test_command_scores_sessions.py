@@ -131,6 +131,22 @@ async def test_report_keeps_the_end_of_a_long_output(sandbox: Sandbox) -> None:
     assert len(verdict.report) < 64 * 1024
 
 
+@pytest.mark.parametrize("reward", ["auto", "last_line"])
+async def test_a_verdict_that_output_has_pushed_out_is_a_failed_evaluation(
+    tmp_path: Path, reward: str
+) -> None:
+    """By its exit code alone the agent would have earned it all, for printing much."""
+    spec = SandboxSpec("s1", tmp_path / "s1", "127.0.0.1", 9)
+    sandbox = await ProcessRuntime(ProcessRuntime.Options(output_limit=4096)).start(spec)
+    try:
+        flooded = "yes | head -c 5000; echo; echo 0.25"
+        with pytest.raises(EvaluationFailed, match="more than is kept"):
+            await evaluate(sandbox, command=flooded, reward=reward)
+        assert (await evaluate(sandbox, command=flooded, reward="exit_code")).reward == 1.0
+    finally:
+        await sandbox.stop()
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_finite_number_is_read_back(number: float) -> None:
     for line in (repr(number), json.dumps({"reward": number})):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -306,6 +307,54 @@ def test_no_text_breaks_a_parser(format: ReportFormat, text: str) -> None:
     counts = report.counts
     assert counts.failed >= sum(outcome.is_bad for outcome in report.outcomes.values())
     assert min(counts.passed, counts.failed, counts.skipped) >= 0
+
+
+LONG_LINES = [
+    *(("", "a.py::", ""), ("a.py::x", " PASSED (", ""), ("a.py::x PASSED", " ", "[")),
+    *(("a.py::x PASSED (", ")", "."), ("", "1 passed, ", ""), ("Ran ", "1", " tests in 1s")),
+    *(("Tests: ", "1", ""), ("Tests: ", "1", " total"), ("Tests:", " ", "1"), ("  ✓ ", " (1", "")),
+    *(("test_a (m.T) ... ", "ok ", "."), ("FAILED (", "a", ")"), ("test a ... ", "ok <1", "")),
+    *(("ok", " ", "p"), ("  --- PASS: ", "T (1s", ""), ("\x1b[", "1", ""), ("", "1", "x")),
+]
+"""How each begins, what it repeats, and how it ends."""
+_READ_ALL = """
+import json, sys
+from polar.evaluators.command import _NUMBER
+from polar.evaluators.test_reports import PARSERS
+for line in json.load(sys.stdin):
+    for parse in PARSERS.values():
+        parse(f"PASS a.test.js\\nRan 1 test in 1s\\n{line}\\n")
+    _NUMBER.fullmatch(line)
+"""
+
+
+def test_no_line_is_too_long_for_a_parser() -> None:
+    """Code under test decides how long a line is; time that grows with its square would stop the node."""
+    lines = [start + part * (300_000 // len(part)) + end for start, part, end in LONG_LINES]
+    given = json.dumps(lines)
+    subprocess.run([sys.executable, "-c", _READ_ALL], input=given, text=True, check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        (ReportFormat.PYTEST, f"{'9' * 5_000} passed in 1.0s"),
+        (ReportFormat.UNITTEST, f"Ran {'9' * 5_000} tests in 1.0s\n\nOK"),
+        (ReportFormat.UNITTEST, "Ran 1 test in 1.0s\n\nFAILED (failures=\u00b2)"),
+        (ReportFormat.JEST, f"Tests: {'9' * 5_000} passed, 1 total"),
+        (ReportFormat.GO, '{"Action": "pass", "Package": ["p"], "Test": "TestA"}'),
+    ],
+)
+def test_what_is_no_number_or_name_breaks_no_parser(format: ReportFormat, text: str) -> None:
+    assert PARSERS[format](text).counts.passed < 10**9
+
+
+def test_go_tests_that_print_events_of_their_own_hide_nothing() -> None:
+    forged = (
+        '{"Action":"pass","Package":"p","Test":"TestA"}\n{"Action":"fail","Package":"p","Test":"TestB"}\n'
+    )
+    real = "--- FAIL: TestA (0.00s)\n--- PASS: TestC (0.00s)\nFAIL\nFAIL\tp\t0.003s\n"
+    assert PARSERS[ReportFormat.GO](forged + real).outcomes == {"p.TestA": F, "p.TestB": F, "p.TestC": P}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(Outcome))))

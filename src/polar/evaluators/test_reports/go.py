@@ -15,26 +15,29 @@ _BROKEN = re.compile(r"FAIL\s+(\S+) \[(build|setup) failed\]")
 
 
 def parse(text: str) -> TestReport:
+    """Both kinds of lines count: code under test may print some of either."""
     lines = lines_of(text)
     events = [event for line in lines if (event := _event(line))]
-    return make_report(_from_events(events) if events else _from_text(lines))
+    return make_report([*_from_events(events), *_from_text(lines)])
 
 
-def _event(line: str) -> dict[str, object] | None:
+def _event(line: str) -> dict[str, str] | None:
     if not line.startswith("{"):
         return None
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) and "Action" in document else None
+    if not isinstance(document, dict) or "Action" not in document:
+        return None
+    return {name: value for name, value in document.items() if isinstance(value, str)}
 
 
-def _from_events(events: list[dict[str, object]]) -> Iterator[tuple[str, Outcome]]:
+def _from_events(events: list[dict[str, str]]) -> Iterator[tuple[str, Outcome]]:
     named = {(event.get("Package"), event.get("Test")) for event in events if event.get("Test")}
     with_tests = {package for package, _ in named}
     for event in events:
-        outcome = _OUTCOMES.get(str(event.get("Action")).upper())
+        outcome = _OUTCOMES.get(event.get("Action", "").upper())
         package, test = event.get("Package"), event.get("Test")
         if outcome is None:
             continue

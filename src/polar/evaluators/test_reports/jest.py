@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from polar.evaluators.test_reports.report import Counts, Outcome, TestReport, lines_of, make_report, worst
+from polar.evaluators.test_reports.report import (
+    NUMBER,
+    Counts,
+    Outcome,
+    TestReport,
+    lines_of,
+    make_report,
+    worst,
+)
 
 _MARKS = {
     "✓": Outcome.PASSED,
@@ -18,8 +26,8 @@ _MARKS = {
 _TEST = re.compile(rf"( +)([{''.join(_MARKS)}]) (?:skipped |todo )?(.+?)(?: \([\d.]+ m?s\))?")
 _FILE = re.compile(r"(PASS|FAIL) (\S+)(?: \([\d.]+ m?s\))?")
 _DESCRIBE = re.compile(r"( +)(\S.*)")
-_TOTALS = re.compile(r"Tests:\s+(.*\d+ total)")
-_COUNT = re.compile(r"(\d+) (failed|passed|skipped|todo)")
+_TOTALS = re.compile(r"Tests:\s(.*)(?<=\d) total")
+_COUNT = re.compile(rf"\b({NUMBER}) (failed|passed|skipped|todo)")
 _BROKEN = re.compile(r"\s*● Test suite failed to run")
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from polar.evaluators.test_reports.report import Counts, Outcome, TestReport, lines_of, make_report, worst
+from polar.evaluators.test_reports.report import (
+    NUMBER,
+    Counts,
+    Outcome,
+    TestReport,
+    lines_of,
+    make_report,
+    worst,
+)
 
 _OUTCOMES = {
     "PASSED": Outcome.PASSED,
@@ -17,9 +25,13 @@ _OUTCOMES = {
 }
 _WORDS = "|".join(_OUTCOMES)
 _SUMMARY = re.compile(rf"({_WORDS}) (\S.*)")
-_PROGRESS = re.compile(rf"(\S+\.py::.+?) ({_WORDS})(?: \(.*\))?(?:\s+\[\s*\d+%\])?\s*")
-_CLOSING = re.compile(r"(?:=+ )?((?:\d+ [a-z]+, )*\d+ [a-z]+) in [\d.]+s(?: \([\d:, a-z]+\))?(?: =+)?")
-_COUNT = re.compile(r"(\d+) ([a-z]+)")
+_FILE = re.compile(r"\S+?\.py::.")
+_OUTCOME = re.compile(rf" ({_WORDS})(?= \(|$)")
+_PERCENT = re.compile(r"\[\s*\d+%\]")
+_CLOSING = re.compile(
+    rf"(?:=+ )?((?:{NUMBER} [a-z]+, )*{NUMBER} [a-z]+) in [\d.]+s(?: \([\d:, a-z]+\))?(?: =+)?"
+)
+_COUNT = re.compile(rf"({NUMBER}) ([a-z]+)")
 
 
 def parse(text: str) -> TestReport:
@@ -29,13 +41,28 @@ def parse(text: str) -> TestReport:
 
 def _results(lines: list[str]) -> Iterator[tuple[str, Outcome]]:
     for line in lines:
-        if match := _PROGRESS.fullmatch(line):
-            yield match[1], _OUTCOMES[match[2]]
+        if progress := _progress(line):
+            yield progress
         elif match := _SUMMARY.fullmatch(line):
             name = _test_id(match[2])
             # "SKIPPED [2] file:3: why" names no test, and log records begin with the same words.
             if "::" in name or (match[1] == "ERROR" and name.endswith(".py")):
                 yield name, _OUTCOMES[match[1]]
+
+
+def _progress(line: str) -> tuple[str, Outcome] | None:
+    """`id OUTCOME`, then perhaps `(reason)` and `[ 50%]`; looked at once, however long it is."""
+    file = _FILE.match(line)
+    if file is None:
+        return None
+    line = line.rstrip()
+    head, bracket, rest = line.rpartition("[")
+    if _PERCENT.fullmatch(bracket + rest) and head[-1:].isspace():
+        line = head.rstrip()
+    for match in _OUTCOME.finditer(line, file.end()):
+        if match.end() == len(line) or line.endswith(")"):
+            return line[: match.start()], _OUTCOMES[match[1]]
+    return None
 
 
 def _test_id(text: str) -> str:

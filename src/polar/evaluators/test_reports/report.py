@@ -86,6 +86,9 @@ def worst(summaries: Iterable[Counts]) -> Counts | None:
     return max(summaries, key=lambda counts: (counts.failed, -counts.passed), default=None)
 
 
+NUMBER = r"[0-9]{1,9}"
+"""A count, in parsers' patterns: no runner counts further, and Python reads no int of thousands of digits."""
+
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 

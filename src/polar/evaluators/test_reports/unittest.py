@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from polar.evaluators.test_reports.report import Counts, Outcome, TestReport, lines_of, make_report, worst
+from polar.evaluators.test_reports.report import (
+    NUMBER,
+    Counts,
+    Outcome,
+    TestReport,
+    lines_of,
+    make_report,
+    worst,
+)
 
 _OUTCOMES = {
     "ok": Outcome.PASSED,
@@ -17,7 +25,7 @@ _OUTCOMES = {
 _TEST = re.compile(r"(\w+) \(([\w.<>]+)\)(?: (?:\(.*\)|\[.*\]))?")
 _ENDING = re.compile(r"(?:.* \.\.\. |.*?)(ok|expected failure|FAIL|unexpected success|ERROR|skipped(?: .*)?)")
 _HEADING = re.compile(r"(FAIL|ERROR|UNEXPECTED SUCCESS): (.+)")
-_RAN = re.compile(r"Ran (\d+) tests? in [\d.]+s")
+_RAN = re.compile(rf"Ran ({NUMBER}) tests? in [\d.]+s")
 _RESULT = re.compile(r"(?:OK|FAILED|NO TESTS RAN)(?: \((.*)\))?")
 
 
@@ -68,7 +76,7 @@ def _summaries(lines: list[str]) -> Iterator[Counts]:
             found = {
                 kind.strip(): int(number)
                 for kind, _, number in (part.partition("=") for part in (match[1] or "").split(","))
-                if number.isdigit()
+                if re.fullmatch(NUMBER, number)
             }
             failed = sum(found.get(kind, 0) for kind in ("failures", "errors", "unexpected successes"))
             skipped = found.get("skipped", 0)
