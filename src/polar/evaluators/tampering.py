@@ -34,6 +34,9 @@ GUARDED_NAMES = (
     "*.pth",
     "jest.config.*",
     "vitest.config.*",
+    ".npmrc",
+    ".cargo/config",
+    ".cargo/config.toml",
 )
 """Files that a runner obeys wherever they are."""
 SETTINGS_NAMES = ("pyproject.toml", "setup.cfg", "tox.ini", "package.json")
@@ -96,7 +99,7 @@ printf '{END}'
 
 async def take_inventory(sandbox: Sandbox, protect: Sequence[str], *, timeout: float) -> Inventory:
     """Every path of the workspace that guards look at."""
-    tests = [("-name", name) for name in (*GUARDED_NAMES, *SETTINGS_NAMES)]
+    tests = [("-path", f"*/{name}") for name in (*GUARDED_NAMES, *SETTINGS_NAMES)]
     tests += [("-path", f"./{pattern.removeprefix('./')}") for pattern in protect]
     expression = [word for test in tests for word in ("-o", *test)][1:]
     result = await must_run(sandbox, _LIST, *expression, timeout=timeout, name="evaluator-inventory")
@@ -185,7 +188,8 @@ def _essence(path: str, content: bytes | None) -> object:
                 return tomllib.loads(text).get("tool", {}).get("pytest", {})
             case "package.json":
                 document = json.loads(text or "{}")
-                return (document.get("jest", {}), document.get("scripts", {}).get("test"))
+                scripts = document.get("scripts", {})
+                return (document.get("jest", {}), *map(scripts.get, ("pretest", "test", "posttest")))
             case _:
                 parser = configparser.RawConfigParser(strict=False)
                 parser.read_string(text)
@@ -213,11 +217,12 @@ async def undo(sandbox: Sandbox, findings: Sequence[Finding], before: Inventory,
 async def inventory_before(context: EvaluationContext, protect: Sequence[str], after: Inventory) -> Inventory:
     """The workspace's inventory as the agent found it.
 
-    That is the task's files where nothing speaks against it; only where something does, a fresh
-    sandbox is made to see what else was there (an image's files, what preparation made).
+    That is the task's files where nothing else can have been there and nothing speaks against it. Else a
+    fresh sandbox is made to see: of an image's files, or of what preparation made, all may be removed.
     """
-    from_task = inventory_of_task(context.task, protect)
-    if not compare(from_task, after):
+    task = context.task
+    from_task = inventory_of_task(task, protect)
+    if not (task.prepare or "image" in task.runtime.options or compare(from_task, after)):
         return from_task
     try:
         async with context.fresh_sandbox() as fresh:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
 from polar.evaluators.grading import Expected, Grade, TestReward, grade
-from polar.evaluators.inside import CLEAN_GIT, Spoiled, place, private_directory
+from polar.evaluators.inside import CLEAN_GIT, Spoiled, place, private_directory, run_script
 from polar.evaluators.output import cut, report_of, text_of
 from polar.evaluators.tampering import (
     Finding,
@@ -86,6 +86,7 @@ async def run_plan(
     if plan.tampering is TamperPolicy.NEUTRALISE:
         await undo(sandbox, findings, before, timeout=context.seconds_left)
     await place(sandbox, plan.files)
+    await _clear_report(plan, sandbox, timeout=context.seconds_left)
     limit = min(plan.timeout_seconds or context.timeout, SHARE_OF_TIME * context.seconds_left)
     result = await run_tests(plan.command, sandbox, env=plan.env, timeout=limit)
     if result.timed_out:
@@ -117,6 +118,17 @@ async def run_tests(
         return await sandbox.exec(Command(argv, env=environment), timeout=timeout, log_name=LOG_NAME)
     except SandboxError as error:
         raise EvaluationFailed(f"the test command could not be run: {error}") from error
+
+
+async def _clear_report(plan: TestPlan, sandbox: Sandbox, *, timeout: float) -> None:
+    """Only what the tests themselves write is a report of them, not what lies in its place before."""
+    if plan.report is None:
+        return
+    result = await run_script(
+        sandbox, 'rm -rf -- "$1"', f"./{plan.report}", timeout=timeout, name="evaluator-clear"
+    )
+    if result.exit_code != 0:
+        raise Spoiled(f"what lies in the place of the report {plan.report} cannot be removed")
 
 
 async def _blame(plan: TestPlan, context: EvaluationContext) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -78,6 +79,22 @@ async def test_tampering_is_reported_and_of_no_use(
     assert verdict.components["tampering"] >= 1.0
 
 
+async def test_what_npm_and_cargo_obey_is_guarded_too(
+    context: EvaluationContext, plan: dict[str, Any]
+) -> None:
+    await agent_does(
+        context,
+        """
+        echo '{"name": "calc", "scripts": {"pretest": "cp mine.js tests/test.js"}}' > package.json
+        echo 'script-shell=/bin/true' > .npmrc
+        mkdir -p sub/.cargo && echo 'target.x.runner = "true"' > sub/.cargo/config.toml
+        """,
+    )
+    verdict = await evaluate(context, "tests", **plan, tampering="zero")
+    for path in ("package.json", ".npmrc", "sub/.cargo/config.toml"):
+        assert f"tampering: added {path}" in verdict.report
+
+
 async def test_without_guards_a_runner_of_the_agents_own_is_believed(
     context: EvaluationContext, plan: dict[str, Any]
 ) -> None:
@@ -128,6 +145,24 @@ async def test_files_that_preparation_made_are_no_tampering(tmp_path: Path, plan
         )
         verdict = await evaluate(prepared, "tests", **plan, tampering="zero")
     assert verdict.components["tampering"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prepare": [{"exec": "touch conftest.py"}]},
+        {"runtime": {"name": "docker", "options": {"image": "x"}}},
+    ],
+    ids=["prepared", "image"],
+)
+async def test_removed_files_that_were_not_the_tasks_are_missed(
+    context: EvaluationContext, plan: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """Whoever removes every one of them leaves nothing that tells of it."""
+    made = context.sandbox_maker
+    removed = replace(context, task=make_task(FILES, **more), sandbox_maker=lambda: _prepared(made))
+    verdict = await evaluate(removed, "tests", **plan)
+    assert "tampering: removed conftest.py" in verdict.report
 
 
 class _prepared:
@@ -245,6 +280,18 @@ async def test_reports_can_be_files(tmp_path: Path) -> None:
         assert (await evaluate(context, "tests", command="rm -r out", **options)).reward == 0.0
         broken = await evaluate(context, "tests", command="mkdir out; echo '<' > out/report.xml", **options)
         assert broken.reward == 0.0
+
+
+@every_way
+async def test_a_report_that_the_agent_left_is_none(
+    context: EvaluationContext, name: str, more: dict[str, Any]
+) -> None:
+    """Nor one of its own run of other tests, where the hidden ones end before they write theirs."""
+    await agent_does(
+        context, "mkdir out; echo '<testsuite><testcase name=\"a\"/></testsuite>' > out/report.xml"
+    )
+    options = {"command": "true", "format": "junit", "report": "out/report.xml", **more}
+    assert (await evaluate(context, name, **options)).reward == 0.0
 
 
 @pytest.mark.parametrize(
