@@ -12,6 +12,12 @@ from polar.runtimes.base import Command
 
 LONGEST_VARIABLE = 120 * 1024
 """The kernel refuses environment variables of 128 KiB and more, name included."""
+_EXPORT = """
+POLAR_INSTRUCTION=$(cat "$POLAR_INSTRUCTION_FILE" && printf .)
+export POLAR_INSTRUCTION="${POLAR_INSTRUCTION%.}"
+exec "$@"
+"""
+"""Container engines pass no variable on that has several lines. The dot keeps the last line's end."""
 
 
 class Shell(Harness):
@@ -40,6 +46,7 @@ class Shell(Harness):
 
     def command(self, context: HarnessContext) -> Command:
         command = self.options.command
+        argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
         env = {
             **self.options.env,
             "OPENAI_BASE_URL": f"{context.gateway_url}/v1",
@@ -50,12 +57,11 @@ class Shell(Harness):
             "POLAR_INSTRUCTION_FILE": str(_instruction_file(context)),
         }
         if len(context.instruction.encode()) < LONGEST_VARIABLE and "\0" not in context.instruction:
-            env["POLAR_INSTRUCTION"] = context.instruction
-        return Command(
-            argv=("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command),
-            env=env,
-            stdin=context.instruction.encode(),
-        )
+            if {"\n", "\r"} & set(context.instruction):
+                argv = ("/bin/sh", "-c", _EXPORT, "sh", *argv)
+            else:
+                env["POLAR_INSTRUCTION"] = context.instruction
+        return Command(argv, env, stdin=context.instruction.encode())
 
 
 def _instruction_file(context: HarnessContext) -> PurePosixPath:

@@ -29,7 +29,7 @@ async def run(shell: Shell, instruction: str, root: Path) -> str:
             await sandbox.upload(path, data)
         result = await sandbox.exec(shell.command(given), timeout=20, log_name="agent")
         assert result.exit_code == 0, result.stderr.read_text()
-        return result.stdout.read_text()
+        return result.stdout.read_bytes().decode()
     finally:
         await sandbox.stop()
 
@@ -39,9 +39,16 @@ async def run(shell: Shell, instruction: str, root: Path) -> str:
     ['cat "$POLAR_INSTRUCTION_FILE"', "cat", 'printf "%s" "$POLAR_INSTRUCTION"'],
     ids=["file", "stdin", "env"],
 )
-async def test_instruction_arrives(reading: str, tmp_path: Path) -> None:
-    instruction = "-n Schreib 'grüße'\n$HOME\t`x`"
+@pytest.mark.parametrize("instruction", ["-n Schreib 'grüße' $HOME\t`x`", "\n-n a\r\n\n$HOME `x`\n\n"])
+async def test_instruction_arrives(reading: str, instruction: str, tmp_path: Path) -> None:
     assert await run(Shell(Shell.Options(command=reading)), instruction, tmp_path / "s") == instruction
+
+
+def test_instruction_of_several_lines_is_none_of_the_variables() -> None:
+    """Container engines refuse those, and the session with them."""
+    command = Shell(Shell.Options(command=["agent", "a b"])).command(context("one\ntwo\n"))
+    assert not any("\n" in value for value in command.env.values())
+    assert command.argv[-2:] == ("agent", "a b")
 
 
 async def test_huge_instruction_still_arrives_as_file_and_stdin(tmp_path: Path) -> None:
