@@ -8,6 +8,9 @@ from pydantic import ValidationError
 from polar.errors import Conflict, Forbidden, InvalidInput, NotFound, PolarError, Unavailable
 from polar.models.views import Problem
 
+_FROM_A_PROXY = (502, 503, 504)
+"""What a proxy answers in its own words while the server behind it is away."""
+
 
 def waited_too_long() -> Unavailable:
     return Unavailable("the tasks did not end in time", hint="they go on; wait again")
@@ -18,6 +21,8 @@ def failure(status: int, body: bytes) -> PolarError:
     try:
         problem = Problem.model_validate_json(body)
     except ValidationError:
+        if status in _FROM_A_PROXY:
+            return Unavailable(f"the server cannot be reached: what stands before it answered {status}")
         return PolarError(f"the server answered {status}, and not as Polar does", hint="check its address")
     if status == 401:
         return PolarError(

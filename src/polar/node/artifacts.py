@@ -44,10 +44,10 @@ class Artifacts:
             self.omit(name, f"{len(data)} bytes, over the limit of node.artifact_bytes")
             return
         self._left -= len(data)
-        self._files.append((name, data))
+        self._files.append((_spelt(name), data))
 
     def omit(self, name: str, why: str) -> None:
-        self._omitted.append(f"{name}: {why}\n")
+        self._omitted.append(_spelt(f"{name}: {why}\n"))
 
     def add_directory(self, directory: Path, prefix: str) -> None:
         """Every regular file of a host directory; of one that is too long, its end."""
@@ -106,6 +106,11 @@ async def _matching(sandbox: Sandbox, globs: tuple[str, ...]) -> list[PurePosixP
     text = await asyncio.to_thread(_end_of, listing.stdout, _LIST_BYTES)
     paths = (PurePosixPath(line) for line in text.decode("utf-8", "surrogateescape").splitlines())
     return [path for path in paths if any(fnmatch.fnmatchcase(str(path), glob) for glob in globs)]
+
+
+def _spelt(name: str) -> str:
+    """A file's name as text: an agent may give it any bytes, and those that are no text are spelt out."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _end_of(path: Path, limit: int) -> bytes:

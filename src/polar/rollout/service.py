@@ -11,7 +11,7 @@ from pathlib import Path
 
 from polar import __version__
 from polar.config.settings import ServerSettings
-from polar.errors import Conflict, InvalidInput, PolarError
+from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
 from polar.models.callback import CallbackView
 from polar.models.dashboard import NodeOverview
 from polar.models.session import SessionStatus
@@ -53,6 +53,9 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_SECONDS = 1.0
 """How often a waiting request looks for what another server process wrote; our own writes wake it."""
+
+ORDER_SECONDS = 10.0
+"""How long a transaction may hold back the results that were stored after it began."""
 
 SWEEP_SECONDS = 3600.0
 """How often the server looks for what was kept long enough."""
@@ -120,12 +123,19 @@ class RolloutService:
     async def results(
         self, cursor: int, *, limit: int, task_ids: Collection[str] | None, wait_seconds: float, gone: Gone
     ) -> ResultPage:
-        """What ended after `cursor`; waits for the first of it."""
+        """What ended after `cursor`; waits for the first of it. An empty page says that there is nothing."""
         async for _ in self._looks(self._ended, wait_seconds, gone):
             page = await self.store.results.after(cursor, limit=limit, task_ids=task_ids)
             if page.results:
                 return page
-        return ResultPage(results=(), cursor=cursor)
+        # What is stored may have to wait for what was begun before it: that is not the end of the feed.
+        async for _ in self._looks(self._ended, ORDER_SECONDS, gone):
+            if await self.store.results.is_end(cursor, task_ids=task_ids):
+                return ResultPage(results=(), cursor=cursor)
+            page = await self.store.results.after(cursor, limit=limit, task_ids=task_ids)
+            if page.results:
+                return page
+        raise Unavailable("results are stored that cannot be shown yet", hint="ask again")
 
     async def join(self, node: str, join: Join) -> Joined:
         """Take a node; Conflict if it speaks another protocol."""

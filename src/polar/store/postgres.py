@@ -87,6 +87,8 @@ class PostgresDatabase(Database):
                     f"the disk that holds {self.name} is full; nothing was stored",
                     hint="free some space and try again",
                 )
+            case "22021":
+                return InvalidInput("a NUL character cannot be stored or looked for")
             case "53300" | "57P03" | "55P03":
                 return Unavailable(f"the database {self.name} is busy: {reason}", hint="try again")
             case state if state in _IN_THE_WAY:

@@ -39,6 +39,13 @@ class Results:
             cursor=rows[-1].seq if rows else cursor,
         )
 
+    async def is_end(self, cursor: int, *, task_ids: Collection[str] | None = None) -> bool:
+        """Whether nothing is stored after `cursor`, not even what `after` may not show yet."""
+        query = select(results.c.seq).where(results.c.seq > cursor).limit(1)
+        if task_ids is not None:
+            query = query.where(results.c.task_id.in_(task_ids))
+        return await self._database.read(lambda connection: connection.execute(query).first()) is None
+
     async def fencing_token(self, session_id: str) -> int | None:
         """The token under which a session's result was stored, None while there is none."""
         query = select(results.c.fencing_token).where(results.c.session_id == session_id)

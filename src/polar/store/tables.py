@@ -14,11 +14,13 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     UniqueConstraint,
     false,
     literal,
     text,
 )
+from sqlalchemy.engine import Dialect
 
 from polar.models.session import SessionStatus
 
@@ -30,6 +32,17 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+
+class Words(TypeDecorator[str]):
+    """What a program said. PostgreSQL's text holds no NUL, and nothing is refused because of one."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
 
 # SQLite counts rows only in a column declared exactly INTEGER.
 Sequence = BigInteger().with_variant(Integer, "sqlite")
@@ -148,7 +161,7 @@ events = Table(
     Column("status", String(16), nullable=False),
     Column("at", Double, nullable=False),
     Column("node", String(128)),
-    Column("detail", Text),
+    Column("detail", Words),
     sqlite_autoincrement=True,
 )
 
@@ -174,7 +187,7 @@ policy_nodes = Table(
     Column("node", String(128), primary_key=True),
     Column("step", BigInteger, nullable=False),
     Column("version", Integer, nullable=False),
-    Column("error", Text),
+    Column("error", Words),
     Column("seen_at", Double, nullable=False),
 )
 
@@ -220,7 +233,7 @@ audit = Table(
     Column("action", String(64), nullable=False),
     Column("object", String(256)),
     Column("status", Integer, nullable=False),
-    Column("detail", Text),
+    Column("detail", Words),
     sqlite_autoincrement=True,
 )
 
@@ -239,7 +252,7 @@ callbacks = Table(
     Column("attempts", Integer, nullable=False),
     # When it may be tried; a server that tries it moves this on, so that no other does meanwhile.
     Column("due_at", Double, nullable=False),
-    Column("error", Text),
+    Column("error", Words),
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double),
     sqlite_autoincrement=True,

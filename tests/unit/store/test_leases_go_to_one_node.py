@@ -12,6 +12,7 @@ from polar.errors import Conflict, InvalidInput, NotFound
 from polar.models.session import Lease, Progress, SessionStatus
 from polar.models.views import SessionBeat
 from polar.store.database import Database
+from polar.store.delivery import Delivered
 from polar.store.leases import waiting
 from polar.store.store import Store
 from tests.databases import fresh_postgres
@@ -179,6 +180,28 @@ async def test_result_that_contradicts_its_session_is_refused(
     with pytest.raises(InvalidInput, match=field):
         await store.complete("task.0", lease.fencing_token, result_of(lease).model_copy(update=changes))
     assert (await store.results.after(0)).results == ()
+
+
+async def test_what_a_program_said_may_hold_any_character(store: Store) -> None:
+    await store.tasks.submit(idle_task(samples=3))
+    odd, plain, again = await claim(store, limit=3)
+    error = "exit code 1: \0ELF"
+    failed = result_of(odd, status=SessionStatus.FAILED, error=error)
+    delivered = [
+        Delivered(lease.session_id, lease.fencing_token, result)
+        for lease, result in ((odd, failed), (plain, result_of(plain)))
+    ]
+    assert await store.leases.complete_all(delivered) == [True, True]
+    assert await store.leases.complete_all(delivered) == [False, False]
+    await store.leases.retry(again.session_id, again.fencing_token, error, max_attempts=3)
+    assert (await store.sessions.get(odd.session_id)).result == failed
+    told = [(await store.events.of(lease.session_id))[-1].detail for lease in (odd, again)]
+    assert told == ["exit code 1: \N{REPLACEMENT CHARACTER}ELF"] * 2
+
+
+async def test_an_id_with_any_character_is_one_that_is_not_there(store: Store) -> None:
+    with pytest.raises((NotFound, InvalidInput)):
+        await store.sessions.get("\0")
 
 
 async def test_unknown_session_is_not_found(store: Store) -> None:
