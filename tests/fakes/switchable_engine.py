@@ -37,6 +37,10 @@ class SwitchableEngine(Engine):
         self.closed = False
         self.is_paused = False
         self.refuses_weights = False
+        self.loading: asyncio.Event | None = None
+        """Waited for before weights are changed."""
+        self.checking: asyncio.Event | None = None
+        """Waited for in a check."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         self.sessions.append(request.session)
@@ -66,6 +70,8 @@ class SwitchableEngine(Engine):
             raise EngineDown("switched off")
         if self.lacks:
             raise EngineError(self.lacks)
+        if self.checking is not None:
+            await self.checking.wait()
 
     async def tokenize(self, text: str) -> list[int] | None:
         return self.ids
@@ -83,6 +89,8 @@ class SwitchableEngine(Engine):
             raise EngineDown("switched off")
         if self.refuses_weights:
             raise EngineError("no such weights")
+        if self.loading is not None:
+            await self.loading.wait()
         self.info = replace(self.info, policy_version=update.version)
 
     async def close(self) -> None:

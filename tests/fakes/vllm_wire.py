@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from tests.fakes import character_chat
 from tests.fakes.character_chat import Said
@@ -30,8 +31,23 @@ class VllmWire:
     disconnected: asyncio.Event = field(default_factory=asyncio.Event)
     orders: list[str] = field(default_factory=list)
     """What was asked of the server itself, by path."""
+    refused: str = ""
+    """The path of orders that fail."""
     weight_version: str = "default"
+    connections: set[asyncio.Transport] = field(default_factory=set)
     url: str = ""
+
+    async def start_anew(self) -> None:
+        """As a process that ended and was started again: nothing is left of it but its address."""
+        self.weight_version = "default"
+        while self.connections:
+            self.connections.pop().abort()
+
+    @web.middleware
+    async def connected(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        assert isinstance(request.transport, asyncio.Transport)
+        self.connections.add(request.transport)
+        return await handler(request)
 
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "small", "max_model_len": 512}]})
@@ -43,6 +59,8 @@ class VllmWire:
     async def order(self, request: web.Request) -> web.Response:
         """Pauses and weights, as in vLLM's development mode."""
         self.orders.append(request.path)
+        if request.path == self.refused:
+            return web.json_response({"error": {"message": "not now"}}, status=500)
         if request.path == "/update_weight_version":
             self.weight_version = (await request.json())["new_version"]
         return web.json_response({})
@@ -99,7 +117,7 @@ def usage(tokens: int, cached: int = 0) -> Any:
 @asynccontextmanager
 async def vllm_wire(*answers: Any, takes_orders: bool = False) -> AsyncIterator[VllmWire]:
     wire = VllmWire(answers)
-    app = web.Application()
+    app = web.Application(middlewares=[wire.connected])
     app.router.add_get("/v1/models", wire.models)
     app.router.add_post("/v1/completions", wire.completions)
     app.router.add_post("/v1/chat/completions", wire.completions)

@@ -241,10 +241,8 @@ class ChatReader:
         return TokenChunk(ids, logprobs, self._version)
 
     def _read_version(self, meta: Any) -> None:
-        if isinstance(meta, dict):
-            named = meta.get("weight_version")
-            if isinstance(named, int) or (isinstance(named, str) and named.isdecimal()):
-                self._version = int(named)
+        if isinstance(meta, dict) and (named := meta.get("weight_version")) is not None:
+            self._version = weight_version(named)
 
 
 async def chunks(
@@ -303,6 +301,12 @@ def _usage(usage: dict[str, Any]) -> Usage:
         prompt.get("cached_tokens") or 0,
         sampled.get("reasoning_tokens") or 0,
     )
+
+
+def weight_version(named: Any) -> int:
+    """SGLang's is free text, "default" until somebody sets it: no number is what the server started with."""
+    is_number = isinstance(named, int) or (isinstance(named, str) and named.isdecimal())
+    return int(named) if is_number else 0
 
 
 def token_count(answer: bytes) -> int | None:

@@ -39,6 +39,9 @@ class Connections:
         self._silence_seconds = silence_seconds
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
+        self.epoch = 0
+        """Rises when the first connection is made after none was open: only then may the server be another
+        process than before."""
 
     def request(self, method: str, path: str, body: bytes = b"") -> Exchange:
         """To be entered: the answer, once its head is here. Leaving before its end breaks it off."""
@@ -80,6 +83,8 @@ class Connections:
                 )
         except OSError as error:
             raise Disconnected(str(error) or type(error).__name__) from error
+        if not any(other.is_open for other in (*self._idle, *self._busy)):
+            self.epoch += 1
         return made
 
 
@@ -171,7 +176,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._response = Response()
         self._has_head = False
-        self._is_open = True
+        self.is_open = True
         self._heard_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self.is_reusable = True
@@ -183,7 +188,7 @@ class _Connection(asyncio.Protocol):
         self._heard_at = asyncio.get_running_loop().time()
         if self._watch is None:
             self._watch_silence()
-        if self._is_open:
+        if self.is_open:
             self._transport.write(data)
         else:
             self._response.fail(Disconnected("the server closed the connection"))
@@ -212,7 +217,7 @@ class _Connection(asyncio.Protocol):
         self._response.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_open = self.is_reusable = False
+        self.is_open = self.is_reusable = False
         self._stop_watching()
         response = self._response
         if response.is_whole:
@@ -239,7 +244,7 @@ class _Connection(asyncio.Protocol):
             self._has_head = False
             return
         self._response.is_whole = True
-        self.is_reusable = self._is_open and self._parser.should_keep_alive()
+        self.is_reusable = self.is_open and self._parser.should_keep_alive()
 
     def _watch_silence(self) -> None:
         """Breaks the connection off when the server has said nothing for so long.

@@ -184,15 +184,18 @@ class Replicas(Engine):
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """All replicas that are asked have them; one that fails is put aside until it has them too."""
-        await self._all("change its weights", lambda engine: engine.update_weights(update))
+        asked = await self._all("change its weights", lambda engine: engine.update_weights(update))
         self._update = update
+        for replica in self._replicas.values():
+            if replica.is_up and replica not in asked:
+                self._put_aside(replica, EngineDown("it came back while the others changed their weights"))
 
     def expect(self, version: int) -> None:
         for replica in self._replicas.values():
             replica.engine.expect(version)
 
-    async def _all(self, purpose: str, do: Callable[[Engine], Coroutine[None, None, None]]) -> None:
-        """Have every replica do it that is up; EngineError if none can, and then all stay."""
+    async def _all(self, purpose: str, do: Callable[[Engine], Coroutine[None, None, None]]) -> list[_Replica]:
+        """Have every replica do it that is up, and return these; EngineError if none can: then all stay."""
         up = [replica for replica in self._replicas.values() if replica.is_up]
         if not up:
             raise self._all_down()
@@ -206,6 +209,7 @@ class Replicas(Engine):
             raise EngineError(f"none of the {len(self._replicas)} engines can {purpose}: {said}")
         for replica, error in failures:
             self._put_aside(replica, EngineDown(f"it cannot {purpose}: {error}"))
+        return up
 
     async def close(self) -> None:
         probes = [replica.probe for replica in self._replicas.values() if replica.probe is not None]
@@ -272,10 +276,13 @@ class Replicas(Engine):
                 f"it now serves {info.name} with a context of {info.max_context},"
                 f" the others {model.name} with {model.max_context}"
             )
-        if self._update is not None and info.policy_version != self._update.version:
-            await replica.engine.update_weights(self._update)
+        update = self._update
+        if update is not None and info.policy_version != update.version:
+            await replica.engine.update_weights(update)
         await replica.engine.resume()
         await replica.engine.check(self._mode)
+        if self._update is not update:
+            raise EngineDown("the others have changed their weights meanwhile")
 
     def _all_down(self) -> EngineDown:
         said = "; ".join(

@@ -117,7 +117,7 @@ class SglangEngine(HttpEngine):
         self._model = name
         info = await self._get("/model_info", older="/get_model_info")
         # A server that started anew has no version, and the weights that it starts with.
-        self.policy_version = _version(info.get("weight_version"), 0)
+        self.policy_version = chat_wire.weight_version(info.get("weight_version"))
         # SGLang refuses a prompt and max_new_tokens that together fill the context to the last token.
         return ModelInfo(name, context - 1, self.policy_version)
 
@@ -217,8 +217,10 @@ class _TokenStream:
         finish = self._finish(meta.get("finish_reason"))
         ids, logprobs = self._new_tokens(event, meta, is_last=finish is not None)
         self._tokens += len(ids)
-        # A name that is no number says nothing: then the version is the last that is known.
-        self._version = _version(meta.get("weight_version"), max(self._version, self._engine.policy_version))
+        named = meta.get("weight_version")
+        # Where the server does not say, the version is the last that is known.
+        known = max(self._version, self._engine.policy_version)
+        self._version = known if named is None else chat_wire.weight_version(named)
         chunk = TokenChunk(ids, logprobs, self._version, finish, int(meta.get("cached_tokens") or 0))
         if finish is not None:
             self._held = chunk
@@ -341,10 +343,3 @@ def _chat_body(call: ChatCall, model: str) -> dict[str, Any]:
         "min_p": 0.0,
         "repetition_penalty": 1.0,
     }
-
-
-def _version(named: Any, otherwise: int) -> int:
-    """SGLang's weight version is free text, "default" until somebody sets it."""
-    return (
-        int(named) if isinstance(named, int) or (isinstance(named, str) and named.isdecimal()) else otherwise
-    )

@@ -53,6 +53,8 @@ class VllmEngine(HttpEngine):
     """Where vLLM's first weights are."""
     _names_version = False
     """Whether it is `polar engine`, whose answers name the version of each token."""
+    _known_in = 0
+    """The epoch of the connections in which vLLM was last asked for its version."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         stream = _TokenStream(self)
@@ -60,6 +62,7 @@ class VllmEngine(HttpEngine):
         with guided(request):
             async with aclosing(self._events("/v1/completions", body)) as arrivals:
                 async for events in arrivals:
+                    await self._recognise()
                     for chunk in at_once(map(stream.read, events)):
                         yield chunk
         yield stream.last()
@@ -70,10 +73,13 @@ class VllmEngine(HttpEngine):
         if call.chat.stream:
             async with aclosing(self._events(chat_wire.PATH, body)) as arrivals:
                 async for events in arrivals:
+                    await self._recognise()
                     for chunk in filter(None, map(reader.read, events)):
                         yield chunk
         else:
-            reader.read(await self._document(chat_wire.PATH, body))
+            answer = await self._document(chat_wire.PATH, body)
+            await self._recognise()
+            reader.read(answer)
         yield reader.last()
 
     async def count_tokens(self, chat: ChatRequest) -> int | None:
@@ -133,9 +139,10 @@ class VllmEngine(HttpEngine):
         # Left out, the path would be the last one.
         kwargs = {"weights_path": update.path or self._root}
         await self._order("/collective_rpc", {"method": "reload_weights", "kwargs": kwargs}, needs=_DEV_MODE)
-        await self._order("/update_weight_version", {"new_version": str(update.version)}, needs=_DEV_MODE)
         # Requests that a pause keeps hold blocks of the cache: these too are computed anew.
         await self._order("/reset_prefix_cache?reset_running_requests=true", needs=_DEV_MODE)
+        # Last: whoever finds the weights under their name finds nothing of the old ones beside them.
+        await self._order("/update_weight_version", {"new_version": str(update.version)}, needs=_DEV_MODE)
 
     def _refuse_bad_path(self, path: str | None) -> None:
         """vLLM does not outlive weights that it cannot read: they are looked for where that can be done."""
@@ -156,6 +163,13 @@ class VllmEngine(HttpEngine):
             return self.policy_version
         self.policy_version = int(named) if str(named).isdecimal() else 0
         return self.policy_version
+
+    async def _recognise(self) -> None:
+        """Ask for the version again where vLLM may have been started anew, with its first weights."""
+        epoch = self._connections.epoch
+        if self.policy_version and not self._names_version and epoch != self._known_in:
+            await self._last_version()
+            self._known_in = epoch
 
     async def _outlast_pause(self) -> None:
         """Wait for the end of a pause; one that nobody ends was left behind by somebody who died."""

@@ -10,14 +10,14 @@ import pytest
 from aiohttp import web
 
 from polar.engines import vllm
-from polar.engines.base import EngineError, GenerateRequest, TokenChunk, WeightUpdate
+from polar.engines.base import ChatCall, Engine, EngineError, GenerateRequest, TokenChunk, WeightUpdate
 from polar.engines.chat_wire import ChatReader
 from polar.engines.openai import OpenAIEngine
 from polar.engines.pausable import PausableEngine
 from polar.engines.replicas import Replicas
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
-from polar.models.chat import Sampling
+from polar.models.chat import ChatRequest, Message, Role, Sampling
 from polar.models.policy import PauseMode
 from tests.fakes.character_chat import Said, document
 from tests.fakes.sglang_wire import event as sglang_event
@@ -127,6 +127,65 @@ async def test_vllm_is_not_given_weights_that_are_not_there(tmp_path: Path) -> N
         await engine.close()
 
 
+async def test_vllms_weights_have_their_version_only_once_nothing_is_cached_of_the_old(
+    tmp_path: Path,
+) -> None:
+    """Else a second attempt would find them there, and go on with what the old ones computed."""
+    (tmp_path / "model.safetensors").touch()
+    async with vllm_wire(takes_orders=True) as wire:
+        engine = VllmEngine(wire.url)
+        await engine.update_weights(WeightUpdate(1, str(tmp_path)))
+        wire.refused = "/reset_prefix_cache"
+        with pytest.raises(EngineError, match="reset_prefix_cache"):
+            await engine.update_weights(WeightUpdate(2, str(tmp_path)))
+        assert (await engine.model_info()).policy_version == 1
+        wire.refused = ""
+        wire.orders.clear()
+        await engine.update_weights(WeightUpdate(2, str(tmp_path)))
+        assert "/reset_prefix_cache" in wire.orders
+        assert (await engine.model_info()).policy_version == 2
+        await engine.close()
+
+
+@pytest.mark.parametrize("mode", ["tokens", "chat"])
+async def test_tokens_of_a_vllm_that_was_started_anew_carry_no_version_that_it_was_not_given(
+    tmp_path: Path, mode: str
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    answer = [event([5], [-1.0]), event([2], [-1.0], "stop"), usage(2), "[DONE]"]
+    async with vllm_wire(answer if mode == "tokens" else Said("hi"), takes_orders=True) as wire:
+        engine = VllmEngine(wire.url)
+        await engine.update_weights(WeightUpdate(3, str(tmp_path)))
+        assert await _versions(engine, mode) == {3}
+        await wire.start_anew()
+        assert await _versions(engine, mode) == {0}
+        await engine.update_weights(WeightUpdate(4, str(tmp_path)))
+        assert await _versions(engine, mode) == {4}
+        await engine.close()
+
+
+@pytest.mark.parametrize("mode", ["tokens", "chat"])
+async def test_tokens_of_an_sglang_that_was_started_anew_carry_no_version_that_it_was_not_given(
+    mode: str,
+) -> None:
+    answer = [sglang_event([5, 2], [-1.0] * 2, 2, "stop", weight_version="default"), "[DONE]"]
+    async with sglang_wire(answer if mode == "tokens" else Said("hi")) as wire:
+        engine = SglangEngine(wire.url)
+        await engine.update_weights(WeightUpdate(3, "/weights/3"))
+        wire.weight_version = "default"
+        assert await _versions(engine, mode) == {0}
+        await engine.close()
+
+
+async def _versions(engine: Engine, mode: str) -> set[int]:
+    """Those of the tokens of one answer."""
+    if mode == "tokens":
+        return {chunk.policy_version async for chunk in engine.generate(REQUEST)}
+    chat = ChatRequest("", (Message(Role.USER, "Hi"),), stream=True)
+    chunks = [chunk async for chunk in engine.chat(ChatCall("c", chat, Sampling(max_tokens=8)))]
+    return {chunk.tokens.policy_version for chunk in chunks if chunk.tokens is not None}
+
+
 async def test_a_pause_that_somebody_left_behind_is_ended_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "PAUSE_PATIENCE_SECONDS", 0.1)
     orders: list[str] = []
@@ -210,6 +269,34 @@ async def test_a_replica_that_is_down_does_not_hold_up_the_others() -> None:
     await group.close()
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_a_replica_that_comes_back_during_a_change_is_not_asked_with_the_old_weights(
+    is_slow: bool,
+) -> None:
+    engines, group = replicas()
+    engines["c"].is_on = False
+    await group.pause(PauseMode.KEEP)
+    engines["c"].probed.clear()
+    engines["c"].checking = checking = asyncio.Event()
+    loading = engines["a"].loading = engines["b"].loading = asyncio.Event()
+    changing = asyncio.create_task(group.update_weights(WeightUpdate(3)))
+    engines["c"].is_on = True
+    await asyncio.wait_for(engines["c"].probed.wait(), 30)
+    if not is_slow:
+        checking.set()
+        async with asyncio.timeout(30):
+            while not group._replicas["c"].is_up:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    loading.set()
+    await changing
+    checking.set()
+    async with asyncio.timeout(30):
+        while engines["c"].info.policy_version != 3 or not group._replicas["c"].is_up:
+            assert engines["c"].info.policy_version == 3 or not group._replicas["c"].is_up
+            await asyncio.sleep(0.01)
+    await group.close()
+
+
 async def test_a_caller_that_leaves_while_it_is_broken_off_has_left() -> None:
     inner = SwitchableEngine()
     inner.gate = asyncio.Event()
@@ -232,5 +319,5 @@ async def test_a_caller_that_leaves_while_it_is_broken_off_has_left() -> None:
     assert inner.open == 0
 
 
-async def _all(engine: SglangEngine) -> list[int]:
+async def _all(engine: Engine) -> list[int]:
     return [id async for chunk in engine.generate(REQUEST) for id in chunk.ids]

@@ -29,11 +29,15 @@ from tests.fakes.sglang_wire import event, sglang_wire
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=5, max_tokens=9, stop=("END",))
 REQUEST = GenerateRequest("r1", [1, 2, 3], SAMPLING, (2,))
 WHOLE = [
-    event([5], [-0.5], 1),
-    event([5, 6], [-0.5, -1.0], 2),
-    event([5, 6, 2], [-0.5, -1.0, -0.1], 3, "stop"),
+    event([5], [-0.5], 1, weight_version="4"),
+    event([5, 6], [-0.5, -1.0], 2, weight_version="4"),
+    event([5, 6, 2], [-0.5, -1.0, -0.1], 3, "stop", weight_version="4"),
 ]
-DELTAS = [event([5], [-0.5], 1), event([6], [-1.0], 2), event([2], [-0.1], 3, "stop")]
+DELTAS = [
+    event([5], [-0.5], 1, weight_version="4"),
+    event([6], [-1.0], 2, weight_version="4"),
+    event([2], [-0.1], 3, "stop", weight_version="4"),
+]
 
 
 async def generated(url: str, request: GenerateRequest = REQUEST) -> list[TokenChunk]:
@@ -69,16 +73,17 @@ async def test_what_is_not_asked_for_is_left_to_the_server_but_for_its_short_ans
     assert sampling.keys().isdisjoint({"temperature", "top_p", "top_k", "sampling_seed", "stop"})
 
 
-async def test_the_servers_own_version_is_taken_where_it_is_a_number() -> None:
+async def test_the_servers_own_version_is_taken_where_it_says_one() -> None:
+    """A name that is no number is that of the weights it was started with."""
     answer = [
-        event([5], [-1.0], 1),
+        event([5], [-1.0], 1, weight_version=None),
         event([5, 6], [-1.0] * 2, 2, weight_version="7"),
         event([5, 6, 7], [-1.0] * 3, 3, weight_version=8),
         event([5, 6, 7, 2], [-1.0] * 4, 4, "stop", weight_version="v9"),
         "[DONE]",
     ]
     async with sglang_wire(answer) as wire:
-        assert [chunk.policy_version for chunk in await generated(wire.url)] == [4, 7, 8, 8]
+        assert [chunk.policy_version for chunk in await generated(wire.url)] == [4, 7, 8, 0]
 
 
 @given(
