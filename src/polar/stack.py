@@ -34,6 +34,7 @@ from polar.gateway.gateways import Gateways
 from polar.gateway.pool import Assignment, GatewayPool
 from polar.gateway.server import Gateway
 from polar.models.access import Role
+from polar.node.directory import held, node_directory
 from polar.node.joining import join
 from polar.node.worker import Node
 from polar.rendering.base import Renderer
@@ -165,23 +166,25 @@ async def joined(
     data_dir = settings.data_dir.absolute()
     async with AsyncClient(url, token, ca=ca or settings.node.ca) as client:
         welcome = await join(client, settings.node)
-        async with data_plane(settings, say) as plane:
-            say(f"starting the node {settings.node.name}")
-            node = Node(
-                settings.node,
-                data_dir,
-                client,
-                plane.gateway,
-                plane.model,
-                lease_seconds=welcome.lease_seconds,
-            )
-            metrics = (node.metric_families, *plane.metrics)
-            page = MetricsPage()
-            page.add(*metrics)
-            async with listening(settings.telemetry, page) as address:
-                if address is not None:
-                    say(f"metrics at {address}")
-                yield Worker(node, plane.model, metrics)
+        # Before the engine, which takes long to start, and before anybody is told that the node works.
+        with held(node_directory(data_dir, settings.node.name)):
+            async with data_plane(settings, say) as plane:
+                say(f"starting the node {settings.node.name}")
+                node = Node(
+                    settings.node,
+                    data_dir,
+                    client,
+                    plane.gateway,
+                    plane.model,
+                    lease_seconds=welcome.lease_seconds,
+                )
+                metrics = (node.metric_families, *plane.metrics)
+                page = MetricsPage()
+                page.add(*metrics)
+                async with listening(settings.telemetry, page) as address:
+                    if address is not None:
+                        say(f"metrics at {address}")
+                    yield Worker(node, plane.model, metrics)
 
 
 def _own_certificate(settings: Settings) -> Authority:

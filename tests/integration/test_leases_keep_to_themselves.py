@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from polar.models.session import SessionStatus
+from polar.models.views import MOST_LEASES, Release
 from tests.conformance import eventually
 from tests.fakes.scripted_engine import Answer, Script
 from tests.systems import ASK, shell_task, system
@@ -27,6 +28,29 @@ async def test_a_session_given_back_and_leased_again_records_only_its_last_run(t
             (result,) = await running.client.wait(["moved"], timeout=120)
     assert (result.status, result.stats.completions) == (SessionStatus.COMPLETED, 2)
     assert [left] == list((tmp_path / "data/nodes/local/captures").iterdir())
+
+
+async def test_a_session_that_comes_back_to_its_node_ends_what_its_lost_lease_began(tmp_path: Path) -> None:
+    script: list[Script] = [Answer("Never.", gate=asyncio.Event()), "Done."]
+    async with system(tmp_path / "data", script) as running, running.node():
+        await running.client.submit(shell_task("back", ASK))
+        await running.engine.waiting.wait()
+        # What the server does with the lease of a node that it has not heard of for too long.
+        await running.client.release("back.0", Release(fencing_token=1, failure="a silent node"))
+        (result,) = await running.client.wait(["back"], timeout=120)
+    assert (result.status, result.error, result.attempt) == (SessionStatus.COMPLETED, None, 2)
+    assert result.stats.completions == 1
+
+
+async def test_a_node_with_more_places_than_a_request_may_ask_for_works(tmp_path: Path) -> None:
+    many = MOST_LEASES + 1
+    async with (
+        system(tmp_path / "data", ["A fine answer."]) as running,
+        running.node(run_slots=many, init_workers=many, ready_buffer=many),
+    ):
+        await running.client.submit(shell_task("one", ASK))
+        (result,) = await running.client.wait(["one"], timeout=120)
+    assert result.status is SessionStatus.COMPLETED
 
 
 async def test_a_node_that_starts_lets_go_of_what_was_left_long_ago(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from polar.cli.main import app
 from polar.errors import Unavailable
-from polar.models.policy import PauseMode
+from polar.models.policy import PauseMode, PolicyOrder, PolicyReport
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.node import policy as following
 from polar.trajectory import recording
+from tests.conformance import eventually
 from tests.fakes.scripted_engine import Answer, Script
 from tests.systems import ASK, TOKEN, System, shell_task, system
 
@@ -172,6 +173,40 @@ async def test_the_command_line_shows_and_replaces_the_policy(small: System) -> 
         assert "drain by command-line" in await polar()
         await polar("resume")
         assert not small.gateway.is_paused
+
+
+async def test_a_node_is_waited_for_however_long_its_engine_takes(
+    small: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "WAIT_SECONDS", 0.05)
+    begun, drained = asyncio.Event(), asyncio.Event()
+    reports: list[PolicyReport] = []
+    pause, follow_policy = small.engine.pause, small.client.follow_policy
+
+    async def slow_pause(mode: PauseMode) -> None:
+        begun.set()
+        await drained.wait()
+        await pause(mode)
+
+    async def told(node: str, report: PolicyReport) -> PolicyOrder:
+        order = await follow_policy(node, report)
+        if begun.is_set() and not drained.is_set():
+            reports.append(report)
+        return order
+
+    async with small.node():
+        await settled(small)
+        monkeypatch.setattr(small.engine, "pause", slow_pause)
+        monkeypatch.setattr(small.client, "follow_policy", told)
+        pausing = asyncio.create_task(small.client.pause_policy("trainer", PauseMode.DRAIN))
+        await begun.wait()
+        # It is not one of those that fell silent, nor has it done what was asked.
+        await eventually(lambda: len(reports) >= 3)
+        assert not pausing.done()
+        (node,) = (await small.client.policy()).nodes
+        assert not node.is_settled
+        drained.set()
+        assert (await pausing).is_settled
 
 
 async def test_a_node_that_stops_leaves_no_pause_behind(small: System) -> None:

@@ -138,10 +138,14 @@ class Joined(Frozen):
     """Whether it will be leased nothing until it is resumed."""
 
 
+MOST_LEASES = 1024
+"""Of one request."""
+
+
 class LeaseRequest(Frozen):
     """A node asks for work."""
 
-    max_sessions: int = Field(ge=1, le=1024)
+    max_sessions: int = Field(ge=1, le=MOST_LEASES)
     """As many as it has places for."""
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
     """How long the server may hold the answer back while there is no work."""

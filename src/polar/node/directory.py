@@ -11,6 +11,11 @@ from typing import TextIO
 from polar.errors import PolarError
 
 
+def node_directory(data_dir: Path, name: str) -> Path:
+    """A node's own below the data directory."""
+    return (data_dir / "nodes" / name).absolute()
+
+
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
     """Hold the directory while the body runs; the system lets it go when the process dies."""

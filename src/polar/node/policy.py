@@ -58,7 +58,24 @@ class PolicyFollower:
             await self._release_if_over()
             await asyncio.sleep(RETRY_SECONDS)
         else:
-            await self._obey(order)
+            await self._obey_audibly(order)
+
+    async def _obey_audibly(self, order: PolicyOrder) -> None:
+        """However long it takes, the server hears that this node is alive and not done yet."""
+        obeying = asyncio.create_task(self._obey(order))
+        try:
+            while not (await asyncio.wait({obeying}, timeout=WAIT_SECONDS))[0]:
+                await self._tell(self._report.model_copy(update={"wait_seconds": 0.0}))
+            await obeying
+        finally:
+            obeying.cancel()
+            await asyncio.wait({obeying})
+
+    async def _tell(self, report: PolicyReport) -> None:
+        try:
+            await self._client.follow_policy(self._node, report)
+        except PolarError as error:
+            log.warning("could not tell how far the policy is followed: %s", error)
 
     def _next_report(self) -> PolicyReport:
         if self._report.step < 0:

@@ -19,8 +19,7 @@ from polar.engines.base import ModelInfo
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.gateway.gateways import Gateways
 from polar.models.session import Lease, SessionStatus
-from polar.models.views import Heartbeat, LeaseRequest, Leases, Release, SessionBeat
-from polar.node.directory import held
+from polar.models.views import MOST_LEASES, Heartbeat, LeaseRequest, Leases, Release, SessionBeat
 from polar.node.leftovers import let_go
 from polar.node.policy import PolicyFollower, weight_roots
 from polar.node.pools import Seat
@@ -78,22 +77,21 @@ class Node:
         return self._shop.metrics.registry.collect()
 
     async def run(self) -> None:
-        """Work until cancelled, or until drained."""
-        with held(self._shop.directory):
-            await self._reap()
-            try:
-                async with asyncio.TaskGroup() as group:
-                    beats = group.create_task(self._heartbeats())
-                    policy = group.create_task(self._policy.run(), name="policy")
-                    sweeps = group.create_task(self._sweep_forever(), name="leftovers")
-                    await self._work_until_drained()
-                    beats.cancel()
-                    policy.cancel()
-                    sweeps.cancel()
-            except ExceptionGroup as failures:
-                raise _first(failures) from failures
-            finally:
-                await self._shop.snapshots.close()
+        """Work until cancelled, or until drained, in a directory that the caller holds."""
+        await self._reap()
+        try:
+            async with asyncio.TaskGroup() as group:
+                beats = group.create_task(self._heartbeats())
+                policy = group.create_task(self._policy.run(), name="policy")
+                sweeps = group.create_task(self._sweep_forever(), name="leftovers")
+                await self._work_until_drained()
+                beats.cancel()
+                policy.cancel()
+                sweeps.cancel()
+        except ExceptionGroup as failures:
+            raise _first(failures) from failures
+        finally:
+            await self._shop.snapshots.close()
 
     def drain(self) -> None:
         """Take no more work; `run` returns when the agents at work have ended, or their grace has."""
@@ -142,7 +140,7 @@ class Node:
         while True:
             async with self._places() as places:
                 request = LeaseRequest(
-                    max_sessions=len(places),
+                    max_sessions=min(len(places), MOST_LEASES),
                     wait_seconds=LEASE_WAIT_SECONDS,
                     runtimes=self._settings.runtimes,
                 )
@@ -188,23 +186,32 @@ class Node:
 
     def _start(self, group: asyncio.TaskGroup, lease: Lease, seat: Seat) -> None:
         session_id = lease.session_id
+        former = self._tasks.get(session_id)
+        if former is not None:
+            log.warning("session %s: leased anew, ending what its lost lease began", session_id)
+            self._lost.add(self._runs[session_id].name)
         run = SessionRun(lease=lease, shop=self._shop, changed=lambda: self._tell_soon(session_id))
         self._runs[session_id] = run
-        with logs.about(session=lease.session_id, task=lease.task.id):
-            self._tasks[lease.session_id] = group.create_task(self._attend(run, seat), name=lease.session_id)
+        with logs.about(session=session_id, task=lease.task.id):
+            self._tasks[session_id] = group.create_task(self._attend(run, seat, former), name=session_id)
         self._tell_soon(session_id)
+
+    def _is_latest(self, run: SessionRun) -> bool:
+        """Whether the session has not come back to this node under another lease."""
+        return self._runs.get(run.lease.session_id) is run
 
     def _tell_soon(self, session_id: str) -> None:
         self._changed.add(session_id)
         self._beat_now.set()
 
-    async def _attend(self, run: SessionRun, seat: Seat) -> None:
+    async def _attend(self, run: SessionRun, seat: Seat, former: asyncio.Task[None] | None) -> None:
         """Run one session and see to its end, however it comes."""
         session_id = run.lease.session_id
         try:
             with seat:
-                outcome = await self._outcome(run, seat)
-                self._tasks.pop(session_id)
+                outcome = await self._outcome(run, seat, former)
+                if self._is_latest(run):
+                    del self._tasks[session_id]
                 match outcome:
                     case Outcome():
                         await self._deliver_even_if_cancelled(run, outcome)
@@ -215,20 +222,25 @@ class Node:
             log.exception("session %s: lost to an internal error; its lease will expire", session_id)
         finally:
             run.close()
-            self._runs.pop(session_id, None)
-            self._tasks.pop(session_id, None)
-            self._called_off.discard(session_id)
-            self._lost.discard(session_id)
+            if self._is_latest(run):
+                del self._runs[session_id]
+                self._tasks.pop(session_id, None)
+            self._called_off.discard(run.name)
+            self._lost.discard(run.name)
 
-    async def _outcome(self, run: SessionRun, seat: Seat) -> Outcome | Setback | None:
+    async def _outcome(
+        self, run: SessionRun, seat: Seat, former: asyncio.Task[None] | None
+    ) -> Outcome | Setback | None:
         """What came of the session; None if it is no longer this node's."""
-        session_id = run.lease.session_id
         try:
+            if former is not None:
+                # The gateway knows a session by its id, and serves it once at a time.
+                await self._end(former)
             return await run.run(seat)
         except asyncio.CancelledError:
-            if session_id in self._lost:
+            if run.name in self._lost:
                 return None
-            if session_id in self._called_off:
+            if run.name in self._called_off:
                 return run.cancelled()
             await self._give_back(run.lease)
             raise
@@ -320,21 +332,23 @@ class Node:
         for beat in beats:
             runs[beat.session_id].told(len(beat.entered))
         # A session that came back meanwhile under another lease is not the one that was told of.
-        same = {id for id, run in runs.items() if self._runs.get(id) is run and id in self._tasks}
+        same = {id: run.name for id, run in runs.items() if self._is_latest(run) and id in self._tasks}
         for session_id in answer.cancel:
-            if session_id in same and session_id not in self._called_off:
-                self._called_off.add(session_id)
+            if session_id in same and same[session_id] not in self._called_off:
+                self._called_off.add(same[session_id])
                 endings.create_task(self._end(self._tasks[session_id]))
         for session_id in answer.lost:
-            if session_id in same and session_id not in self._lost:
+            if session_id in same and same[session_id] not in self._lost:
                 log.warning("session %s: its lease is lost, ending it", session_id)
-                self._lost.add(session_id)
+                self._lost.add(same[session_id])
                 endings.create_task(self._end(self._tasks[session_id]))
 
     async def _end(self, session: asyncio.Task[None]) -> None:
         """End a session in its turn: were a thousand ended at once, heartbeats would wait for them."""
         async with self._ending:
-            session.cancel()
+            # Who is ending already is clearing away, and is not to be broken off in it.
+            if not session.cancelling():
+                session.cancel()
             await asyncio.wait({session})
 
 

@@ -10,6 +10,7 @@ from polar.config.settings import JudgeSettings, NodeSettings, environment_secre
 from polar.engines.base import ModelInfo
 from polar.evaluators.base import JudgeEndpoint
 from polar.gateway.gateways import Gateways
+from polar.node.directory import node_directory
 from polar.node.installations import Installations
 from polar.node.metrics import Metrics
 from polar.node.pools import Pools
@@ -33,7 +34,7 @@ class Workshop:
 
     @classmethod
     def below(cls, data_dir: Path, settings: NodeSettings, gateway: Gateways, model: ModelInfo) -> Workshop:
-        directory = (data_dir / "nodes" / settings.name).absolute()
+        directory = node_directory(data_dir, settings.name)
         pools = Pools(settings)
         return cls(
             settings=settings,

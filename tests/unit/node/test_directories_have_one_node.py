@@ -1,0 +1,32 @@
+"""A node's directory has one node: a second is refused before it starts anything or says that it works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polar.config.settings import EngineSettings, ServerSettings, Settings
+from polar.errors import PolarError
+from polar.node.directory import held, node_directory
+from polar.stack import running
+
+
+async def test_a_second_system_is_refused_before_its_engine_is_asked_for(tmp_path: Path) -> None:
+    settings = Settings(
+        data_dir=tmp_path, server=ServerSettings(port=0), engine=EngineSettings(url="http://127.0.0.1:1")
+    )
+    said: list[str] = []
+    with (
+        held(node_directory(tmp_path, settings.node.name)),
+        pytest.raises(PolarError, match=r"a node called local is at work here already .*another --data-dir"),
+    ):
+        async with running(settings, said.append):
+            pass
+    assert said == ["starting the rollout server"]
+
+
+def test_a_directory_is_free_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with held(tmp_path / "n"):
+            pass
