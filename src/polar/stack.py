@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
-from tokenizers import Tokenizer
 
 from polar import plugins
 from polar.client import AsyncClient
@@ -39,6 +38,7 @@ from polar.node.joining import join
 from polar.node.worker import Node
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
+from polar.rendering.tokenizer_file import read_tokenizer
 from polar.rollout.announcement import announced
 from polar.rollout.server import RolloutServer
 from polar.rollout.token import load_or_create_secret, load_or_create_token
@@ -333,7 +333,7 @@ def _say_chat_mode(error: PolarError) -> None:
 
 async def _check_tokenizer(engine: Engine, model: ModelInfo, name: str, directory: Path) -> None:
     """Raise if the engine is seen to tokenise in another way than the renderer."""
-    ours = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(PROBE, add_special_tokens=False).ids
+    ours = read_tokenizer(directory / "tokenizer.json").encode(PROBE, add_special_tokens=False).ids
     theirs = await engine.tokenize(PROBE)
     if theirs is None:
         log.warning("the engine does not say how it tokenises: that it serves %s is taken on trust", name)

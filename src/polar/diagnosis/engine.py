@@ -20,6 +20,7 @@ from polar.errors import PolarError
 from polar.models.chat import Message, Role, Sampling
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
+from polar.rendering.tokenizer_file import read_tokenizer
 from polar.stack import PROBE, Say, connected
 from polar.telemetry.readings import shown
 
@@ -120,7 +121,7 @@ async def _shows(http: httpx.AsyncClient, url: str, sign: str) -> bool:
 async def _rendered(
     engine: Engine, model: ModelInfo, renderer: Renderer, directory: Path
 ) -> AsyncIterator[Finding]:
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer = read_tokenizer(directory / "tokenizer.json")
     yield await AREA.examined("tokenizer", lambda: _same_tokenizer(engine, model, tokenizer, directory))
     try:
         sample = await _sampled(engine, renderer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,12 +30,31 @@ def local_tokenizer(model: str | None) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text; of tokens that make up one character the last one has it."""
-    from tokenizers.decoders import DecodeStream
+class Text:
+    """A text as its tokens come; of those that make up one character the last one has it."""
 
-    stream = DecodeStream(skip_special_tokens=False)
-    texts = [stream.step(tokenizer, int(token)) or "" for token in ids]
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = False) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._tokenizer = tokenizer
+        self._fresh = partial(DecodeStream, skip_special_tokens=skip_special_tokens)
+        self._stream = self._fresh()
+
+    def add(self, id: int) -> str:
+        """What the next token adds to it."""
+        try:
+            return self._stream.step(self._tokenizer, id) or ""
+        except Exception:
+            # Nothing more special is raised when bytes that never became a character change how those
+            # before them read. The stream would raise it for ever.
+            self._stream = self._fresh()
+            return "\N{REPLACEMENT CHARACTER}" + (self._stream.step(self._tokenizer, id) or "")
+
+
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text."""
+    text = Text(tokenizer)
+    texts = [text.add(int(token)) for token in ids]
     if texts and not texts[-1]:
         # The sequence ends inside a character: show that there is something.
         texts[-1] = "\N{REPLACEMENT CHARACTER}"

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from polar.models.chat import Message, ToolDefinition
 from polar.rendering.adapted_parser import AdaptedParser, Marks, WholeParser
 from polar.rendering.base import IdSequence, Renderer, ResponseParser, TurnForm, Unrenderable
 from polar.rendering.byte_level import Vocabulary
 from polar.rendering.first_render import KeptTexts
+from polar.rendering.tokenizer_file import read_tokenizer
 from polar.rendering.turn_form import found_form
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class _Tokens:
 
     def __init__(self, name: str, file: Path) -> None:
         self.name_or_path = name
-        self._tokenizer = Tokenizer.from_file(str(file))
+        self._tokenizer = read_tokenizer(file)
         self.eos_token_id = self._eos(file.with_name("tokenizer_config.json"))
         self.no_text = frozenset(self._tokenizer.get_added_tokens_decoder())
         self.is_byte_level = "ByteLevel" in repr(self._tokenizer.decoder)

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from polar.errors import InvalidInput
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.base import IdSequence, MessageDelta, Renderer, ResponseParser, TurnForm
 from polar.rendering.byte_level import TextStream, Vocabulary
 from polar.rendering.first_render import KeptTexts
+from polar.rendering.tokenizer_file import read_tokenizer
 from polar.rendering.tool_calls import CallReader, write_call
 from polar.rendering.tool_prompt import demonstration, tool_section
 
@@ -35,7 +34,7 @@ class ChatML(Renderer):
     """Renders ChatML; text from outside is always plain text, never a control token."""
 
     def __init__(self, tokenizer_file: Path, default_system: str | None = SMOLLM_SYSTEM) -> None:
-        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        self._tokenizer = read_tokenizer(tokenizer_file)
         start, end = self._tokenizer.token_to_id(START), self._tokenizer.token_to_id(END)
         if start is None or end is None:
             raise InvalidInput(f"{tokenizer_file}: not a ChatML tokenizer: it has no {START} and {END}")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 from transformers import BloomConfig, BloomForCausalLM, MistralConfig, Qwen2Config, Qwen2ForCausalLM
 
 from polar.assets.cache import DownloadFailed
@@ -48,6 +49,17 @@ def test_a_sliding_window_model_is_refused_with_a_way_out(tmp_path: Path) -> Non
 
 def test_a_context_beyond_the_model_is_refused(tiny_directory: Path) -> None:
     assert isinstance(refused(tiny_directory, max_context=1000), InvalidInput)
+
+
+def test_limits_that_a_tokenizer_was_saved_with_cut_no_text(tiny_directory: Path, tmp_path: Path) -> None:
+    for file in tiny_directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.enable_truncation(max_length=8)
+    tokenizer.enable_padding(length=16)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load(EngineSettings(model=str(tmp_path), device="cpu", slots=1))
+    assert [len(loaded.text_tokenizer.encode("a" * count).ids) for count in (4, 40)] == [4, 40]
 
 
 def test_other_architectures_run_on_slots_too(tiny_directory: Path, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+
+from polar.engines.vocabulary import Text
 
 
 class Detokenizer:
@@ -14,8 +15,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._text = Text(tokenizer, skip_special_tokens=True)
         self._stop = stop
         self._hold = max((len(text) - 1 for text in stop), default=0)
         self._held = ""
@@ -24,7 +24,7 @@ class Detokenizer:
 
     def feed(self, token_id: int) -> str:
         """Take the next id and return the text that is certain now."""
-        self._held += self._stream.step(self._tokenizer, token_id) or ""
+        self._held += self._text.add(token_id)
         found = [(at, text) for text in self._stop if (at := self._held.find(text)) >= 0]
         if found:
             at, self.matched = min(found)

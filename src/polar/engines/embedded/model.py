@@ -19,6 +19,7 @@ from polar.engines.embedded.attention import SHORT_ON_GPU, Packed, Segment, Slot
 from polar.engines.embedded.head import widen_logits
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled, PolarError
+from polar.rendering.tokenizer_file import unlimited
 
 if TYPE_CHECKING:
     from polar.engines.embedded.graphs import GraphInput, Graphs
@@ -40,7 +41,7 @@ class SlotModel:
         self.directory = directory
         """Holds the weights that it began with."""
         self.tokenizer = tokenizer
-        self.text_tokenizer: Tokenizer = tokenizer.backend_tokenizer
+        self.text_tokenizer: Tokenizer = unlimited(tokenizer.backend_tokenizer)
         self.context = context
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
