@@ -69,6 +69,9 @@ class Learner:
 
     def restore(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
+        # The state brings the settings that it was made with, too; those of now are meant.
+        for parameters in self._optimizer.param_groups:
+            parameters.update(betas=self._settings.betas, weight_decay=self._settings.weight_decay)
         self._steps = state["steps"]
 
     def _olds(self, batches: Sequence[Batch]) -> list[Tensor | None]:

@@ -256,9 +256,7 @@ def load_run(path: Path, kind: type[R]) -> R:
 
 
 def _relative_to(directory: Path, run: R) -> R:
-    changed: dict[str, Any] = {}
-    if run.model.start is not None:
-        changed["model"] = run.model.model_copy(update={"start": directory / run.model.start})
+    changed: dict[str, Any] = {"model": run.model.model_copy(update=_model_relative_to(directory, run.model))}
     match run:
         case GrpoSettings(rollouts=RolloutSettings() as rollouts):
             changed["rollouts"] = rollouts.model_copy(update=_tasks_relative_to(directory, rollouts))
@@ -269,10 +267,22 @@ def _relative_to(directory: Path, run: R) -> R:
     return run.model_copy(update=changed)
 
 
+def _model_relative_to(directory: Path, model: ModelSettings) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    if model.start is not None:
+        changed["start"] = directory / model.start
+    # A name is a path only where it leads to a directory: others are known by it.
+    if model.name != DEFAULT_MODEL and (directory / model.name).is_dir():
+        changed["name"] = str(directory / model.name)
+    return changed
+
+
 def _tasks_relative_to(directory: Path, rollouts: RolloutSettings) -> dict[str, Any]:
     changed: dict[str, Any] = {"tasks": tuple(directory / one for one in rollouts.tasks)}
     if rollouts.config is not None:
         changed["config"] = directory / rollouts.config
+    if rollouts.weights is not None:
+        changed["weights"] = directory / rollouts.weights
     if rollouts.held_out is not None:
         tasks = tuple(directory / one for one in rollouts.held_out.tasks)
         changed["held_out"] = rollouts.held_out.model_copy(update={"tasks": tasks})

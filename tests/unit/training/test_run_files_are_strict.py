@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from polar.config.settings import DEFAULT_MODEL
 from polar.errors import InvalidInput
 from polar.tasksets.files import load_tasks
 from polar.training.settings import GrpoSettings, RunSettings, SftSettings, load_run
@@ -44,6 +45,27 @@ def test_paths_are_relative_to_the_file_and_out_is_not(tmp_path: Path) -> None:
     sft = load_run(written(tmp_path, "out: o\nsteps: 1\ndata: [d, /e]\nmodel: {start: s}\n"), SftSettings)
     assert sft.data == (tmp_path / "d", Path("/e"))
     assert sft.model.start == tmp_path / "s"
+
+
+def test_weights_are_left_beside_the_file(tmp_path: Path) -> None:
+    text = "out: o\nsteps: 1\nrollouts: {tasks: [t], weights: %s}\n"
+    found = [load_run(written(tmp_path, text % path), GrpoSettings).rollouts for path in ("w", "/shared")]
+    assert [rollouts.weights for rollouts in found if rollouts] == [tmp_path / "w", Path("/shared")]
+
+
+@pytest.mark.parametrize("name", ["tiny", "nested/tiny", "../tiny"])
+def test_a_model_beside_the_file_is_found_from_it(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / "runs"
+    (directory / name).mkdir(parents=True)
+    run = load_run(written(directory, f"{GOOD}model: {{name: {name}}}\n"), GrpoSettings)
+    assert Path(run.model.name).samefile(directory / name)
+
+
+@pytest.mark.parametrize("name", [DEFAULT_MODEL, "Qwen/Qwen3-0.6B", "/models/tiny", "absent"])
+def test_the_name_of_a_model_that_is_not_beside_the_file_stays(tmp_path: Path, name: str) -> None:
+    (tmp_path / DEFAULT_MODEL).mkdir()
+    run = load_run(written(tmp_path, f"{GOOD}model: {{name: {name}}}\n"), GrpoSettings)
+    assert run.model.name == name
 
 
 def test_synchronous_runs_are_never_ahead(tmp_path: Path) -> None:

@@ -206,6 +206,16 @@ def test_a_run_that_is_out_of_time_ends_after_a_step_and_goes_on_exactly(
     assert same_tensors(whole.weights, last.weights)
 
 
+def test_going_on_takes_the_optimizer_s_settings_as_they_are_now(tiny_model: Path, tmp_path: Path) -> None:
+    train(settings(tiny_model, tmp_path, steps=1), quiet())
+    now: dict[str, Any] = {"lr": 1e-3, "betas": (0.5, 0.6), "weight_decay": 0.25}
+    with ExitStack() as stack:
+        training = assemble(settings(tiny_model, tmp_path, optimizer=now), stack, lambda _step: None)
+        assert training.step == 1
+        (group,) = training.learner.state()["optimizer"]["param_groups"]
+    assert (group["betas"], group["weight_decay"]) == ((0.5, 0.6), 0.25)
+
+
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "adapter"])
 def test_going_on_keeps_the_reference_of_the_beginning(
     tiny_model: Path, tmp_path: Path, lora: dict[str, int] | None
