@@ -7,11 +7,13 @@ NODE_DIR=${NODE_DIR:-/tmp/polar-fleet-$USER} # a local disk of each machine
 
 polar serve --no-node --host 0.0.0.0 --insecure --port "$PORT" & # plain HTTP among the job's machines
 SERVER=$!
-trap 'kill "$SERVER"; wait "$SERVER"' EXIT
+trap 'kill "$SERVER"; wait "$SERVER" || true' EXIT
 until [ -e .polar/server.json ]; do kill -0 "$SERVER"; sleep 0.2; done
 
 polar fleet up --address "$HEAD:6379" --nodes per-host \
     --server "http://$HEAD:$PORT" --engine-url "$ENGINE_URL" --data-dir "$NODE_DIR"
-polar submit "$TASKS" --wait
+STATUS=0
+polar submit "$TASKS" --wait || STATUS=$? # not 0 if a session failed: what the others gave is still kept
 polar results --out "results-${SLURM_JOB_ID:-local}"
 polar fleet down --address "$HEAD:6379"
+exit "$STATUS"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,28 +69,40 @@ async def wrapped(
 
     After `max_seconds` the program's calls are refused as out of budget.
     """
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    async with data_plane(_with_one_gateway(settings), say) as plane:
-        gateway = plane.gateway
-        with gateway.placed(SESSION) as address:
-            session = Wrapped(
-                url=f"http://{address.host}:{address.port}",
-                key=new_key(),
-                model=plane.model,
-                capture=settings.data_dir / "capture.log",
-                recording=settings.data_dir / "recording",
-            )
-            await gateway.open_session(
-                SessionGrant(
-                    *(SESSION, session.key, session.capture, sampling, Budgets()),
-                    serves_any_name=True,
-                    deadline_seconds=max_seconds,
+    with _made(settings.data_dir):
+        async with data_plane(_with_one_gateway(settings), say) as plane:
+            gateway = plane.gateway
+            with gateway.placed(SESSION) as address:
+                session = Wrapped(
+                    url=f"http://{address.host}:{address.port}",
+                    key=new_key(),
+                    model=plane.model,
+                    capture=settings.data_dir / "capture.log",
+                    recording=settings.data_dir / "recording",
                 )
-            )
-            try:
-                yield session
-            finally:
-                await _close(gateway, session)
+                await gateway.open_session(
+                    SessionGrant(
+                        *(SESSION, session.key, session.capture, sampling, Budgets()),
+                        serves_any_name=True,
+                        deadline_seconds=max_seconds,
+                    )
+                )
+                try:
+                    yield session
+                finally:
+                    await _close(gateway, session)
+
+
+@contextmanager
+def _made(directory: Path) -> Iterator[None]:
+    """A directory for what is recorded, and for the log of an engine; gone again if there is neither."""
+    is_new = not directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        if is_new and not any(directory.iterdir()):
+            directory.rmdir()
 
 
 def _with_one_gateway(settings: Settings) -> Settings:

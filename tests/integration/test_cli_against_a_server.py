@@ -145,14 +145,17 @@ def test_submitted_tasks_are_listed_and_shown(served: Served) -> None:
 
 def test_submitting_again_is_safe_and_other_content_is_refused(served: Served) -> None:
     served.ok("submit", served.task_file("one"))
-    served.ok("submit", served.task_file("one"))
+    again = served.ok("submit", served.task_file("one"))
+    assert "1 task with 2 sessions already there: nothing new was submitted" in again
     assert len(lines(served.ok("tasks", "--json"))) == 1
+    more = served.ok("submit", served.task_file("one", "two", "three"))
+    assert "2 tasks with 4 sessions submitted, 1 task with 2 sessions already there" in more
     refused = served.polar("submit", served.task_file("zero", "one", samples=3))
     assert refused.exit_code == 1
     assert refused.stderr.count("\n") == 1
     assert "one" in refused.stderr
     # All of a batch or nothing: `zero` was not submitted either.
-    assert len(lines(served.ok("tasks", "--json"))) == 1
+    assert len(lines(served.ok("tasks", "--json"))) == 3
 
 
 def test_nothing_is_submitted_when_one_task_is_wrong(served: Served) -> None:
@@ -176,6 +179,37 @@ def test_tasks_and_sessions_are_cancelled(served: Served) -> None:
     cancelled = lines(served.ok("sessions", "--status", "cancelled", "--json"))
     assert len(cancelled) == 3
     assert lines(served.ok("tasks", "--status", "cancelled", "--json"))[0]["spec"]["id"] == "one"
+
+
+def test_what_is_not_cancelled_at_once_is_said(served: Served) -> None:
+    served.ok("submit", served.task_file("one"))
+
+    async def begin() -> None:
+        async with AsyncClient(served.url, TOKEN) as client:
+            await client.lease("node", LeaseRequest(max_sessions=1, wait_seconds=0, runtimes=("process",)))
+
+    asyncio.run(begin())
+    assert "1 session is being cancelled" in served.ok("sessions", "one.0", "--cancel")
+    assert "1 session is being cancelled" in served.ok("tasks", "one", "--cancel")
+    served.ok("submit", served.task_file("two", samples=1))
+    served.run_sessions()
+    for ended in (("sessions", "two.0"), ("tasks", "two")):
+        assert "nothing was cancelled: it had ended already" in served.ok(*ended, "--cancel")
+        assert "cancelled" not in served.ok(*ended)
+    served.ok("submit", served.task_file("three", samples=1))
+    assert "being cancelled" not in served.ok("tasks", "three", "--cancel")
+
+
+def test_wait_says_why_sessions_failed_and_exits_with_1(served: Served) -> None:
+    file = served.task_file("one", "two")
+    served.ok("submit", file)
+    served.run_sessions(failing=3)
+    waited = served.polar("submit", file, "--wait")
+    assert waited.exit_code == 1
+    assert waited.stderr == "3 of 4 sessions failed:\n  3 × no sandbox\n"
+    assert "finished" in waited.stdout
+    machine = served.polar("submit", file, "--wait", "--json")
+    assert (machine.exit_code, len(lines(machine.stdout))) == (1, 2)
 
 
 def test_wait_stays_until_every_session_has_ended(served: Served) -> None:

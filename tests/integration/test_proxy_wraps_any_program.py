@@ -72,3 +72,14 @@ async def test_a_program_that_is_not_there_is_one_line(engine: EmbeddedServer, t
     _, told = await process.communicate()
     assert (process.returncode, told.decode()) == (1, "error: no-such-program: no such program\n")
     assert not (tmp_path / "out").exists()
+
+
+async def test_nothing_is_left_where_nothing_was_recorded(engine: EmbeddedServer, tmp_path: Path) -> None:
+    quiet = await proxy(engine, tmp_path / "out", "--", "true")
+    await quiet.communicate()
+    assert (quiet.returncode, (tmp_path / "out").exists()) == (0, False)
+    failed = await proxy(engine, tmp_path / "out", "--engine", "http://127.0.0.1:1", "--", "true")
+    _, told = await failed.communicate()
+    assert (failed.returncode, (tmp_path / "out").exists()) == (1, False)
+    assert "127.0.0.1:1 cannot be reached" in told.decode()
+    assert "(is it running, and is this its address?)" in told.decode()

@@ -36,7 +36,7 @@ def sessions(
       polar sessions SESSION --cancel
     """
     from polar.cli.output import print_json, print_json_line, print_parts
-    from polar.cli.summary import event_table, session_table
+    from polar.cli.summary import cancellation, event_table, session_table
     from polar.models.session import SessionStatus
 
     wanted = one_of(SessionStatus, status, "--status")
@@ -51,6 +51,8 @@ def sessions(
                 print_json(view)
             else:
                 print_parts(session_table([view]), "", event_table(client.session_events(session_id)))
+                if cancel and (note := cancellation(view.status, {view.status: 1})):
+                    print_parts(f"\n{note}")
             return
         views = client.sessions(task_id=task, status=wanted)
         if as_json:

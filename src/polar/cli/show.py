@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polar.cli.options import AsJson, Server, Token, connect, one_of
-from polar.errors import InvalidInput, NotFound
+from polar.errors import InvalidInput, NotFound, PolarError
 
 if TYPE_CHECKING:
     from polar.trajectory.recording import Recording
@@ -81,8 +83,11 @@ def recording_bytes(session: str, server: str | None, token: str | None) -> byte
             return path.read_bytes()
         except OSError as error:
             raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    with connect(server, token) as client:
-        view = client.session(session)
+    with _taken_for_session(session):
+        client = connect(server, token)
+    with client:
+        with _taken_for_session(session):
+            view = client.session(session)
         if view.result is None:
             raise NotFound(
                 f"session {session} is {view.status}: it has no recording yet",
@@ -92,6 +97,16 @@ def recording_bytes(session: str, server: str | None, token: str | None) -> byte
             reason = f": {view.result.error}" if view.result.error else ""
             raise NotFound(f"session {session} {view.status} without a recording{reason}")
         return client.recording(session)
+
+
+@contextmanager
+def _taken_for_session(name: str) -> Iterator[None]:
+    """Errors raised inside say first that the name is no path: whoever meant one looks for no server."""
+    try:
+        yield
+    except PolarError as error:
+        error.message = f"{name}: no such file or directory here, and as a session: {error.message}"
+        raise
 
 
 def _save(data: bytes, path: Path) -> None:

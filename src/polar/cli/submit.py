@@ -27,7 +27,11 @@ def submit(
         ),
     ],
     wait: Annotated[
-        bool, typer.Option("--wait", help="Stay until every session has ended, then print a summary.")
+        bool,
+        typer.Option(
+            "--wait",
+            help="Stay until every session has ended, then print a summary; exit with 1 if one failed.",
+        ),
     ] = False,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Report tasks that are not sound, and submit the others.")
@@ -41,6 +45,9 @@ def submit(
     Everything is checked before anything is submitted; `polar tasks check` only checks. A task that is
     already there with the same content is left as it is, so submitting a file again is safe.
 
+    With --wait, the reasons of failed sessions are counted on standard error. A reward of 0 is no failure:
+    `polar sessions --status failed` lists what is.
+
     With --json: one task a line, as the server stored it; with --wait, as it ended.
 
     Examples:
@@ -49,7 +56,7 @@ def submit(
       generate-tasks | polar submit -
     """
     from polar.cli.output import print_json_line, print_parts, visible
-    from polar.cli.summary import follow, task_table
+    from polar.cli.summary import failures, follow, task_table
     from polar.tasksets.files import read_tasks
     from polar.tasksets.loaded import listing
 
@@ -60,28 +67,47 @@ def submit(
     else:
         tasks = list(loaded.all_or_nothing())
     with connect(server, token) as client:
-        views = _submit_all(client, tasks)
+        views, known = _submit_all(client, tasks)
+        results = follow(client, tasks) if wait else []
         if wait:
-            views = follow(client, tasks)
+            views = [client.task(task.id) for task in tasks]
     if as_json:
         for view in views:
             print_json_line(view)
-        return
-    print_parts(task_table(views))
-    if not wait:
-        print_parts(f"\n{_count(tasks)} submitted. Watch with: polar sessions")
+    else:
+        print_parts(task_table(views))
+        if not wait:
+            print_parts(f"\n{_told(tasks, known)}. Watch with: polar sessions")
+        elif known:
+            print_parts(f"\n{_told(tasks, known)}")
+    if failed := failures(results):
+        typer.secho(visible(failed), fg=typer.colors.RED, err=True)
+        raise typer.Exit(1)
 
 
-def _submit_all(client: Client, tasks: list[TaskSpec]) -> list[TaskView]:
+def _submit_all(client: Client, tasks: list[TaskSpec]) -> tuple[list[TaskView], frozenset[str]]:
+    """The tasks as they are stored, and the ids of those that were before."""
     views: list[TaskView] = []
+    known: set[str] = set()
     try:
-        views.extend(client.submit_all(tasks))
+        for batch in client.submit_batches(tasks):
+            views += batch.tasks
+            known |= set(batch.known)
     except PolarError as error:
         if views:
             already = f"{len(views)} of {len(tasks)} tasks were submitted; submitting all again is safe"
             error.hint = f"{error.hint}; {already}" if error.hint else already
         raise
-    return views
+    return views, frozenset(known)
+
+
+def _told(tasks: list[TaskSpec], known: frozenset[str]) -> str:
+    new = [task for task in tasks if task.id not in known]
+    old = [task for task in tasks if task.id in known]
+    there = f"{_count(old)} already there"
+    if not new:
+        return f"{there}: nothing new was submitted"
+    return f"{_count(new)} submitted" + (f", {there}" if old else "")
 
 
 def _count(tasks: list[TaskSpec]) -> str:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from polar.cli.output import clock, console, table
-from polar.models.session import AgentEnd
+from polar.models.session import AgentEnd, SessionStatus
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from polar.client import Client
-    from polar.models.session import SessionEvent, SessionStatus
-    from polar.models.task import TaskSpec
+    from polar.models.session import SessionEvent, SessionResult
+    from polar.models.task import TaskSpec, TaskStatus
     from polar.models.views import SessionView, TaskView
+
+REASONS = 10
+"""How many are told; the list of sessions has the others."""
 
 
 def task_table(tasks: Iterable[TaskView]) -> Table:
@@ -42,7 +46,7 @@ def counts(sessions: dict[SessionStatus, int]) -> str:
     return ", ".join(f"{sessions[status]} {status}" for status in sorted(sessions, key=order.__getitem__))
 
 
-def follow(client: Client, tasks: Sequence[TaskSpec]) -> list[TaskView]:
+def follow(client: Client, tasks: Sequence[TaskSpec]) -> list[SessionResult]:
     """Stay until every session of the tasks has ended, with a progress bar if a person is watching."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -54,16 +58,42 @@ def follow(client: Client, tasks: Sequence[TaskSpec]) -> list[TaskView]:
         TextColumn("{task.fields[rewards]}"),
         TimeElapsedColumn(),
     )
+    found: list[SessionResult] = []
     rewards: list[float] = []
     terminal = console(stderr=True)
     with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         bar = progress.add_task("", total=sum(task.samples for task in tasks), rewards="")
-        for result in client.results(task_ids, follow=True):
-            if result.reward is not None:
-                rewards.append(result.reward)
+        # With stale results, which are no longer to be learnt from but have ended like the others.
+        for page in client.result_pages(task_ids, follow=True):
+            found += page.results
+            rewards += (result.reward for result in page.results if result.reward is not None)
             mean = f"mean reward {sum(rewards) / len(rewards):.2f}" if rewards else ""
-            progress.update(bar, advance=1, rewards=mean)
-    return [client.task(task_id) for task_id in task_ids]
+            progress.update(bar, completed=len(found), rewards=mean)
+    return found
+
+
+def failures(results: Sequence[SessionResult]) -> str:
+    """How many sessions failed, and the first line of why, the most frequent first; empty if none did."""
+    reasons = Counter(_reason(result) for result in results if result.status is SessionStatus.FAILED)
+    if not reasons:
+        return ""
+    lines = [f"{count} × {reason}" for reason, count in reasons.most_common(REASONS)]
+    if others := len(reasons) - len(lines):
+        lines.append(f"and {others} other reasons: polar sessions --status failed")
+    return "\n  ".join([f"{reasons.total()} of {len(results)} sessions failed:", *lines])
+
+
+def _reason(result: SessionResult) -> str:
+    return next(iter((result.error or "").strip().splitlines()), "no reason given")
+
+
+def cancellation(status: TaskStatus | SessionStatus, sessions: dict[SessionStatus, int]) -> str | None:
+    """What to say of a task or session, as it is, that somebody has just cancelled; None: it says it all."""
+    unended = sum(count for status, count in sessions.items() if not status.ended)
+    if unended:
+        ending = "session is" if unended == 1 else "sessions are"
+        return f"{unended} {ending} being cancelled: nodes hear of it within seconds and end the agents"
+    return None if status == SessionStatus.CANCELLED else "nothing was cancelled: it had ended already"
 
 
 def session_table(sessions: Iterable[SessionView]) -> Table:

@@ -52,7 +52,7 @@ def tasks(
       polar tasks check taskset.yaml
     """
     from polar.cli.output import print_json, print_json_line, print_parts
-    from polar.cli.summary import task_table
+    from polar.cli.summary import cancellation, task_table
     from polar.models.task import TaskStatus
 
     if paths:
@@ -79,6 +79,8 @@ def tasks(
             print_json(view)
             return
         _print_task(view, list(client.sessions(task_id=task_id)))
+        if cancel and (note := cancellation(view.status, view.sessions)):
+            print_parts(f"\n{note}")
 
 
 def _check(paths: list[Path], harness: str | None, as_json: bool) -> None:

@@ -24,7 +24,16 @@ from polar.models.dashboard import Overview
 from polar.models.policy import PauseMode, PolicyView
 from polar.models.session import SessionEvent, SessionResult, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
-from polar.models.views import EventPage, Health, ResultPage, SessionPage, SessionView, TaskPage, TaskView
+from polar.models.views import (
+    EventPage,
+    Health,
+    ResultPage,
+    SessionPage,
+    SessionView,
+    TaskBatchView,
+    TaskPage,
+    TaskView,
+)
 
 T = TypeVar("T")
 P = TypeVar("P", TaskPage, SessionPage, ResultPage)
@@ -79,8 +88,13 @@ class Client(AccessCalls, NodeCalls):
 
     def submit_all(self, tasks: Iterable[Task]) -> Iterator[TaskView]:
         """Submit many tasks, some hundred a request; a task is stored when its view is yielded."""
+        for batch in self.submit_batches(tasks):
+            yield from batch.tasks
+
+    def submit_batches(self, tasks: Iterable[Task]) -> Iterator[TaskBatchView]:
+        """The same, a request at a time, with the ids of those that were there already."""
         for call in list(calls.submit_all(tasks)):
-            yield from self._send(call).tasks
+            yield self._send(call)
 
     def task(self, id: str) -> TaskView:
         return self._send(calls.task(id))
@@ -264,9 +278,14 @@ class AsyncClient(AsyncAccessCalls, AsyncNodeCalls):
 
     async def submit_all(self, tasks: Iterable[Task]) -> AsyncIterator[TaskView]:
         """Submit many tasks, some hundred a request; a task is stored when its view is yielded."""
-        for call in list(calls.submit_all(tasks)):
-            for view in (await self._send(call)).tasks:
+        async for batch in self.submit_batches(tasks):
+            for view in batch.tasks:
                 yield view
+
+    async def submit_batches(self, tasks: Iterable[Task]) -> AsyncIterator[TaskBatchView]:
+        """The same, a request at a time, with the ids of those that were there already."""
+        for call in list(calls.submit_all(tasks)):
+            yield await self._send(call)
 
     async def task(self, id: str) -> TaskView:
         return await self._send(calls.task(id))

@@ -204,7 +204,8 @@ class HttpEngine(Engine):
                 return response.status, await response.read()
         except (Disconnected, TimeoutError) as error:
             raise EngineDown(
-                f"the engine at {self.url} cannot be reached: {error or type(error).__name__}"
+                f"the engine at {self.url} cannot be reached: {str(error) or type(error).__name__}",
+                hint="is it running, and is this its address?",
             ) from error
 
     async def _order(self, path: str, body: Any = None, *, needs: str) -> bytes:

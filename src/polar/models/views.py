@@ -71,6 +71,8 @@ class TaskBatchView(Frozen):
     """The tasks of a batch in their order."""
 
     tasks: tuple[TaskView, ...]
+    known: tuple[Id, ...] = ()
+    """Those that were there already, with the same content."""
 
 
 class SessionPage(Frozen):

@@ -104,7 +104,8 @@ class RolloutService:
         self._metrics.submitted(sum(is_new for _, is_new in submitted))
         if any(is_new for _, is_new in submitted):
             self._queued.ring()
-        return TaskBatchView(tasks=tuple(view for view, _ in submitted))
+        known = dict.fromkeys(view.spec.id for view, is_new in submitted if not is_new)
+        return TaskBatchView(tasks=tuple(view for view, _ in submitted), known=tuple(known))
 
     def _check(self, task: TaskSpec) -> None:
         check_components(task, self._settings.tasks)

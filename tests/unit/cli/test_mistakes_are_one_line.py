@@ -53,6 +53,16 @@ def test_an_absent_server_is_explained(command: tuple[str, ...]) -> None:
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_a_path_that_is_not_there_is_not_only_taken_for_a_session(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = mistake(command, "recordings", POLAR_TOKEN="")
+    assert message.startswith("error: recordings: no such file or directory here, and as a session: no token")
+    assert "\n" not in message
+
+
 def test_several_problems_of_a_task_file_are_a_line_each(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text("id: a\nsamples: 0\n")
     lines = mistake("submit", str(tmp_path / "t.yaml")).splitlines()

@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from polar.cli.summary import event_table, session_table
+from polar.cli.summary import REASONS, event_table, failures, session_table
 from polar.models.session import AgentEnd, Progress, SessionEvent, SessionResult, SessionStatus
 from polar.models.views import SessionView
 
@@ -46,3 +46,34 @@ def test_a_moment_is_no_power_of_ten() -> None:
     ]
     rows = [line.split() for line in shown(event_table(events)).splitlines()]
     assert [row[4] for row in rows[1:]] == ["0.0", "11.5", "-"]
+
+
+def failed(error: str | None, sample: int = 0) -> SessionResult:
+    about = {"session_id": f"t.{sample}", "task_id": "t", "sample": sample, "attempt": 1}
+    return SessionResult.model_validate({**about, "status": SessionStatus.FAILED, "error": error})
+
+
+def test_failures_are_counted_by_the_first_line_of_their_reason() -> None:
+    completed = ended(AgentEnd.EXITED, 1).result
+    assert completed is not None
+    results = [
+        failed("disk full"),
+        failed("no sandbox\nin 3 places"),
+        completed,
+        failed("no sandbox"),
+        failed(None),
+    ]
+    told = failures(results)
+    assert told.splitlines() == [
+        "4 of 5 sessions failed:",
+        "  2 × no sandbox",
+        "  1 × disk full",
+        "  1 × no reason given",
+    ]
+    assert failures([completed]) == ""
+
+
+def test_many_reasons_are_not_all_told() -> None:
+    told = failures([failed(f"reason {number}") for number in range(REASONS + 5)]).splitlines()
+    assert len(told) == 1 + REASONS + 1
+    assert told[-1] == "  and 5 other reasons: polar sessions --status failed"
