@@ -48,7 +48,7 @@ def finding(item: Any) -> str:
             return "is required"
         case "extra_forbidden":
             return "unknown key"
-        case "string_pattern_mismatch" if item["ctx"]["pattern"].startswith("^https?://"):
+        case "string_pattern_mismatch" if "'^https?://" in item["msg"]:
             return "must be an address that begins with http:// or https://"
         case _:
             return str(item["msg"]).removeprefix("Value error, ")
