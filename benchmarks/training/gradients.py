@@ -53,7 +53,7 @@ class Agreement:
 
 
 def compare_gradients(recordings: Sequence[Recording], model: ModelSettings, budget: int) -> Agreement:
-    """Of all layouts, in both precisions; `budget` is that of training."""
+    """Of all layouts, in every precision; `budget` is that of training."""
     single = _gradients(recordings, model, "float32", budget)
     is_on_gpu = model.device != "cpu" and torch.cuda.is_available()
     half = _gradients(recordings, model, "bfloat16", budget) if is_on_gpu else {}

@@ -3,9 +3,9 @@
 Logits are made a chunk of tokens at a time, and again in the backward pass: tokens × vocabulary is never
 there at once. Computing in bfloat16 rounds what is multiplied, never what is summed.
 
-The backward pass sums over the vocabulary. Nearly all of it is nearly impossible, and a GPU may add it one
-token after the other to a sum that already holds the likely ones, where its rounding takes it: always the
-same part of the gradient, as embeddings have a direction in common. So the vocabulary is summed in parts.
+The backward pass sums over the vocabulary. Nearly all of it is nearly impossible: added one token after
+the other to a sum that already holds the likely ones, it is lost in the rounding, and always the same part
+of the gradient is, as embeddings have a direction in common. So the vocabulary is summed in parts.
 """
 
 from __future__ import annotations
