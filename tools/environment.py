@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
@@ -74,12 +75,18 @@ def stamp(*names: str) -> None:
 
 def key(extras: list[str]) -> str:
     """Names an environment by everything that decides what is in it."""
-    import tomllib  # not at the top: an older Python shall be told so in a sentence
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    about = project()
+    asked = [about["dependencies"], *(about["optional-dependencies"][extra] for extra in extras)]
     parts = (sys.version, sysconfig.get_platform(), str(extras), str(asked), CONSTRAINTS.read_text())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def project() -> dict[str, Any]:
+    """The table `project` of pyproject.toml."""
+    import tomllib  # not at the top: an older Python shall be told so in a sentence
+
+    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return table
 
 
 def cache_dir() -> Path:
@@ -116,7 +123,7 @@ def install_environment(extras: list[str]) -> None:
         Path(directory, "src").mkdir()
         target = f"{directory}[{','.join(extras)}]"
         pip("install", "--quiet", "--constraint", str(CONSTRAINTS), "setuptools", target)
-    pip("uninstall", "--quiet", "--yes", "polar")
+    pip("uninstall", "--quiet", "--yes", project()["name"])
 
 
 def keep_environment(cached: Path) -> None:

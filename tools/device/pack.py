@@ -56,8 +56,9 @@ def main() -> None:
 
 
 def fetch_wheels(into: Path, python: str) -> None:
-    """Every package of `polar[engine,train]` that the machine lacks, as this environment has it."""
-    wanted = sorted(f"{name}=={version}" for name, version in closure("polar", {"engine", "train"}).items())
+    """Every package of `polar-rl[engine,train]` that the machine lacks, as this environment has it."""
+    needed = closure("polar-rl", {"engine", "train"})
+    wanted = sorted(f"{name}=={version}" for name, version in needed.items())
     stamp = into / ".wanted"
     if stamp.is_file() and stamp.read_text().split() == wanted:
         return

@@ -53,7 +53,7 @@ def train(
         from polar.training.run import train as carry_out
         from polar.training.settings import GrpoSettings, SftSettings, load_run
     except ImportError as error:
-        raise InvalidInput(f"training needs {error.name}", hint="pip install 'polar[train]'") from None
+        raise InvalidInput(f"training needs {error.name}", hint="pip install 'polar-rl[train]'") from None
     from polar.cli.output import console
     from polar.logs import log_to_file
 

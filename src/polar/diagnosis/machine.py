@@ -137,7 +137,7 @@ def _is_ours(data_dir: Path, port: int) -> bool:
 
 def _embedded_engine(model: str) -> Finding:
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        fix = "pip install 'polar[engine]', or name a running engine with engine.url"
+        fix = "pip install 'polar-rl[engine]', or name a running engine with engine.url"
         return AREA.problem("embedded engine", "torch or transformers is not installed", fix)
     if not is_cached(model):
         return AREA.warning("embedded engine", f"the weights of {model} are fetched at the first start")

@@ -227,7 +227,7 @@ def _package() -> Official:
     except ImportError as error:
         raise NotInstalled(
             f"the evaluator swebench needs the package swebench: {error}",
-            hint="pip install 'polar[swebench]'",
+            hint="pip install 'polar-rl[swebench]'",
         ) from None
     modules = [getattr(log_parsers, language) for language in _LANGUAGES if hasattr(log_parsers, language)]
     named = {

@@ -62,7 +62,7 @@ def connected(address: str) -> Iterator[None]:
     try:
         import ray
     except ImportError:
-        raise NotInstalled("ray is not installed", hint="pip install 'polar[ray]'") from None
+        raise NotInstalled("ray is not installed", hint="pip install 'polar-rl[ray]'") from None
     from polar.fleet.cluster import NAMESPACE
 
     try:

@@ -32,7 +32,7 @@ def renderer_for(model: str, directory: Path) -> Renderer:
         return adapted
     raise InvalidInput(
         f"model {model}: no renderer for its chat template",
-        hint="works with: SmolLM2 and plain ChatML; with pip install 'polar[renderers]' also the families "
+        hint="works with: SmolLM2 and plain ChatML; with pip install 'polar-rl[renderers]' also the families "
         "of that package (Qwen3 and later, GLM, DeepSeek, Kimi K2, MiniMax M2, Nemotron 3, Llama 3, "
         "Gemma 4, gpt-oss) under their exact Hugging Face names",
     )

@@ -157,7 +157,7 @@ def _engine(url: URL) -> AsyncEngine:
         )
     except ImportError:
         raise NotInstalled(
-            "PostgreSQL needs the package asyncpg", hint="pip install 'polar[postgres]'"
+            "PostgreSQL needs the package asyncpg", hint="pip install 'polar-rl[postgres]'"
         ) from None
 
 

@@ -105,7 +105,7 @@ def _file_system(url: str) -> tuple[Any, str]:
             register("s3")
         return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
     except ImportError as error:
-        extra = f"pip install 'polar[{scheme}]'" if scheme == "s3" else "install its fsspec package"
+        extra = f"pip install 'polar-rl[{scheme}]'" if scheme == "s3" else "install its fsspec package"
         raise NotInstalled(f"server.blobs_url: {scheme}:// cannot be used: {error}", hint=extra) from None
     except ValueError as error:
         raise InvalidInput(f"server.blobs_url: {error}", hint="file:///…, memory://… or s3://…") from None

@@ -124,7 +124,7 @@ def _is_wanted(settings: TelemetrySettings) -> bool:
         import opentelemetry.exporter.otlp.proto.http  # noqa: F401
     except ImportError:
         # The variable is every program's; whoever set it need not have thought of this one.
-        log.warning("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but polar[otel] is not installed")
+        log.warning("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but polar-rl[otel] is not installed")
         return False
     return True
 
@@ -136,7 +136,7 @@ def _started(
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        raise NotInstalled("traces need OpenTelemetry", hint="pip install 'polar[otel]'") from None
+        raise NotInstalled("traces need OpenTelemetry", hint="pip install 'polar-rl[otel]'") from None
     from polar.telemetry.spans import Spans
 
     if processor is None:

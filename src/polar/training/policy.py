@@ -269,7 +269,7 @@ def _with_adapter(lora: Lora, directory: Path, start: Path | None, place: Place,
     try:
         from peft import LoraConfig, PeftModel, get_peft_model
     except ImportError:
-        raise NotInstalled("model.lora needs peft", hint="pip install 'polar[train]'") from None
+        raise NotInstalled("model.lora needs peft", hint="pip install 'polar-rl[train]'") from None
     base = _load(directory, place, dtype)
     if start is not None:
         if not (start / ADAPTER).is_file():

@@ -25,11 +25,11 @@ def tool(name: str) -> ModuleType:
 
 
 def test_it_has_what_polar_requires_and_not_what_the_machine_brings() -> None:
-    found = tool("pack").closure("polar", {"engine", "train"})
+    found = tool("pack").closure("polar-rl", {"engine", "train"})
     assert {"pydantic", "pydantic-core", "fastapi", "starlette", "uvloop", "greenlet", "peft", "gguf"} <= set(
         found
     )
-    assert not {"polar", "torch", "transformers", "numpy"} & set(found)
+    assert not {"polar-rl", "torch", "transformers", "numpy"} & set(found)
 
 
 def test_parts_are_small_and_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_open_files_are_judged(limit: int, level: Level) -> None:
 def test_an_engine_that_is_named_needs_no_torch_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     finding = named(machine.findings(Settings(data_dir=tmp_path)), "embedded engine")
-    assert (finding.level, "polar[engine]" in (finding.fix or "")) == (Level.PROBLEM, True)
+    assert (finding.level, "polar-rl[engine]" in (finding.fix or "")) == (Level.PROBLEM, True)
     named_engine = Settings(data_dir=tmp_path, engine=EngineSettings(url="http://gpu:8000"))
     assert "embedded engine" not in {found.name for found in machine.findings(named_engine)}
 

@@ -201,13 +201,13 @@ async def test_without_the_extra_a_wish_is_an_error_and_a_stray_variable_a_warni
         "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     ):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(NotInstalled, match=r"polar\[otel\]"):
+    with pytest.raises(NotInstalled, match=r"polar-rl\[otel\]"):
         async with exporting(TelemetrySettings(traces="http://collector:4318"), {}):
             raise AssertionError
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
     async with exporting(TelemetrySettings(), {}):
         assert tracing.session(LEASE, node="n", model="m").traceparent is None
-    assert "polar[otel] is not installed" in caplog.text
+    assert "polar-rl[otel] is not installed" in caplog.text
 
 
 async def test_a_collector_that_is_down_holds_nobody(

@@ -66,7 +66,7 @@ def _from_hub(name: str, files: tuple[str, ...]) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise NotInstalled(
-            f"model {name}: huggingface_hub is not installed", hint="pip install 'polar[engine]'"
+            f"model {name}: huggingface_hub is not installed", hint="pip install 'polar-rl[engine]'"
         ) from None
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
@@ -98,7 +98,7 @@ def _convert(gguf: Path, into: Path) -> None:
         from transformers.utils import logging
     except ImportError as error:
         raise NotInstalled(
-            f"model {DEFAULT_MODEL}: converting it needs {error.name}", hint="pip install 'polar[engine]'"
+            f"model {DEFAULT_MODEL}: converting it needs {error.name}", hint="pip install 'polar-rl[engine]'"
         ) from None
     logging.disable_progress_bar()
     source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
