@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
+ROUNDS ?= 20
 
-.PHONY: help audit docs quickstart test test-vllm test-bridges test-containers test-faults test-ray test-gpu lint types check setup clean bench-import bench-engine bench-gateway \
+.PHONY: help audit docs quickstart test test-random test-vllm test-bridges test-containers test-faults test-ray test-gpu lint types check setup clean bench-import bench-engine bench-gateway \
         bench-lifecycle bench-serve bench-tasksets bench-control-plane bench-dashboard bench-trajectory bench-training \
         environment-run environment-dev
 
@@ -16,6 +17,14 @@ quickstart: environment-run ## watch an unmodified agent solve small tasks again
 
 test: environment-dev ## run every test (ten to fifteen minutes on two cores)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-random: environment-dev ## search for counterexamples: property-based tests with new seeds (ROUNDS=20, SEED repeats)
+	@for round in $$(seq $(ROUNDS)); do \
+	  seed=$${SEED:-$$($(BIN)/python -c 'import secrets; print(secrets.randbelow(2**32))')}; \
+	  echo "round $$round of $(ROUNDS); repeat it with: make test-random ROUNDS=1 SEED=$$seed"; \
+	  $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=random --hypothesis-seed=$$seed \
+	    -n $(WORKERS) -q $(ARGS) || exit 1; \
+	done
 
 test-vllm: environment-dev ## run against a real vLLM on the CPU (needs 4 GB of disk, 5 minutes the first time)
 	@$(BIN)/python -m pytest suites/vllm $(ARGS)
