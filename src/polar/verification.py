@@ -27,7 +27,7 @@ from polar.stack import connected
 from polar.store.blobs import RECORDINGS
 from polar.trajectory.exclusion import exclusion
 from polar.trajectory.materialise import materialise
-from polar.trajectory.recording import MAGIC, DamagedRecording, Recording, decode
+from polar.trajectory.recording import FAMILY, DamagedRecording, Recording, decode
 
 Say = Callable[[str], None]
 """Tells the user what is being scored."""
@@ -347,22 +347,31 @@ def _other_policy(recording: Recording, model: ModelInfo) -> Iterator[str]:
 
 
 def recording_files(source: Path) -> list[Path]:
-    """The recordings at a path: the file itself, or all below a directory, be it a data directory or not."""
+    """The recordings at a path: the file itself, or all below a directory.
+
+    Every file that a data directory keeps as a recording counts as one, also if damage makes it look like
+    something else; in any other directory recordings are told by how they begin.
+    """
     if source.is_file():
         return [source]
     if not source.is_dir():
         raise NotFound(f"{source}: no such file or directory")
-    root = source / RECORDINGS if (source / RECORDINGS).is_dir() else source
-    found = sorted(path for path in root.rglob("*") if path.is_file() and _is_recording(path))
+    stored = source / RECORDINGS
+    found = _files(stored) if stored.is_dir() else [path for path in _files(source) if _is_recording(path)]
     if not found:
         raise InvalidInput(f"{source}: there is no recording in it")
     return found
 
 
+def _files(directory: Path) -> list[Path]:
+    """Without what is being written, which has a hidden name."""
+    return sorted(path for path in directory.rglob("[!.]*") if path.is_file())
+
+
 def _is_recording(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+            return file.read(len(FAMILY)) == FAMILY
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
 

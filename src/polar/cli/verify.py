@@ -57,9 +57,10 @@ def verify(
 ) -> None:
     """Check what was recorded of sessions.
 
-    Every sampled token must be trained in exactly one trace or counted under a reason, and stand there
-    after exactly the tokens that the policy saw. Then each trace is scored by an engine, and the logprobs of
-    its sampled tokens are compared with those recorded. Exits with 1 if anything does not hold.
+    A recording must match its checksum. Every sampled token must be trained in exactly one trace or counted
+    under a reason, and stand there after exactly the tokens that the policy saw. Then each trace is scored by
+    an engine, and the logprobs of its sampled tokens are compared with those recorded. Exits with 1 if
+    anything does not hold.
 
     Tokens sampled at another temperature than 1, or with top_p, top_k or a grammar, cannot be compared
     and are counted. The engine must have the weights that the tokens were sampled with.

@@ -17,7 +17,7 @@ from polar.training.groups import Excluded, Group, Material, Sample, material, p
 from polar.training.settings import GrpoSettings, Level, SftSettings
 from polar.training.versions import Versions
 from polar.trajectory.packing.rows import Row, row
-from polar.trajectory.recording import MAGIC, DamagedRecording, decode
+from polar.trajectory.recording import FAMILY, DamagedRecording, decode
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _index(directory: Path) -> tuple[list[tuple[str, list[Path]]], int]:
     newest = 0
     for path in sorted(directory.rglob("*")):
         data = path.read_bytes() if path.is_file() else b""
-        if not data.startswith(MAGIC):
+        if not data.startswith(FAMILY):
             continue
         try:
             result = decode(data).result

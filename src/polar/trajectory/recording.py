@@ -2,10 +2,13 @@
 
 The capture already holds every token and message once. Traces are kept as the completions they
 train, so the segments are grown again on reading and no token is written twice.
+
+A blob is MAGIC, the checksum of all that follows it, and the compressed body: no flipped bit goes unnoticed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +23,10 @@ from polar.models.session import SessionResult
 from polar.models.trace import DriftPolicy, Lineage, TraceRef, Trajectory
 from polar.trajectory.forest import Forest, grow
 
-VERSION = 2
+VERSION = 3
 FAMILY = b"polar-recording-"
 MAGIC = FAMILY + b"%d\n" % VERSION
+_CHECKSUM_SIZE = 16
 _LENGTH = struct.Struct("<I")
 
 
@@ -49,8 +53,8 @@ def encode(capture: bytes, trajectory: Trajectory, result: SessionResult) -> byt
             "traces": [_trace_record(trajectory, ref) for ref in trajectory.traces],
         }
     )
-    body = _LENGTH.pack(len(closing)) + closing + capture
-    return MAGIC + zstandard.ZstdCompressor(level=9).compress(body)
+    body = zstandard.ZstdCompressor(level=9).compress(_LENGTH.pack(len(closing)) + closing + capture)
+    return MAGIC + _checksum(body) + body
 
 
 def decode(data: bytes) -> Recording:
@@ -96,10 +100,19 @@ def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
                 f"a recording of another version than {VERSION}", hint="read it with the Polar that wrote it"
             )
         raise DamagedRecording("not a Polar recording")
+    start = len(MAGIC) + _CHECKSUM_SIZE
+    if _checksum(packed := data[start:]) != data[len(MAGIC) : start]:
+        raise DamagedRecording(
+            "the recording is damaged: its checksum does not match", hint="restore it from a back-up"
+        )
     try:
-        body = zstandard.ZstdDecompressor().decompress(data[len(MAGIC) :])
+        body = zstandard.ZstdDecompressor().decompress(packed)
         (length,) = _LENGTH.unpack_from(body)
         start = _LENGTH.size
         return orjson.loads(body[start : start + length]), body[start + length :]
     except (zstandard.ZstdError, struct.error, orjson.JSONDecodeError) as error:
         raise DamagedRecording(f"the recording is damaged: {error}") from None
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_CHECKSUM_SIZE).digest()

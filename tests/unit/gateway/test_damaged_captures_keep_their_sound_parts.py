@@ -77,6 +77,18 @@ def test_a_damaged_record_costs_its_own_conversation_only() -> None:
     assert trajectory.stats.faults[:2] == capture.faults
 
 
+def test_every_flipped_bit_of_a_capture_is_noticed() -> None:
+    data = written(two_conversations())
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            faults = parse_capture(bytes(damaged)).faults
+        except CaptureError:
+            continue
+        assert faults, f"bit {bit}"
+
+
 def test_a_damaged_length_does_not_hide_the_records_behind_it() -> None:
     data = bytearray(written(two_conversations()))
     start = len(MAGIC)

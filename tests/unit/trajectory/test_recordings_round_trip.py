@@ -117,6 +117,28 @@ def test_damaged_bytes_are_refused(damage: Callable[[bytes], bytes]) -> None:
         recording.decode(damage(encoded([completion(0, [1], [2])])))
 
 
+def flipped(data: bytes, bit: int) -> bytes:
+    at, mask = bit // 8, 1 << bit % 8
+    return data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
+
+
+def test_every_flipped_bit_of_a_recording_is_refused() -> None:
+    data = encoded([completion(0, [1, 2], [3, 4]), completion(1, [1, 2, 3, 4, 5], [6], parent="c0")])
+    for bit in range(8 * len(data)):
+        with pytest.raises(recording.DamagedRecording):
+            recording.decode(flipped(data, bit))
+
+
+@given(sessions(), st.data())
+def test_a_flipped_bit_of_any_recording_is_refused(
+    completions: list[Completion], draw: st.DataObject
+) -> None:
+    data = encoded(completions)
+    bit = draw.draw(st.integers(0, 8 * len(data) - 1))
+    with pytest.raises(recording.DamagedRecording):
+        recording.decode(flipped(data, bit))
+
+
 def test_a_recording_of_another_version_is_named_as_such() -> None:
     data = encoded([completion(0, [1], [2])]).replace(recording.MAGIC, b"polar-recording-9\n")
     with pytest.raises(recording.DamagedRecording, match="another version"):

@@ -20,7 +20,7 @@ from polar.models.component import Component
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Trace, TraceRef, Trajectory
 from polar.trajectory.per_request import PerRequest
-from polar.trajectory.recording import Recording
+from polar.trajectory.recording import MAGIC, Recording
 from polar.verification import (
     TOLERANCE,
     Deltas,
@@ -321,6 +321,18 @@ def test_recordings_are_found_by_what_is_in_them(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidInput, match="no recording"):
         recording_files(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("bit", [0, 8 * len(MAGIC) - 8, -1])
+async def test_a_flipped_bit_in_a_data_directory_is_reported(tmp_path: Path, bit: int) -> None:
+    data = bytearray(encoded(known_recording()))
+    data[bit // 8] ^= 1 << bit % 8
+    stored = tmp_path / "recordings" / "s"
+    stored.parent.mkdir()
+    stored.write_bytes(data)
+    assert recording_files(tmp_path) == [stored]
+    [found] = [one async for one in verifications([("s", bytes(data))], None, lambda _text: None)]
+    assert found.problems
 
 
 async def test_a_damaged_recording_fails_and_the_others_are_still_checked() -> None:
