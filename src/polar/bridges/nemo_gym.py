@@ -2,16 +2,15 @@
 
 `/run` is one rollout: the resources server seeds its session, Polar runs the harness, the resources server
 verifies what came of it; its cookies travel along. Without a resources server the task's own evaluator is the
-judge. NeMo RL takes one sequence a session and masks whole samples only.
+judge. NeMo RL takes one sequence a session.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -19,8 +18,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from polar.bridges.nemo_gym_response import completions, is_growing, response
-from polar.bridges.sessions import TASK, LeftOut, ScoredSession, one_session
+from polar.bridges.nemo_gym_response import response
+from polar.bridges.sessions import TASK, ScoredSession, one_session
 from polar.client import AsyncClient
 from polar.config.settings import explain
 from polar.errors import InvalidInput, PolarError, Unavailable
@@ -59,7 +58,7 @@ class Agent:
         async with self._episode(cookies) as resources:
             if resources is not None:
                 await _post(resources, "/seed_session", body)
-            session = narrowed(await self._session(body))
+            session = await self._session(body)
             answer = response(session, asked_of(body))
             is_masked = not session.traces
             found = {"reward": session.reward or 0.0}
@@ -78,12 +77,13 @@ class Agent:
     async def responses(self, asked: Body) -> Body:
         """The agent's answer alone: no resources server, no verdict."""
         session = await self._session({"responses_create_params": asked})
-        return response(narrowed(session), asked)
+        return response(session, asked)
 
     async def _session(self, body: Body) -> ScoredSession:
         temperature = asked_of(body).get("temperature")
         task = task_of(body, self._template)
-        return await one_session(self._client, task, 1.0 if temperature is None else float(temperature))
+        session = await one_session(self._client, task, 1.0 if temperature is None else float(temperature))
+        return session.narrowed()
 
     @asynccontextmanager
     async def _episode(self, cookies: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientSession | None]:
@@ -127,16 +127,6 @@ def app(agent: Agent) -> FastAPI:
         return JSONResponse({"detail": str(error)}, 422 if isinstance(error, InvalidInput) else 502)
 
     return made
-
-
-def narrowed(session: ScoredSession) -> ScoredSession:
-    """The trace that trains most; none where not all it sampled can be trained as one growing sequence."""
-    session = session.narrowed()
-    calls = completions(session)
-    if session.trained_tokens == sum(len(one.sampled_ids) for one in calls) and is_growing(calls):
-        return session
-    lost = Counter[str]({LeftOut.TOKENS_OF_A_MASKED_SAMPLE: session.trained_tokens})
-    return replace(session, traces=(), excluded=session.excluded + lost)
 
 
 def task_of(body: Body, template: Mapping[str, Any]) -> TaskSpec:

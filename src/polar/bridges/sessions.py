@@ -54,8 +54,6 @@ class LeftOut(StrEnum):
     """The trainer takes one sequence a session, and these stand in another."""
     TOKENS_OVER_LENGTH = "tokens_over_length"
     """They stand after the longest prompt or response that the trainer takes."""
-    TOKENS_OF_A_MASKED_SAMPLE = "tokens_of_a_masked_sample"
-    """The trainer masks whole sequences only, and others of this one cannot be learnt from."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

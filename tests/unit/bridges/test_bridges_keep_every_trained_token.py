@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.bridges.nemo_gym import narrowed
 from polar.bridges.nemo_gym_response import response
-from polar.bridges.sessions import LeftOut, ScoredSession, scored
+from polar.bridges.sessions import ScoredSession, scored
 from polar.bridges.trl import REWARD, columns
 from polar.models.chat import Sampling
 from polar.models.trace import DriftPolicy, Trace
@@ -97,7 +96,7 @@ def test_what_is_trained_and_what_is_left_out_by_name_is_all(session: ScoredSess
         assert not session.traces
         assert session.excluded == Counter({"sessions_failed": 1})
         return
-    for one in (session, narrow, cut, narrowed(session)):
+    for one in (session, narrow, cut):
         assert one.trained_tokens + tokens_left_out(one) == trainable
     assert len(narrow.traces) == min(1, len(session.traces))
     assert all(len(trace.prompt_ids) <= 12 and len(trace.response_ids) <= 9 for trace in cut.traces)
@@ -230,19 +229,26 @@ def growing(items: Sequence[dict[str, Any]]) -> Iterator[tuple[list[int], list[i
             seen = [*prompt, *sampled]
 
 
-@given(sessions())
-def test_nemo_gym_gets_a_response_that_grows_by_its_calls(session: ScoredSession) -> None:
-    one = narrowed(session)
+def assert_nemo_rl_trains_the_trace(session: ScoredSession) -> None:
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
-    for given_ids, sampled, likely in growing(response(one, {})["output"]):
+    for given_ids, sampled, likely in growing(response(session, {})["output"]):
         ids += given_ids + sampled
         mask += [0] * len(given_ids) + [1] * len(sampled)
         logprobs += [0.0] * len(given_ids) + likely
-    assert ([row(ids, mask, logprobs)] if ids else []) == rows_of(one)
-    lost = one.excluded[LeftOut.TOKENS_OF_A_MASKED_SAMPLE]
-    assert bool(lost) <= (not one.traces)
+    assert [row(ids, mask, logprobs)] * bool(ids) == [up_to_the_last_trained(one) for one in rows_of(session)]
+
+
+def up_to_the_last_trained(found: Row) -> Row:
+    """A sequence that ends in tokens that are not trained may as well end before them."""
+    (end, _, _) = found.trained[-1]
+    return Row(found.ids[: end + 1], found.trained)
+
+
+@given(sessions())
+def test_nemo_gym_gets_a_response_that_grows_by_its_calls(session: ScoredSession) -> None:
+    assert_nemo_rl_trains_the_trace(session.narrowed())
 
 
 def test_slime_counts_a_session_once_in_its_group() -> None:
@@ -271,13 +277,47 @@ def test_a_trace_with_a_share_is_compared_with_the_same_share() -> None:
     assert slime.normalise(None, [halves, other])[1] == [0.5, 0.5, -1.0]
 
 
-def test_nemo_gym_masks_a_sequence_whose_calls_do_not_extend_each_other() -> None:
-    first, second = turns((1, 2, 3), [[10, 11], [13]])
-    drifted = np.array([1, 2, 3, 20, 11, 7, 8], np.int32)
-    second = replace(second, prompt_ids=drifted, parent=None, follows=first.id)
-    approximate = PrefixMerging(PrefixMerging.Options(drift=DriftPolicy.APPROXIMATE))
-    made = sample((first, second), 1.0, builder=approximate)
-    session = scored(made.result, made.recording, 1.0)
+def two_turns(*, drift: DriftPolicy = DriftPolicy.FORK, logprob: float = -0.5) -> ScoredSession:
+    """The second prompt holds the first answer in other tokens where it drifts; `logprob` is of its last."""
+    first, second = turns((1, 2, 3), [[10, 11, 12], [13, 14, 15]])
+    second = replace(second, logprobs=np.array([-0.5, logprob, -0.5], np.float32))
+    if drift is not DriftPolicy.FORK:
+        drifted = np.array([1, 2, 3, 20, 12, 7, 8], np.int32)
+        second = replace(second, prompt_ids=drifted, parent=None, follows=first.id)
+    made = sample((first, second), 1.0, builder=PrefixMerging(PrefixMerging.Options(drift=drift)))
+    return scored(made.result, made.recording, 1.0)
+
+
+def test_nemo_gym_gets_the_prompts_of_the_trace_where_the_harness_sent_other_tokens() -> None:
+    session = two_turns(drift=DriftPolicy.APPROXIMATE)
     assert [trace.approximate_from is not None for trace in session.traces] == [True]
-    assert narrowed(session).traces == ()
-    assert narrowed(session).excluded == Counter({LeftOut.TOKENS_OF_A_MASKED_SAMPLE: 3})
+    assert session.trained_tokens == 6
+    assert_nemo_rl_trains_the_trace(session)
+
+
+def test_nemo_gym_trains_the_rest_of_a_session_with_a_logprob_that_rounding_put_above_zero() -> None:
+    session = two_turns(logprob=1e-7)
+    assert session.trained_tokens >= 5
+    assert_nemo_rl_trains_the_trace(session)
+
+
+@pytest.mark.parametrize("untrained", [0, 1, 2, 5, 6, 7])
+def test_nemo_gym_trains_all_but_a_token_that_must_not_be_trained(untrained: int) -> None:
+    session = two_turns()
+    (trace,) = session.traces
+    mask, logprobs = trace.loss_mask.copy(), trace.logprobs.copy()
+    mask[untrained], logprobs[untrained] = 0, 0.0
+    session = replace(session, traces=(replace(trace, loss_mask=mask, logprobs=logprobs),))
+    assert session.trained_tokens == 5
+    assert_nemo_rl_trains_the_trace(session)
+
+
+def test_nemo_gym_shows_a_call_that_must_not_be_trained_as_context() -> None:
+    first, second, third = turns((1, 2, 3), [[10, 11], [13], [14]])
+    second = replace(second, used=Sampling(temperature=0.2))
+    made = sample((first, second, third), 1.0)
+    session = scored(made.result, made.recording, 1.0)
+    assert session.trained_tokens == 3
+    assert_nemo_rl_trains_the_trace(session)
+    said = [item for item in response(session, {})["output"] if item.get("role") == "assistant"]
+    assert ["generation_token_ids" in item for item in said] == [True, False, True]
