@@ -55,13 +55,18 @@ class AgentLoopBase(ABC):
 
 @dataclass
 class SlimeSample:
-    """slime, without what is for images and teachers."""
+    """slime, without what is for images, teachers and replayed sampling.
+
+    Read from THUDM/slime at 624b824a898a (2026-08-21): slime/utils/types.py; what becomes of samples is in
+    `_convert_samples_to_train_data` of slime/ray/rollout.py.
+    """
 
     class Status(Enum):
         PENDING = "pending"
         COMPLETED = "completed"
         TRUNCATED = "truncated"
         ABORTED = "aborted"
+        FAILED = "failed"
 
     group_index: int | None = None
     index: int | None = None
@@ -81,6 +86,20 @@ class SlimeSample:
 
     def get_reward_value(self, args: Any) -> Any:
         return self.reward
+
+
+def slime_train_data(samples: list[SlimeSample]) -> dict[str, list[list[float]]]:
+    """The arrays of a batch, under the conditions that slime's conversion sets.
+
+    Whether there are logprobs is asked of the first sample; then all of them are made tensors.
+    """
+    for one in samples:
+        assert one.loss_mask is not None
+        assert len(one.loss_mask) == one.response_length <= len(one.tokens)
+    found: dict[str, list[list[float]]] = {"loss_masks": [list(one.loss_mask or []) for one in samples]}
+    if samples[0].rollout_log_probs is not None:
+        found["rollout_log_probs"] = [list(map(float, one.rollout_log_probs)) for one in samples]  # type: ignore[arg-type]
+    return found
 
 
 class GeneratorInterface(ABC):

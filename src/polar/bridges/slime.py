@@ -31,6 +31,8 @@ REWARD = "polar_reward"
 """In a sample's metadata: what its session was given; None where it failed and is no part of its group."""
 SHARE = "polar_share"
 """In a sample's metadata: what part of that is its own."""
+FILLER = 0
+"""A token of every vocabulary, for a session that there is nothing to learn from."""
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> list[Any]:
@@ -66,8 +68,11 @@ def samples(session: ScoredSession, asked: Any) -> list[Any]:
     if made:
         return made
     nothing = _sample(asked, metadata, rollout_id)
+    # slime makes tensors of every sample's arrays, also of one that it does not train.
+    nothing.tokens, nothing.response_length = [FILLER, FILLER], 1
+    nothing.loss_mask, nothing.rollout_log_probs = [0], [0.0]
     nothing.reward = session.reward or 0.0
-    nothing.status = status.ABORTED
+    nothing.status = status.FAILED if session.reward is None else status.COMPLETED
     nothing.remove_sample = True
     return [nothing]
 

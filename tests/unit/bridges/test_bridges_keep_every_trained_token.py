@@ -20,7 +20,13 @@ from polar.models.trace import DriftPolicy, Trace
 from polar.trajectory.prefix_merging import Credit, PrefixMerging
 from tests.fakes.agent_sessions import agent_sessions
 from tests.fakes.scripted_rollouts import sample, turns
-from tests.fakes.trainer_types import GENERATOR_OUTPUT, SlimeSample, TrajectoryID, bridge
+from tests.fakes.trainer_types import (
+    GENERATOR_OUTPUT,
+    SlimeSample,
+    TrajectoryID,
+    bridge,
+    slime_train_data,
+)
 
 verl, slime, skyrl, prime_rl, areal = map(bridge, ("verl", "slime", "skyrl", "prime_rl", "areal"))
 
@@ -132,7 +138,10 @@ def test_slime_gets_a_sample_for_each_trace(session: ScoredSession) -> None:
     assert {one.rollout_id for one in made} == {7}
     assert {one.metadata["mine"] for one in made} == {1}
     if not session.traces:
-        assert [(one.status, one.remove_sample) for one in made] == [(SlimeSample.Status.ABORTED, True)]
+        (nothing,) = made
+        assert nothing.remove_sample
+        assert (nothing.status is SlimeSample.Status.FAILED) == (session.reward is None)
+        assert nothing.reward == (session.reward or 0.0)
         return
     split = [
         split_row(
@@ -249,6 +258,17 @@ def up_to_the_last_trained(found: Row) -> Row:
 @given(sessions())
 def test_nemo_gym_gets_a_response_that_grows_by_its_calls(session: ScoredSession) -> None:
     assert_nemo_rl_trains_the_trace(session.narrowed())
+
+
+@settings(max_examples=50)
+@given(groups())
+def test_slime_can_make_a_batch_of_any_group(group: list[ScoredSession]) -> None:
+    made = [one for session in group for one in slime.samples(session, SlimeSample(index=0))]
+    arrays = slime_train_data(made)
+    assert [len(mask) for mask in arrays["loss_masks"]] == [len(one) for one in arrays["rollout_log_probs"]]
+    assert all(len(one.tokens) > one.response_length for one in made if not one.metadata.get("polar_share"))
+    trained = sum(sum(mask) for mask in arrays["loss_masks"])
+    assert trained == sum(session.trained_tokens for session in group)
 
 
 def test_slime_counts_a_session_once_in_its_group() -> None:
