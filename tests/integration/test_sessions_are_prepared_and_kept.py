@@ -139,6 +139,16 @@ async def test_the_agent_s_diff_is_kept_against_its_files_or_its_repository(smal
         assert ".git" not in diff.replace("diff --git", "")
 
 
+async def test_an_agent_that_stands_in_the_way_of_its_diff_is_scored_all_the_same(small: System) -> None:
+    in_the_way = ASK + 'rm -rf "$TMPDIR/polar-before"; ln -s / "$TMPDIR/polar-before"'
+    await small.client.submit(shell_task("blocked", in_the_way, files={"one.txt": {"text": "one"}}))
+    async with small.node():
+        (result,) = await small.client.wait(["blocked"], timeout=60)
+    assert (result.status, result.reward) == (SessionStatus.COMPLETED, 1.0)
+    assert [warning.partition(":")[0] for warning in result.warnings] == ["artifact final.diff"]
+    assert b"final.diff" in (await archive_of(small, result.session_id)).read("omitted.txt")
+
+
 async def test_every_stage_is_an_event_and_is_measured(small: System) -> None:
     await small.client.submit(shell_task("timed", "true"))
     async with small.node() as node:

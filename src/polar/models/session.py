@@ -184,6 +184,8 @@ class SessionResult(Frozen):
     """The harness's; None: it did not end by itself."""
     error: str | None = None
     """Why it failed."""
+    warnings: tuple[str, ...] = ()
+    """What else went wrong and left the verdict as it is: an artifact that could not be collected."""
     verdict: Verdict | None = None
     stats: TrajectoryStats = TrajectoryStats()
     seconds: StageSeconds = StageSeconds()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import io
+import logging
 import os
 import zipfile
 from pathlib import Path, PurePosixPath
@@ -12,6 +13,8 @@ from pathlib import Path, PurePosixPath
 from polar.gateway.session import without_keys
 from polar.models.task import TaskSpec
 from polar.runtimes.base import Command, Sandbox, SandboxError
+
+log = logging.getLogger(__name__)
 
 _LIST_SECONDS = 30.0
 _LIST_BYTES = 4 * 1024 * 1024
@@ -37,6 +40,8 @@ class Artifacts:
         self._left = limit
         self._files: list[tuple[str, bytes]] = []
         self._omitted: list[str] = []
+        self.problems: list[str] = []
+        """What could not be collected at all, and why."""
 
     def add(self, name: str, data: bytes) -> None:
         data = without_keys(data)
@@ -48,6 +53,12 @@ class Artifacts:
 
     def omit(self, name: str, why: str) -> None:
         self._omitted.append(_spelt(f"{name}: {why}\n"))
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Something could not be collected: a matter for the result, not for the session's verdict."""
+        log.warning("artifact %s could not be collected", name, exc_info=error)
+        self.problems.append(without_keys(_spelt(f"artifact {name}: {error}")))
+        self.omit(name, without_keys(str(error)))
 
     def add_directory(self, directory: Path, prefix: str) -> None:
         """Every regular file of a host directory; of one that is too long, its end."""
@@ -68,7 +79,17 @@ class Artifacts:
         return buffer.getvalue()
 
 
-async def collect_diff(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> None:
+async def collect(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> None:
+    """Add the diff and the files that the task names. An agent may have left anything in their way, which
+    costs no session its verdict: what cannot be had is named instead."""
+    for name, add in (("final.diff", _add_diff), ("files", _add_files)):
+        try:
+            await add(artifacts, sandbox, task)
+        except Exception as error:
+            artifacts.fail(name, error)
+
+
+async def _add_diff(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> None:
     """Add what the agent changed, for people to read: against its repository, or the files it was given.
 
     Made with the agent's own sandbox and repository, so it is no evidence; evaluators make their own.
@@ -88,7 +109,7 @@ async def collect_diff(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -
         await asyncio.to_thread(log.unlink, missing_ok=True)
 
 
-async def collect_files(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> None:
+async def _add_files(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> None:
     """Add the workspace files that the task's globs name; a file that cannot be had is named as such."""
     for path in await _matching(sandbox, task.artifacts) if task.artifacts else ():
         try:

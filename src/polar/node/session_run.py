@@ -28,7 +28,7 @@ from polar.models.session import (
 )
 from polar.models.trace import Trajectory
 from polar.node.agent import AgentRun
-from polar.node.artifacts import Artifacts, collect_diff, collect_files
+from polar.node.artifacts import Artifacts, collect
 from polar.node.pools import Seat
 from polar.node.prewarming import Prewarmed
 from polar.node.sandboxes import Sandboxes
@@ -127,8 +127,7 @@ class SessionRun:
             await seat.move(self.shop.pools.postrun)
             self._enter(SessionStatus.POSTRUN)
             self.trajectory = self._build()
-            await collect_diff(self._artifacts, sandbox, self.lease.task)
-            await collect_files(self._artifacts, sandbox, self.lease.task)
+            await collect(self._artifacts, sandbox, self.lease.task)
             self.verdict = await self._evaluate(evaluator, sandbox, fresh)
 
     @asynccontextmanager
@@ -203,6 +202,7 @@ class SessionRun:
             agent_end=self.agent.end,
             exit_code=self.agent.exit_code,
             error=without_keys(error) if error else error,
+            warnings=tuple(self._artifacts.problems),
             verdict=self._shown_verdict(),
             stats=trajectory.stats,
             seconds=StageSeconds(**{stage: self._seconds.get(stage, 0.0) for stage in STAGES}),

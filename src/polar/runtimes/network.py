@@ -47,11 +47,11 @@ class Network(BaseModel):
     @asynccontextmanager
     async def attended(self, listeners: Sequence[socket.socket], spec: SandboxSpec) -> AsyncIterator[None]:
         """While inside, the node serves its listeners in the sandbox, given in the order of `ports`."""
-        gateway, *proxies = listeners
         async with AsyncExitStack() as stack:
             for listener in listeners:
                 stack.callback(listener.close)
-            await stack.enter_async_context(forwarded(gateway, spec.gateway_host, spec.gateway_port))
-            for proxy in proxies:
+            for gateway in listeners[:1]:
+                await stack.enter_async_context(forwarded(gateway, spec.gateway_host, spec.gateway_port))
+            for proxy in listeners[1:]:
                 await stack.enter_async_context(proxied(proxy, self.allowed, spec.session_id))
             yield

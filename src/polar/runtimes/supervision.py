@@ -99,13 +99,18 @@ class Supervised:
         self._send(b"kill")
 
     async def listeners(self) -> list[socket.socket]:
-        """The listening sockets inside the command's closed network; the caller's own to close."""
+        """The listening sockets inside the command's closed network; the caller's own to close.
+
+        There are none once the command has ended: nobody is left to connect to them.
+        """
         either: set[asyncio.Future[Any]] = {self._listeners, self.ended}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if self._listeners.done():
+        if not self.ended.done():
             return [listener.dup() for listener in self._listeners.result()]
         self.ended.result()
-        raise SandboxError("the sandbox ended before its network was ready")
+        if not self._listeners.done():
+            raise SandboxError("the sandbox ended before its network was ready")
+        return []
 
     async def run(self, timeout: float) -> tuple[int, bool]:
         """The exit code, and whether the timeout ended the command. Cancelling kills before it returns."""

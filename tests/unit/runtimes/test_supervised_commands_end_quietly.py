@@ -15,17 +15,18 @@ from polar.runtimes.base import SandboxUnavailable
 from polar.runtimes.supervision import Launch, Supervised
 
 
-def started(directory: Path) -> Supervised:
+def started(directory: Path, command: str = "read forever", ports: tuple[int, ...] = ()) -> Supervised:
     pids = directory / "pids"
     pids.mkdir()
     launch = Launch(
-        argv=("/bin/sh", "-c", "read forever"),
+        argv=("/bin/sh", "-c", command),
         env={},
         cwd=directory,
         stdin=None,
         stdout=directory / "stdout",
         stderr=directory / "stderr",
         output_limit=1024,
+        closed_network_ports=ports,
     )
     return Supervised(launch, pids)
 
@@ -77,3 +78,10 @@ async def test_a_call_still_learns_that_its_supervisor_was_killed(tmp_path: Path
     os.kill(await its_supervisor(tmp_path), signal.SIGKILL)
     with pytest.raises(SandboxUnavailable, match="killed"):
         await call
+
+
+async def test_a_command_that_ended_at_once_has_no_listeners_left_to_serve(tmp_path: Path) -> None:
+    command = started(tmp_path, "exit 3", ports=(8080,))
+    await asyncio.wait({command.ended})
+    assert await command.listeners() == []
+    assert await command.run(60) == (3, False)
