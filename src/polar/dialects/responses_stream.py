@@ -84,7 +84,8 @@ class ResponsesStream(StreamEncoder):
         if filled is not None:
             field, name = filled
             events.append(self._of_item(f"{name}.delta", item["id"], delta=item[field]))
-            events.append(self._of_item(f"{name}.done", item["id"], **{field: item[field]}))
+            named = {"name": item["name"]} if item["type"] == "function_call" else {}
+            events.append(self._of_item(f"{name}.done", item["id"], **named, **{field: item[field]}))
         events.append(self._done(item))
         self._has_spoken = True
         return b"".join(events)
@@ -168,14 +169,14 @@ class ResponsesStream(StreamEncoder):
         place = {"summary_index" if is_summary else "content_index": 0}
         return self._of_item(name, f"{prefix}_{self._item_id}", **place, **fields)
 
-    def _of_item(self, name: str, id: str, **fields: Any) -> bytes:
+    def _of_item(self, name: str, id: str, /, **fields: Any) -> bytes:
         return self._event(name, item_id=id, output_index=self._index, **fields)
 
     def _lifecycle(self, name: str, status: str, **fields: Any) -> bytes:
         output = [] if status == "in_progress" else self._output
         return self._event(name, response=response(self._identity, self._asked, status, output, **fields))
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, name: str, /, **fields: Any) -> bytes:
         body = {"type": f"response.{name}", "sequence_number": self._sequence} | fields
         self._sequence += 1
         return b"event: response." + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"

@@ -101,6 +101,12 @@ def test_every_kind_of_item_has_its_events() -> None:
             assert event["item_id"] == final["output"][event["output_index"]]["id"]
 
 
+def test_arguments_that_are_done_name_their_function() -> None:
+    sent = encoder().tool_call(ToolCall("c1", "f", '{"a": 1}'))
+    done = next(event for event in events(sent) if event["type"] == "function_call_arguments.done")
+    assert (done["name"], done["arguments"]) == ("f", '{"a": 1}')
+
+
 def test_reasoning_is_a_summary_where_one_is_asked_for() -> None:
     stream = encoder(reasoning={"summary": "auto"})
     data = [
