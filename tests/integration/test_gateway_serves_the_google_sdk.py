@@ -270,15 +270,14 @@ async def test_a_stream_with_keep_alives_is_read_whole_by_gemini_cli(serve: Serv
         aiohttp.ClientSession(headers={"x-goog-api-key": service.grant.key}) as http,
         http.post(url, json=body) as response,
     ):
-        raw = await response.content.readuntil(b"}\n\n\n")  # an event and a keep-alive after it
+        raw = await response.content.readuntil(b"}\n\ndata:  ")  # an event and two keep-alives after it
         gate.set()
         raw += await response.read()
     buffer, texts = raw.decode(), []
-    while event := re.match(r"\s*data: (.*)(?:\n\n|\r\r|\r\n\r\n)", buffer):  # how Gemini CLI reads
+    while event := re.match(r"data: (.*)(?:\n\n|\r\r|\r\n\r\n)", buffer):  # how Gemini CLI reads
         texts.append(json.loads(event[1])["candidates"][0]["content"]["parts"][0]["text"])
         buffer = buffer[event.end() :]
-    assert buffer.strip() == ""
-    assert "".join(texts) == "One two."
+    assert (buffer, "".join(texts)) == ("", "One two.")
 
 
 async def test_functions_are_called_automatically(serve: Serve) -> None:

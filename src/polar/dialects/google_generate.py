@@ -150,11 +150,6 @@ class GenerateStream(StreamEncoder):
         # The official clients drop a whole answer from their history for one chunk without parts.
         return self._frame(_chunk(self._identity, [{"text": ""}], finish_reason, _usage(usage))) + self._end()
 
-    def keep_alive(self) -> bytes:
-        """White space, which is legal in both forms: Gemini CLI discards a stream with a comment in it,
-        and the official clients drop an answer from their history for a chunk without parts."""
-        return b"\n"
-
     def _parts(self, parts: list[dict[str, Any]]) -> bytes:
         return self._frame(_chunk(self._identity, parts))
 
@@ -168,15 +163,31 @@ class GenerateStream(StreamEncoder):
 class EventStream(GenerateStream):
     """Server-sent events, for `?alt=sse`."""
 
+    def __init__(self, identity: CallIdentity, *, with_thoughts: bool) -> None:
+        super().__init__(identity, with_thoughts=with_thoughts)
+        self._has_begun = False
+        """Whether the next event was begun by a keep-alive."""
+
     def start(self) -> bytes:
-        return b"\n"
+        return b""
+
+    def keep_alive(self) -> bytes:
+        """The beginning of the next event, then white space before its JSON.
+
+        Nothing may stand between events: @google/genai up to 1.20 stops reading at a blank line there,
+        Gemini CLI discards a stream with a comment in it, and the official clients drop an answer from
+        their history for a chunk without parts.
+        """
+        begun, self._has_begun = self._has_begun, True
+        return b" " if begun else b"data: "
 
     def error(self, error: RequestRefused) -> bytes:
         # The official clients recognise an error among the events only when it is none of them.
-        return orjson.dumps(error_body(error)) + b"\n"
+        return orjson.dumps(error_body(error)) + b"\n\n"
 
     def _frame(self, chunk: dict[str, Any]) -> bytes:
-        return b"data: " + _one_line(chunk) + b"\n\n"
+        begun, self._has_begun = self._has_begun, False
+        return (b"" if begun else b"data: ") + _one_line(chunk) + b"\n\n"
 
     def _end(self) -> bytes:
         return b""
@@ -193,6 +204,9 @@ class ArrayStream(GenerateStream):
 
     def start(self) -> bytes:
         return b"["
+
+    def keep_alive(self) -> bytes:
+        return b"\n"
 
     def error(self, error: RequestRefused) -> bytes:
         return self._frame(error_body(error)) + self._end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -355,6 +356,21 @@ def streamed(message: Message, **query: str) -> list[dict[str, Any]]:
         return [json.loads(line.removeprefix("data: ")) for line in raw.decode().splitlines() if line]
     chunks: list[dict[str, Any]] = json.loads(raw)
     return chunks
+
+
+def test_nothing_but_events_stands_in_an_event_stream() -> None:
+    """Clients that split a stream by a pattern give up at anything else, also at a blank line."""
+    stream = DIALECT.stream(IDENTITY, parse(STREAM, {"alt": "sse"}))
+    raw = stream.start() + stream.text("a") + stream.keep_alive() + stream.keep_alive() + stream.text("b")
+    raw += stream.keep_alive() + stream.finish(FinishReason.STOP, USAGE)
+    assert re.fullmatch(rb"(data: [^\n]+\n\n){3}", raw)
+
+
+def test_an_error_ends_the_event_that_a_keep_alive_began() -> None:
+    stream = DIALECT.stream(IDENTITY, parse(STREAM, {"alt": "sse"}))
+    raw = stream.keep_alive() + stream.error(RequestRefused(Refusal.ENGINE_DOWN, "busy"))
+    (told,) = re.fullmatch(rb"data: ([^\n]+)\n\n", raw).groups()  # type: ignore[union-attr]
+    assert json.loads(told)["error"]["status"] == "UNAVAILABLE"
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
