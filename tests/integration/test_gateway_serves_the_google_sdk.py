@@ -397,3 +397,11 @@ async def test_models_at_the_shared_address_are_in_the_askers_words(serve: Serve
         async with http.get(f"{service.url}/v1beta/nothing", headers=google) as response:
             assert response.status == 404
             assert (await response.json())["error"]["status"] == "NOT_FOUND"
+
+
+async def test_equal_requests_at_once_are_one_sample_each(serve: Serve) -> None:
+    said = ["One.", "Two.", "Three.", "Four."]
+    service = await serve(*said)
+    asked = [service.client.models.generate_content(model=MODEL, contents="Hi") for _ in said]
+    assert sorted(answer.text or "" for answer in await asyncio.gather(*asked)) == sorted(said)
+    assert len(await service.captured()) == len(said)

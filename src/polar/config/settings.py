@@ -119,8 +119,9 @@ class GatewaySettings(Frozen):
     """Of a harness's request."""
     keepalive_seconds: float = Field(default=10.0, gt=0)
     """A stream that waits for its next token says that it is alive this often."""
-    replay_seconds: float = Field(default=2.0, ge=0)
-    """How long after an answer the very same request is taken for a retry and given that answer again."""
+    retry_seconds: float = Field(default=10.0, ge=0)
+    """How long a finished answer is kept for a retry of its request: one that is marked as a retry, or that
+    comes after the connection of the first was lost."""
 
     @property
     def worker_count(self) -> int:

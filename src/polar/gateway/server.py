@@ -43,9 +43,9 @@ from polar.gateway.answering import (
 from polar.gateway.call import ModelCall, Send
 from polar.gateway.canonical import in_call_order
 from polar.gateway.chat_source import ChatSource
-from polar.gateway.flights import Flight, fingerprint
 from polar.gateway.gateways import Address, Gateways
 from polar.gateway.metrics import GatewayMetrics, Load
+from polar.gateway.request_coalescer import InFlight, fingerprint
 from polar.gateway.session import Session, SessionGrant, new_key
 from polar.gateway.sessions import Sessions
 from polar.gateway.source import Source
@@ -82,7 +82,7 @@ class Gateway(Gateways):
         self._source: Source = TokenSource(engine, renderer) if renderer else ChatSource(engine, model)
         self._model = model
         self._created = int(time.time())
-        self._sessions = Sessions(settings.replay_seconds, self._watch)
+        self._sessions = Sessions(settings.retry_seconds, self._watch)
         self.metrics = GatewayMetrics(self._load)
         self._runner: web.AppRunner | None = None
 
@@ -269,39 +269,44 @@ class Gateway(Gateways):
         session = self._session_of(dialect, request)
         body = await self._body(request)
         chat = self._chat_request(dialect, route, request, body, session)
-        flights = self._sessions.flights(session)
-        asked = fingerprint(request.raw_path, body)
-        flight = flights.join(asked, request.headers)
-        if flight is None:
-            flight = flights.launch(ModelCall(session, chat, dialect.name), self._fly, asked)
+        coalescer = self._sessions.coalescer(session)
+        asked = fingerprint(request.raw_path, body, request.headers)
+        in_flight = coalescer.join(asked, request.headers)
+        if in_flight is None:
+            in_flight = coalescer.launch(ModelCall(session, chat, dialect.name), self._generate, asked)
         else:
             self.metrics.coalesced(dialect.name)
-        with flight.followed():
+        with in_flight.followed():
             if not chat.stream:
-                return await self._whole(dialect, chat, flight, session)
+                return await self._whole(dialect, request, chat, in_flight, session)
             try:
-                await flight.accepted()
+                await in_flight.accepted()
             except RequestRefused as error:
                 if error.refusal not in dialect.told_in_stream:
                     raise
-            return await self._stream(dialect, request, chat, flight, session)
+            return await self._stream(dialect, request, chat, in_flight, session)
 
-    async def _fly(self, call: ModelCall, accept: Callable[[], None], send: Send) -> Answer:
+    async def _generate(self, call: ModelCall, accept: Callable[[], None], send: Send) -> Answer:
         await call.prepare(self._source, self._model)
         accept()
         return await call.run(send)
 
     async def _whole(
-        self, dialect: Dialect, chat: ChatRequest, flight: Flight, session: Session
+        self, dialect: Dialect, request: web.Request, chat: ChatRequest, in_flight: InFlight, session: Session
     ) -> web.StreamResponse:
         with engine_errors(session, self._model):
-            answer = await flight.answer()
-        return json_answer(dialect.respond(self._identity(flight.call), chat, answer))
+            answer = await in_flight.answer()
+        response = json_answer(dialect.respond(self._identity(in_flight.call), chat, answer))
+        with suppress(ConnectionError):  # the client is gone; its retry gets the answer
+            await response.prepare(request)
+            await response.write_eof()
+            in_flight.is_delivered = True
+        return response
 
     async def _stream(
-        self, dialect: Dialect, request: web.Request, chat: ChatRequest, flight: Flight, session: Session
+        self, dialect: Dialect, request: web.Request, chat: ChatRequest, in_flight: InFlight, session: Session
     ) -> web.StreamResponse:
-        encoder = dialect.stream(self._identity(flight.call), chat)
+        encoder = dialect.stream(self._identity(in_flight.call), chat)
         response = web.StreamResponse(
             headers={
                 "Content-Type": encoder.content_type,
@@ -312,7 +317,7 @@ class Gateway(Gateways):
         with suppress(ConnectionError):  # the client is gone, and the call has recorded that
             await response.prepare(request)
             await response.write(encoder.start())
-            await self._stream_answer(dialect, response, encoder, flight, session)
+            await self._stream_answer(dialect, response, encoder, in_flight, session)
             await response.write_eof()
         return response
 
@@ -321,15 +326,15 @@ class Gateway(Gateways):
         dialect: Dialect,
         response: web.StreamResponse,
         encoder: StreamEncoder,
-        flight: Flight,
+        in_flight: InFlight,
         session: Session,
     ) -> None:
         async with kept_alive(response, encoder, self._settings.keepalive_seconds):
             try:
                 with engine_errors(session, self._model):
-                    async for deltas in flight.deltas():
+                    async for deltas in in_flight.deltas():
                         await response.write(b"".join(encoded(encoder, delta) for delta in deltas))
-                    answer = await flight.answer()
+                    answer = await in_flight.answer()
             except RequestRefused as error:
                 self._refused(dialect, error)
                 await response.write(encoder.error(error))
@@ -337,6 +342,7 @@ class Gateway(Gateways):
                 if answer.stop_sequence is not None:
                     encoder.stop_sequence(answer.stop_sequence)
                 await response.write(encoder.finish(answer.finish_reason, answer.usage))
+                in_flight.is_delivered = True
 
     def _refuse_other_models(self, session: Session, name: str) -> None:
         if name != self._model.name and not session.grant.serves_any_name:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from polar.dialects.base import Refusal, RequestRefused
 from polar.errors import Conflict, NotFound
-from polar.gateway.flights import Flights
+from polar.gateway.request_coalescer import RequestCoalescer
 from polar.gateway.session import Session, SessionGrant, Watch, session_ended
 from polar.models.session import Progress
 
@@ -23,12 +23,12 @@ _REMEMBERED = 10_000
 class Sessions:
     """Each key opens only its own session."""
 
-    def __init__(self, replay_seconds: float, watch: Watch) -> None:
-        self._replay_seconds = replay_seconds
+    def __init__(self, retry_seconds: float, watch: Watch) -> None:
+        self._retry_seconds = retry_seconds
         self._watch = watch
         self._by_key: dict[bytes, Session] = {}
         self._open: dict[str, Session] = {}
-        self._flights: dict[str, Flights] = {}
+        self._coalescers: dict[str, RequestCoalescer] = {}
         self._ended_keys: OrderedDict[bytes, None] = OrderedDict()
         self._ended: OrderedDict[str, Progress] = OrderedDict()
 
@@ -40,7 +40,7 @@ class Sessions:
         if grant.session_id in self._open:
             raise Conflict(f"session {grant.session_id} is open already")
         session = Session(grant, self._watch, is_paused=is_paused)
-        self._flights[grant.session_id] = Flights(session, self._replay_seconds)
+        self._coalescers[grant.session_id] = RequestCoalescer(session, self._retry_seconds)
         self._open[grant.session_id] = session
         self._by_key[_digest(grant.key)] = session
 
@@ -55,12 +55,12 @@ class Sessions:
             raise NotFound(f"session {session_id} is not open")
         return session
 
-    def flights(self, session: Session) -> Flights:
-        """The session's flights; RequestRefused if it was closed since its key was read."""
-        flights = self._flights.get(session.grant.session_id)
-        if flights is None or session.ended:  # the id may be open again, under another key
+    def coalescer(self, session: Session) -> RequestCoalescer:
+        """The coalescer of a session; RequestRefused if it was closed since its key was read."""
+        coalescer = self._coalescers.get(session.grant.session_id)
+        if coalescer is None or session.ended:  # the id may be open again, under another key
             raise session_ended()
-        return flights
+        return coalescer
 
     def progress(self, session_id: str) -> Progress:
         """What the session has done so far; nothing for one that was never opened."""
@@ -88,7 +88,7 @@ class Sessions:
             await session.close()
         finally:
             self._open.pop(session_id, None)
-            self._flights.pop(session_id, None)
+            self._coalescers.pop(session_id, None)
             digest = _digest(session.grant.key)
             self._by_key.pop(digest, None)
             _remember(self._ended_keys, digest, None)

@@ -46,8 +46,7 @@ class Scene:
         return {"model": "scripted", "messages": [{"role": "user", "content": content}]} | fields
 
     def post(self, body: object, key: str | None = None) -> aiohttp.client._RequestContextManager:
-        # As the SDKs say it: this is no retry, however often the same body is sent.
-        headers = {"Authorization": f"Bearer {key or self.grant.key}", "x-stainless-retry-count": "0"}
+        headers = {"Authorization": f"Bearer {key or self.grant.key}"}
         return self.http.post(self.url, json=body, headers=headers)
 
     async def captured(self) -> list[Completion]:

@@ -1,4 +1,4 @@
-"""A retry costs no second generation: it follows the one in the air, or gets the one just delivered."""
+"""A retry costs no second generation, and a request that is not known to be a retry is always sampled."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ from typing import Any
 
 import aiohttp
 import orjson
+import pytest
 
 from polar.config.settings import GatewaySettings
 from polar.dialects import base as dialects
 from polar.gateway.call import ModelCall, Send
-from polar.gateway.flights import Flights
+from polar.gateway.request_coalescer import InFlight, RequestCoalescer, Work
 from polar.gateway.session import Session, SessionGrant, new_key
 from polar.models.chat import ChatRequest, FinishReason, Message, Role, Usage
 from polar.models.task import Budgets, SamplingPin
 from tests.fakes.scripted_engine import Answer
 from tests.unit.gateway.conftest import Scene, SetScene
 
+FIRST, RETRY = {"x-stainless-retry-count": "0"}, {"x-stainless-retry-count": "1"}
 
-async def ask(scene: Scene, *, retry: str | None, **fields: Any) -> str:
+
+async def ask(scene: Scene, *, retry: str | None, key: str | None = None, **fields: Any) -> str:
     """The answer's text; `retry` is what an SDK says of how often it has sent this before."""
     headers = {"Authorization": f"Bearer {scene.grant.key}"}
     if retry is not None:
         headers["x-stainless-retry-count"] = retry
+    if key is not None:
+        headers["Idempotency-Key"] = key
     async with scene.http.post(scene.url, json=scene.body(**fields), headers=headers) as response:
         assert response.status == 200, await response.text()
         if not fields.get("stream"):
@@ -35,16 +40,41 @@ async def ask(scene: Scene, *, retry: str | None, **fields: Any) -> str:
         return "".join(orjson.loads(event)["choices"][0]["delta"].get("content", "") for event in events)
 
 
-async def test_the_same_body_in_flight_is_generated_once(set_scene: SetScene) -> None:
+@pytest.mark.parametrize("retry", [None, "0"])
+async def test_equal_requests_at_once_are_one_sample_each(set_scene: SetScene, retry: str | None) -> None:
+    answers = [f"Sample {number}." for number in range(4)]
+    scene = await set_scene(answers)
+    asked = [ask(scene, retry=retry, stream=stream) for stream in (False, False, True, True)]
+    assert sorted(await asyncio.gather(*asked)) == answers
+    assert len(await scene.captured()) == 4
+
+
+@pytest.mark.parametrize("retry", [None, "0"])
+async def test_an_equal_request_after_a_delivered_answer_is_sampled_anew(
+    set_scene: SetScene, retry: str | None
+) -> None:
+    scene = await set_scene(["First.", "Second.", "Third."])
+    said = [await ask(scene, retry=retry, stream=stream) for stream in (False, True, False)]
+    assert said == ["First.", "Second.", "Third."]
+    assert len(await scene.captured()) == 3
+
+
+async def test_a_marked_retry_follows_the_generation_in_flight(set_scene: SetScene) -> None:
     gate = asyncio.Event()
     scene = await set_scene([Answer("One answer.", gate=gate, gate_at=2)])
     first = asyncio.create_task(ask(scene, retry=None, stream=True))
     await scene.engine.waiting.wait()
-    second = asyncio.create_task(ask(scene, retry=None, stream=True))
-    third = asyncio.create_task(ask(scene, retry="1", stream=True))
+    second = asyncio.create_task(ask(scene, retry="1", stream=True))
+    third = asyncio.create_task(ask(scene, retry="2", stream=True))
     gate.set()
     assert list(await asyncio.gather(first, second, third)) == ["One answer."] * 3
     assert len(scene.engine.requests) == len(await scene.captured()) == 1
+
+
+async def test_a_marked_retry_of_one_of_several_equal_requests_is_sampled(set_scene: SetScene) -> None:
+    scene = await set_scene(["First.", "Second.", "Third."])
+    await asyncio.gather(ask(scene, retry="0"), ask(scene, retry="0"))
+    assert await ask(scene, retry="1") == "Third."
 
 
 async def test_a_retry_after_the_answer_was_delivered_gets_it_again(set_scene: SetScene) -> None:
@@ -54,15 +84,22 @@ async def test_a_retry_after_the_answer_was_delivered_gets_it_again(set_scene: S
     assert len(await scene.captured()) == 1
 
 
-async def test_a_request_that_says_it_is_new_is_generated_anew(set_scene: SetScene) -> None:
+async def test_a_repeated_idempotency_key_is_a_retry_and_another_key_is_not(set_scene: SetScene) -> None:
     scene = await set_scene(["First.", "Second."])
-    assert [await ask(scene, retry="0"), await ask(scene, retry="0")] == ["First.", "Second."]
-    assert len(await scene.captured()) == 2
+    keys = ("one", "one", "other")
+    said = [await ask(scene, retry=None, key=key) for key in keys]
+    assert said == ["First.", "First.", "Second."]
 
 
-async def test_after_the_window_the_same_body_is_a_new_request(set_scene: SetScene) -> None:
-    scene = await set_scene(["First.", "Second."], settings=GatewaySettings(replay_seconds=0))
-    assert [await ask(scene, retry=None), await ask(scene, retry=None)] == ["First.", "Second."]
+async def test_after_the_window_a_retry_is_sampled(set_scene: SetScene) -> None:
+    scene = await set_scene(["First.", "Second."], settings=GatewaySettings(retry_seconds=0))
+    assert [await ask(scene, retry="0"), await ask(scene, retry="1")] == ["First.", "Second."]
+
+
+@pytest.mark.parametrize("count", ["", "-1", "00", "one", "\u0661", "9" * 5000])
+def test_a_strange_retry_count_breaks_nothing(tmp_path: Path, count: str) -> None:
+    coalescer = RequestCoalescer(_session(tmp_path), 60)
+    assert coalescer.join(b"asked", {"x-stainless-retry-count": count}) is None
 
 
 async def test_a_failed_generation_is_not_replayed(set_scene: SetScene) -> None:
@@ -80,7 +117,8 @@ async def test_one_client_that_leaves_does_not_end_what_another_follows(set_scen
     leaving = await scene.http.post(scene.url, json=scene.body(stream=True), headers=headers)
     await scene.engine.waiting.wait()
     async with aiohttp.ClientSession() as http:
-        staying = await http.post(scene.url, json=scene.body(stream=True), headers=headers)
+        retry = headers | {"x-stainless-retry-count": "1"}
+        staying = await http.post(scene.url, json=scene.body(stream=True), headers=retry)
         await staying.content.readline()
         leaving.close()
         gate.set()
@@ -88,27 +126,54 @@ async def test_one_client_that_leaves_does_not_end_what_another_follows(set_scen
     assert not scene.engine.aborted
 
 
-async def test_a_retry_right_after_the_client_left_is_generated_anew(tmp_path: Path) -> None:
-    gate, begun = asyncio.Event(), asyncio.Event()
+async def test_a_retry_after_the_client_left_in_the_middle_is_sampled_anew(tmp_path: Path) -> None:
+    begun = asyncio.Event()
 
     async def work(call: ModelCall, accept: Callable[[], None], send: Send) -> dialects.Answer:
         accept()
         begun.set()
         try:
-            await gate.wait()
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             await asyncio.sleep(0)  # as a call that still has to write its record
             raise
-        return dialects.Answer(Message(Role.ASSISTANT, "never"), FinishReason.STOP, Usage(1, 1))
+        return _answer()
 
-    grant = SessionGrant("s", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
-    session = Session(grant)
-    flights = Flights(session, replay_seconds=60)
-    call = ModelCall(session, ChatRequest("m", ()), "openai_chat")
-    flight = flights.launch(call, work, b"same")
-    with flight.followed():
+    coalescer, in_flight = _launched(tmp_path, work)
+    with in_flight.followed():
         await begun.wait()
-        assert flights.join(b"same", {}) is flight
-    assert flights.join(b"same", {}) is None
-    await asyncio.wait({flight.task})
-    assert flights.join(b"same", {}) is None
+        assert coalescer.join(b"same", RETRY) is in_flight
+    assert coalescer.join(b"same", RETRY) is None
+    await asyncio.wait({in_flight.task})
+    assert coalescer.join(b"same", {}) is None
+
+
+async def test_an_answer_whose_client_was_gone_goes_to_the_next_equal_request_once(tmp_path: Path) -> None:
+    async def work(call: ModelCall, accept: Callable[[], None], send: Send) -> dialects.Answer:
+        return _answer()
+
+    coalescer, in_flight = _launched(tmp_path, work)
+    with in_flight.followed():
+        await in_flight.answer()  # and then its connection is gone
+    assert coalescer.join(b"same", FIRST) is None
+    assert coalescer.join(b"same", {}) is in_flight
+    with in_flight.followed():
+        assert coalescer.join(b"same", {}) is None
+        assert await in_flight.answer() == _answer()
+        in_flight.is_delivered = True
+    assert coalescer.join(b"same", {}) is None
+
+
+def _launched(tmp_path: Path, work: Work) -> tuple[RequestCoalescer, InFlight]:
+    session = _session(tmp_path)
+    coalescer = RequestCoalescer(session, retry_seconds=60)
+    call = ModelCall(session, ChatRequest("m", ()), "openai_chat")
+    return coalescer, coalescer.launch(call, work, b"same")
+
+
+def _session(tmp_path: Path) -> Session:
+    return Session(SessionGrant("s", new_key(), tmp_path / "capture", SamplingPin(), Budgets()))
+
+
+def _answer() -> dialects.Answer:
+    return dialects.Answer(Message(Role.ASSISTANT, "whole"), FinishReason.STOP, Usage(1, 1))

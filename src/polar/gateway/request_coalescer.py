@@ -1,0 +1,192 @@
+"""Lets a retried request follow the generation of its first attempt; any other request gets its own.
+
+Sampling the same prompt several times at once is ordinary work (best-of-n, sub-agents), so an equal body
+proves nothing. A request is a retry where it says so, or where the answer to an equal one could not be
+delivered because its client was gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from polar.dialects.base import Answer
+from polar.gateway.call import ModelCall, Send
+from polar.gateway.session import Session, session_ended
+from polar.rendering.base import MessageDelta
+
+RETRY_COUNT = "x-stainless-retry-count"
+"""The header in which SDKs say how many times they have sent this very request before."""
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""The header whose value a client repeats when it sends the same request again."""
+
+Work = Callable[[ModelCall, Callable[[], None], Send], Awaitable[Answer]]
+"""Carries a call out: calls the second argument once the prompt is accepted, the third for each delta."""
+
+
+class InFlight:
+    """One generation and the clients that wait for it. It is aborted when the last of them has left."""
+
+    def __init__(self, call: ModelCall, work: Work) -> None:
+        self.call = call
+        self.finished_at: float | None = None
+        """Monotonic time at which the answer was complete; None before that, and if it failed."""
+        self.is_delivered = False
+        """Whether a client was sent the whole answer."""
+        self._deltas: list[MessageDelta] = []
+        self._is_accepted = False
+        self._watching: list[asyncio.Future[None]] = []
+        """Clients that are woken by every delta; `_waiting` are those that want the whole answer only."""
+        self._waiting: list[asyncio.Future[None]] = []
+        self._followers = 0
+        self._is_aborted = False
+        self.task = asyncio.create_task(self._run(work))
+        self.task.add_done_callback(self._notice_end)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is sampling: not once all clients have left, although it may still be ending then."""
+        return not self.task.done() and not self._is_aborted
+
+    @property
+    def is_undelivered(self) -> bool:
+        """Whether the answer is complete and every client left before it was sent."""
+        return self.finished_at is not None and not self.is_delivered and not self._followers
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        self._followers += 1
+        try:
+            yield
+        finally:
+            self._followers -= 1
+            if not self._followers:
+                self._is_aborted = not self.task.done()
+                self.task.cancel()
+
+    async def accepted(self) -> None:
+        """Return once the prompt is accepted; raise what stands against it."""
+        while not self._is_accepted:
+            if self.task.done():
+                self._result()
+                return
+            await _woken(self._watching)
+
+    async def deltas(self) -> AsyncIterator[list[MessageDelta]]:
+        """Every delta from the first on, as they come: all that are new since the last look."""
+        position = 0
+        while True:
+            if new := self._deltas[position:]:
+                position += len(new)
+                yield new
+            elif self.task.done():
+                return
+            else:
+                await _woken(self._watching)
+
+    async def answer(self) -> Answer:
+        """The whole answer; raises what ended the generation instead."""
+        while not self.task.done():
+            await _woken(self._waiting)
+        return self._result()
+
+    def _result(self) -> Answer:
+        if self.task.cancelled():
+            raise self.call.session.over() or session_ended()
+        return self.task.result()
+
+    async def _run(self, work: Work) -> Answer:
+        return await work(self.call, self._accept, self._append)
+
+    def _accept(self) -> None:
+        self._is_accepted = True
+        _wake(self._watching)
+
+    async def _append(self, delta: MessageDelta) -> None:
+        self._deltas.append(delta)
+        _wake(self._watching)
+
+    def _notice_end(self, task: asyncio.Task[Answer]) -> None:
+        # Asking for the exception also tells asyncio that somebody has seen it.
+        if not task.cancelled() and task.exception() is None:
+            self.finished_at = time.monotonic()
+        _wake(self._watching)
+        _wake(self._waiting)
+
+
+class RequestCoalescer:
+    """The generations of one session, by the request that began them."""
+
+    def __init__(self, session: Session, retry_seconds: float) -> None:
+        self._session = session
+        self._retry_seconds = retry_seconds
+        self._by_fingerprint: dict[bytes, list[InFlight]] = {}
+        self._swept_at = time.monotonic()
+
+    def join(self, fingerprint: bytes, headers: Mapping[str, str]) -> InFlight | None:
+        """The generation that this request retries; None if it is not known to retry one."""
+        self._remove_expired()
+        same = [known for known in self._by_fingerprint.get(fingerprint, ()) if self._is_current(known)]
+        if _says_first_attempt(headers):
+            return None
+        undelivered = next((known for known in same if known.is_undelivered), None)
+        if undelivered is not None or not _says_retry(headers):
+            return undelivered
+        # Of several equal requests nothing says which one is sent again.
+        return same[0] if len(same) == 1 else None
+
+    def launch(self, call: ModelCall, work: Work, fingerprint: bytes) -> InFlight:
+        """Begin a generation of its own for this request."""
+        launched = InFlight(call, work)
+        self._by_fingerprint.setdefault(fingerprint, []).append(launched)
+        self._session.calls.add(launched.task)
+        launched.task.add_done_callback(self._session.calls.discard)
+        return launched
+
+    def _is_current(self, known: InFlight) -> bool:
+        horizon = time.monotonic() - self._retry_seconds
+        return known.is_open or (known.finished_at is not None and known.finished_at > horizon)
+
+    def _remove_expired(self) -> None:
+        """Only now and then: a busy session does not look through all its generations on every call."""
+        now = time.monotonic()
+        if now - self._swept_at < self._retry_seconds:
+            return
+        self._swept_at = now
+        current = {
+            asked: list(filter(self._is_current, same)) for asked, same in self._by_fingerprint.items()
+        }
+        self._by_fingerprint = {asked: same for asked, same in current.items() if same}
+
+
+async def _woken(sleepers: list[asyncio.Future[None]]) -> None:
+    sleeper = asyncio.get_running_loop().create_future()
+    sleepers.append(sleeper)
+    await sleeper
+
+
+def _wake(sleepers: list[asyncio.Future[None]]) -> None:
+    for sleeper in sleepers:
+        if not sleeper.done():
+            sleeper.set_result(None)
+    sleepers.clear()
+
+
+def fingerprint(path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Equal for requests that ask for exactly the same under the same idempotency key, if they have one."""
+    asked = b"\0".join(
+        (path.encode(), headers.get(IDEMPOTENCY_KEY, "").encode("utf-8", "surrogateescape"), body)
+    )
+    return hashlib.blake2b(asked, digest_size=16).digest()
+
+
+def _says_first_attempt(headers: Mapping[str, str]) -> bool:
+    return headers.get(RETRY_COUNT) == "0" and IDEMPOTENCY_KEY not in headers
+
+
+def _says_retry(headers: Mapping[str, str]) -> bool:
+    count = headers.get(RETRY_COUNT, "")
+    return IDEMPOTENCY_KEY in headers or (count.isdecimal() and count.strip("0") != "")
