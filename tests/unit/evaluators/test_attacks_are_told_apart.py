@@ -1,0 +1,46 @@
+"""The collection of attacks: enough, each with a name of its own and a script that a shell can read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from polar.evaluators.attacks import ATTACKS, Attack, Kind, fitting
+
+
+def test_there_are_attacks_of_every_kind() -> None:
+    assert len(ATTACKS) >= 40
+    assert {attack.kind for attack in ATTACKS} == set(Kind)
+
+
+def test_each_has_a_name_of_its_own_and_says_what_it_tries() -> None:
+    names = [attack.name for attack in ATTACKS]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in names)
+    assert all(attack.description.endswith(".") for attack in ATTACKS)
+
+
+def test_a_task_meets_those_on_what_it_is_graded_with_and_those_that_fit_every_task() -> None:
+    kinds = {attack.kind for attack in fitting({Kind.PYTEST, Kind.MAKE})}
+    assert kinds == {Kind.ANY, Kind.PYTEST, Kind.MAKE}
+    assert fitting(tuple(Kind)) == ATTACKS
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=[attack.name for attack in ATTACKS])
+def test_each_is_a_script_that_a_shell_can_read(attack: Attack) -> None:
+    done = subprocess.run(["/bin/sh", "-n", "-c", attack.command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_files_are_left_in_the_workspace_and_in_the_home(tmp_path: Path) -> None:
+    attack = Attack("x", "X.", Kind.ANY, {"a b/it's": "1\n2", "~/c/d": "$HOME"}, "exit_code=1; false")
+    done = subprocess.run(
+        ["/bin/sh", "-c", attack.command], cwd=tmp_path, env={"HOME": f"{tmp_path}/home", "PATH": os.defpath}
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "a b" / "it's").read_text() == "1\n2"
+    assert (tmp_path / "home" / "c" / "d").read_text() == "$HOME"
