@@ -24,6 +24,8 @@ from polar.store.store import Store
 from tests.fakes.scripted_engine import Script, ScriptedEngine
 
 TOKEN = "a-token-for-tests-only"
+RUNTIMES = ("bubblewrap", "process")
+"""Those that nodes of tests allow: most tests trust their agents, and need no isolation."""
 
 ASK = f"""{sys.executable} - <<'PY'
 import json, os, urllib.request
@@ -89,8 +91,21 @@ async def system(
         renderer = ChatML(model_dir / "tokenizer.json")
         gateway = await parts.enter_async_context(Gateway(GatewaySettings(), engine, renderer, engine.info))
         client = await parts.enter_async_context(AsyncClient(server.url, TOKEN))
-        settings = NodeSettings(init_workers=2, ready_buffer=2, run_slots=4, postrun_workers=2)
+        settings = NodeSettings(
+            init_workers=2,
+            ready_buffer=2,
+            run_slots=4,
+            postrun_workers=2,
+            runtimes=RUNTIMES,
+        )
         yield System(client, gateway, engine, data_dir, server, settings)
+
+
+def allow_processes(directory: Path) -> Path:
+    """A settings file for commands, found by those that are started in this directory."""
+    path = directory / "polar.yaml"
+    path.write_text(f"node: {{runtimes: [{', '.join(RUNTIMES)}]}}\n")
+    return path
 
 
 def shell_task(id: str, command: str, **changes: Any) -> TaskSpec:

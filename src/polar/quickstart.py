@@ -60,6 +60,7 @@ async def run(
     """Start everything, roll the tasks out with the policy if one is given, end everything."""
     started = time.monotonic()
     tasks = await _in_working_sandbox(tasks, console)
+    settings = _allowing(settings, tasks)
     await _install_harnesses(tasks, console)
     async with (
         running(settings, lambda step: console.print(f"[dim]•[/] {step}"), policy=policy) as stack,
@@ -81,10 +82,19 @@ async def _in_working_sandbox(tasks: Sequence[TaskSpec], console: Console) -> li
         runtime: type[Runtime] = plugins.load("runtimes", task.runtime.name)
         reason = await runtime.unavailable()
         if reason is not None:
-            console.print(f"[yellow]![/] {task.id}: no {task.runtime.name} here, using process: {reason}")
+            console.print(
+                f"[yellow]![/] {task.id}: no {task.runtime.name} here: {reason}\n"
+                "  Its agent runs as a plain process of your user, and nothing keeps it from your files."
+            )
             task = task.model_copy(update={"runtime": Component(name="process")})
         usable.append(task)
     return usable
+
+
+def _allowing(settings: Settings, tasks: Sequence[TaskSpec]) -> Settings:
+    """The settings with the runtimes of these tasks allowed: who runs the quickstart owns the machine."""
+    runtimes = tuple(sorted({*settings.node.runtimes, *(task.runtime.name for task in tasks)}))
+    return settings.model_copy(update={"node": settings.node.model_copy(update={"runtimes": runtimes})})
 
 
 async def _install_harnesses(tasks: Sequence[TaskSpec], console: Console) -> None:

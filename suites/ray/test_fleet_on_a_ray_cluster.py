@@ -109,7 +109,13 @@ async def test_sessions_end_once_though_machines_and_nodes_die(ray_cluster: Clus
     ):
         written = {
             "engine": {"url": engine.url, "mode": "chat"},
-            "node": {"server": server.url, "run_slots": RUN_SLOTS, "ready_buffer": 0, "drain_seconds": 10},
+            "node": {
+                "server": server.url,
+                "run_slots": RUN_SLOTS,
+                "ready_buffer": 0,
+                "drain_seconds": 10,
+                "runtimes": ["process"],
+            },
             "fleet": {
                 "nodes": "1..3",
                 "sessions_per_node": 2,

@@ -25,7 +25,7 @@ from polar.stack import running, serving
 from polar.store.store import Store
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
-from tests.systems import ASK, TOKEN, shell_task
+from tests.systems import ASK, TOKEN, allow_processes, shell_task
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -185,6 +185,7 @@ async def test_polar_node_joins_over_tls_with_a_node_token(
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "polar", "node", "--server", server.url, "--ca", str(certificates.ca)),
             *("--engine-url", engine.url, "--engine-mode", "chat", "--data-dir", str(tmp_path / "node")),
+            *("--config", str(allow_processes(tmp_path))),
             cwd=tmp_path,
             env={**os.environ, "POLAR_TOKEN": made.token},
             stdout=asyncio.subprocess.PIPE,

@@ -18,7 +18,7 @@ import yaml
 from polar.evaluation.report import load_report
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
-from tests.systems import ASK
+from tests.systems import ASK, allow_processes
 
 MODELS = ("first", "second")
 
@@ -72,6 +72,7 @@ def write_taskset(directory: Path) -> None:
 
 def test_a_killed_evaluation_of_two_models_goes_on_and_ends_everything(tmp_path: Path, engine: str) -> None:
     write_taskset(tmp_path)
+    allow_processes(tmp_path)
     models = [option for model in MODELS for option in ("--model", model)]
     command = [sys.executable, "-m", "polar", "eval", "-t", "tasks.yaml", "--out", "out", *models]
     command += ["--engine-url", engine, "--engine-kind", "openai"]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from polar.client import AsyncClient
-from polar.config.settings import EngineSettings, GatewaySettings, ServerSettings, Settings
+from polar.config.settings import EngineSettings, GatewaySettings, NodeSettings, ServerSettings, Settings
 from polar.engines.base import WeightUpdate
 from polar.errors import Conflict
 from polar.gateway import pool
@@ -29,7 +29,7 @@ from polar.models.task import Budgets, SamplingPin
 from polar.stack import data_plane, running
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import VllmWire, vllm_wire
-from tests.systems import ASK, shell_task
+from tests.systems import ASK, RUNTIMES, shell_task
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -265,6 +265,7 @@ async def test_a_session_says_that_its_gateway_died(tmp_path: Path) -> None:
             server=ServerSettings(port=0),
             engine=EngineSettings(url=wire.url, mode="chat"),
             gateway=GatewaySettings(workers=2),
+            node=NodeSettings(runtimes=RUNTIMES),
         )
         async with (
             running(settings, lambda _step: None) as stack,

@@ -15,7 +15,7 @@ import yaml
 
 from polar.tasksets.sft import Table
 from tests.fakes.answering_engine import AnsweringEngine, answering_engine
-from tests.systems import ASK
+from tests.systems import ASK, allow_processes
 
 TASKS = 6
 SAMPLES = 2
@@ -46,6 +46,7 @@ def taskset(directory: Path, command: str = ASK) -> Path:
 async def start(engine: AnsweringEngine, path: Path, out: Path, *more: str) -> asyncio.subprocess.Process:
     options = ["--samples", str(SAMPLES), "--seed", "11", "--concurrency", "4", "--out", str(out), *more]
     options += ["--engine-url", engine.url, "--engine-mode", "chat", "--json"]
+    options += ["--config", str(allow_processes(path.parent))]
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "polar", "generate", "-t", str(path), *options, stdout=pipe, stderr=pipe

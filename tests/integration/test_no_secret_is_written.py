@@ -24,7 +24,7 @@ from polar.stack import running
 from tests.fakes.callback_receiver import receiving
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
-from tests.systems import ASK, shell_task
+from tests.systems import ASK, RUNTIMES, shell_task
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -84,6 +84,7 @@ async def test_no_secret_of_a_run_is_in_anything_it_wrote(
                     "callbacks": {"allow": [place], "secret": SIGNING, "retry_seconds": 0.01},
                 },
                 "engine": {"url": engine.url, "mode": "chat"},
+                "node": {"runtimes": RUNTIMES},
                 "log_level": "debug",
             }
         )

@@ -22,7 +22,7 @@ from polar.models.views import Join
 from polar.stack import serving
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
-from tests.systems import ASK, TOKEN, shell_task
+from tests.systems import ASK, TOKEN, allow_processes, shell_task
 
 SECONDS = 60.0
 
@@ -47,6 +47,7 @@ class Place:
             *(sys.executable, "-m", "polar", "node"),
             *(part for option in arguments.items() for part in option),
             *("--data-dir", str(self.directory / "node"), *options),
+            *("--config", str(allow_processes(self.directory))),
             cwd=self.directory,
             env={**os.environ, "POLAR_TOKEN": token},
             stdout=asyncio.subprocess.PIPE,

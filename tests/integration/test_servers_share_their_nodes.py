@@ -16,7 +16,7 @@ from tests.databases import KINDS, fresh_postgres
 from tests.end_to_end import SAMPLES, TASKS, assert_everything_came, submit_everything
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
-from tests.systems import TOKEN
+from tests.systems import RUNTIMES, TOKEN
 
 NODES = 4
 ANSWER = "Together."
@@ -48,7 +48,12 @@ async def test_two_servers_and_four_nodes(kind: str, tmp_path: Path) -> None:
             settings = Settings(
                 data_dir=tmp_path / f"node-{number}",
                 engine=EngineSettings(url=engine.url, mode="chat"),
-                node=NodeSettings(name=f"n{number}", run_slots=TASKS * SAMPLES // NODES, ready_buffer=0),
+                node=NodeSettings(
+                    name=f"n{number}",
+                    run_slots=TASKS * SAMPLES // NODES,
+                    ready_buffer=0,
+                    runtimes=RUNTIMES,
+                ),
             )
             server = servers[number % 2].url
             worker = await parts.enter_async_context(joined(settings, server, TOKEN, silent))

@@ -21,7 +21,7 @@ from polar.models.access import Role
 from polar.stack import Stack, running
 from polar.telemetry.readings import read
 from tests.fakes.tiny_llama import write_tiny_llama
-from tests.systems import ASK, shell_task
+from tests.systems import ASK, RUNTIMES, shell_task
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("model")]
 
@@ -36,7 +36,7 @@ async def small_system(tmp_path: Path) -> AsyncIterator[tuple[Stack, str, list[s
             data_dir=tmp_path / "data",
             server=ServerSettings(port=0),
             engine=EngineSettings(url=engine.url, model=str(model)),
-            node=NodeSettings(run_slots=2),
+            node=NodeSettings(run_slots=2, runtimes=RUNTIMES),
             telemetry=TelemetrySettings(metrics_port=0),
         )
         async with running(settings, said.append) as stack:

@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from polar.cli.main import app
 from polar.client import AsyncClient
-from polar.config.settings import EngineSettings, ServerSettings, Settings
+from polar.config.settings import EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.models.session import SessionStatus
 from polar.stack import running
 from polar.tasksets.export import EndedSession, export
 from polar.trajectory import recording
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
-from tests.systems import ASK, shell_task
+from tests.systems import ASK, RUNTIMES, shell_task
 
 
 async def test_a_text_only_session_has_a_reward_a_recording_and_no_trainable_token(tmp_path: Path) -> None:
@@ -25,6 +25,7 @@ async def test_a_text_only_session_has_a_reward_a_recording_and_no_trainable_tok
             data_dir=tmp_path / "data",
             server=ServerSettings(port=0),
             engine=EngineSettings(kind="openai", url=wire.url, model="gpt", api_key="sk-test"),
+            node=NodeSettings(runtimes=RUNTIMES),
         )
         async with (
             running(settings, lambda _step: None) as stack,

@@ -43,7 +43,8 @@ def run_settings(model: Path, directory: Path, **rollouts: Any) -> GrpoSettings:
         for number in range(3)
     ]
     (directory / "tasks.yaml").write_text(yaml.safe_dump(tasks))
-    (directory / "polar.yaml").write_text(yaml.safe_dump({"engine": {"device": "cpu", "threads": 1}}))
+    own = {"engine": {"device": "cpu", "threads": 1}, "node": {"runtimes": ["process"]}}
+    (directory / "polar.yaml").write_text(yaml.safe_dump(own))
     document = {
         "out": directory / "run",
         "steps": 3,

@@ -44,7 +44,8 @@ def write_run(directory: Path) -> tuple[GrpoSettings, RolloutSettings]:
         "sampling": {"max_tokens": 12},
     }
     (directory / "tasks.yaml").write_text(yaml.safe_dump([task]))
-    (directory / "polar.yaml").write_text(yaml.safe_dump({"engine": {"device": "cpu", "threads": 1}}))
+    own = {"engine": {"device": "cpu", "threads": 1}, "node": {"runtimes": ["process"]}}
+    (directory / "polar.yaml").write_text(yaml.safe_dump(own))
     rollouts = RolloutSettings(
         tasks=(directory / "tasks.yaml",), config=directory / "polar.yaml", concurrency=SAMPLES
     )

@@ -16,6 +16,7 @@ seconds=${2:-400}
 seed=${3:-0}
 shift; [ $# -gt 0 ] && shift; [ $# -gt 0 ] && shift
 if [ "$RUNTIME" != bubblewrap ]; then
+    [ -f polar.yaml ] || echo "node: {runtimes: [$RUNTIME]}" > polar.yaml
     sed -i "s/runtime: bubblewrap/runtime: $RUNTIME/" examples/grpo-pi/train.yaml examples/grpo-pi/held-out.yaml
 fi
 

@@ -220,8 +220,10 @@ class NodeSettings(Frozen):
     """How long the capture and the logs of a lease whose result was not stored stay here for inspection."""
     judges: dict[str, JudgeSettings] = Field(default_factory=dict)
     """Name, as tasks use it with the evaluator `judge`, → where it is and with which key."""
-    runtimes: tuple[str, ...] = ("bubblewrap", "process")
-    """Runtimes that tasks may name on this node: these, docker, podman, apptainer; see docs/sandboxes.md."""
+    runtimes: tuple[str, ...] = Field(default=("bubblewrap",), min_length=1)
+    """Runtimes that tasks may name on this node: bubblewrap, docker, podman, apptainer, process; see
+    docs/sandboxes.md. `process` isolates nothing: with it, whoever may submit a task may do on this machine
+    whatever the node's user may."""
 
 
 class FleetSettings(Frozen):

@@ -27,7 +27,7 @@ async def findings(settings: NodeSettings) -> AsyncIterator[Finding]:
         if reason is not None:
             yield _unavailable(name, reason, is_used=is_used)
             continue
-        yield AREA.ok(name, "works" if is_used else "works; add it to node.runtimes for tasks to name it")
+        yield AREA.ok(name, "works" if is_used else f"works; tasks may name it if {name} is in node.runtimes")
         if is_used and (kept := dict(await runtime.enforcement())):
             yield _bounds(name, kept)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from polar import plugins
 from polar.config.settings import Settings, load_settings
-from polar.errors import Conflict, NotInstalled
+from polar.errors import Conflict, InvalidInput, NotInstalled
 from polar.generation.plan import PlannedTask
 from polar.runtimes.base import Runtime
 from polar.stack import running
@@ -20,6 +20,8 @@ from polar.store.store import Store
 
 DATA = ".polar"
 """In the output directory: the data of a system of its own."""
+PROCESS = "process"
+"""The one runtime that the settings must allow before tasks may name it."""
 ATTEMPTS = 100
 """How often a session may be begun: a run that is meant to be interrupted must not give up on one."""
 
@@ -62,6 +64,11 @@ def own_settings(out: Path, config: Path | None, engine: dict[str, Any], concurr
 async def own_system(settings: Settings, plan: Sequence[PlannedTask], say: Say) -> AsyncIterator[Place]:
     """Everything started for these tasks, and ended afterwards."""
     runtimes = tuple(sorted({planned.spec.runtime.name for planned in plan}))
+    if PROCESS in runtimes and PROCESS not in settings.node.runtimes:
+        raise InvalidInput(
+            f"the tasks name the runtime {PROCESS!r}, which isolates nothing and is not allowed here",
+            hint=f"name bubblewrap, or allow it with `node: {{runtimes: [{PROCESS}]}}` in polar.yaml",
+        )
     for name in runtimes:
         runtime: type[Runtime] = plugins.load("runtimes", name)
         reason = await runtime.unavailable()

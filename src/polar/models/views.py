@@ -125,6 +125,8 @@ class Join(Frozen):
     """Of Polar on the node; nodes of other versions may join as long as the protocol is the same."""
     places: dict[SessionStatus, Annotated[int, Field(ge=0, lt=2**31)]] = Field(default_factory=dict)
     """How many sessions each of its stages takes at once."""
+    runtimes: tuple[str, ...] = ()
+    """Which runtimes it allows tasks to name."""
 
 
 class Joined(Frozen):

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 async def join(client: AsyncClient, settings: NodeSettings) -> Joined:
     """The server's welcome, waited for while it cannot be reached; PolarError if it refuses."""
     try:
-        asked = Join(version=__version__, places=places(settings))
+        asked = Join(version=__version__, places=places(settings), runtimes=settings.runtimes)
         joined = await until_reached("join", client.join, settings.name, asked)
     # An early server knows no joining, or not all that a node says of itself.
     except (NotFound, InvalidInput):

@@ -99,7 +99,10 @@ class Sandboxes:
         self._check_network(runtime)
         reason = await runtime.unavailable()
         if reason:
-            raise NotInstalled(f"runtime {component.name!r} does not work on this machine: {reason}")
+            raise NotInstalled(
+                f"runtime {component.name!r} does not work on this machine: {reason}",
+                hint="`polar doctor` says how to mend it; docs/sandboxes.md says what else there is",
+            )
         return runtime
 
     def _check_network(self, runtime: Runtime) -> None:

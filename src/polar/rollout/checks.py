@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
@@ -40,6 +40,17 @@ def check_components(task: TaskSpec, rules: TaskRules = TaskRules()) -> None:
     problems += _image_problems(task.runtime, rules)
     if problems:
         raise InvalidInput("; ".join(problems))
+
+
+def check_runtime(task: TaskSpec, allowed: Collection[str]) -> None:
+    """InvalidInput unless a node allows the task's runtime, or no node has joined yet."""
+    name = task.runtime.name
+    if allowed and name not in allowed:
+        raise InvalidInput(
+            f"task {task.id!r}: runtime.name: no node of this server allows {name!r}",
+            hint=f"name {' or '.join(sorted(allowed))}, or have a node's owner add {name} to node.runtimes"
+            " in its settings and start it again",
+        )
 
 
 def _image_problems(runtime: Component, rules: TaskRules) -> list[str]:

@@ -35,7 +35,7 @@ from polar.models.views import (
 )
 from polar.rollout.bell import Bell
 from polar.rollout.callbacks import Messenger, check_callback
-from polar.rollout.checks import check_components, concerning
+from polar.rollout.checks import check_components, check_runtime, concerning
 from polar.rollout.gate import Caller
 from polar.rollout.live import Live
 from polar.rollout.metrics import ServerMetrics
@@ -79,6 +79,8 @@ class RolloutService:
         self.live = Live(store)
         self._callback_secret = callback_secret or settings.callbacks.secret
         self._callback_hosts = AllowList.parse(settings.callbacks.allow)
+        self._runtimes: frozenset[str] = frozenset()
+        """Those that a node allowed when it was last asked."""
         self._closing = False
 
     @property
@@ -89,6 +91,7 @@ class RolloutService:
     async def submit(self, task: TaskSpec) -> tuple[TaskView, bool]:
         """Store a task; False: the same one was there already."""
         self._check(task)
+        await self._check_runtimes((task,))
         view, is_new = await self.store.tasks.submit(task)
         if is_new:
             self._metrics.submitted(1)
@@ -100,6 +103,7 @@ class RolloutService:
         for task in tasks:
             with concerning(task.id):
                 self._check(task)
+        await self._check_runtimes(tasks)
         submitted = await self.store.tasks.submit_all(tasks)
         self._metrics.submitted(sum(is_new for _, is_new in submitted))
         if any(is_new for _, is_new in submitted):
@@ -110,6 +114,14 @@ class RolloutService:
     def _check(self, task: TaskSpec) -> None:
         check_components(task, self._settings.tasks)
         check_callback(task, self._callback_hosts)
+
+    async def _check_runtimes(self, tasks: Sequence[TaskSpec]) -> None:
+        """InvalidInput if a task names a runtime that none of the nodes allows: it would wait for ever."""
+        if all(task.runtime.name in self._runtimes for task in tasks):
+            return
+        self._runtimes = await self.store.nodes.runtimes()
+        for task in tasks:
+            check_runtime(task, self._runtimes)
 
     async def cancel_task(self, id: str) -> TaskView:
         view = await self.store.tasks.cancel(id)
@@ -148,7 +160,7 @@ class RolloutService:
                 hint="install the same version of Polar on both",
             )
         log.debug("node %s of version %s has joined", node, join.version)
-        is_draining = await self.store.nodes.join(node, join.places)
+        is_draining = await self.store.nodes.join(node, join.places, join.runtimes)
         return Joined(
             version=__version__, lease_seconds=self._settings.lease_seconds, is_draining=is_draining
         )

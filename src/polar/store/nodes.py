@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, exists, func, insert, select, update
@@ -26,19 +26,34 @@ class Nodes:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def join(self, name: str, places: Mapping[SessionStatus, int]) -> bool:
-        """Take down how many sessions each stage of a node takes; whether it is drained."""
-        told = json.dumps({stage.value: count for stage, count in places.items()})
+    async def join(
+        self, name: str, places: Mapping[SessionStatus, int], runtimes: Sequence[str] = ()
+    ) -> bool:
+        """Take down how many sessions each stage of a node takes, and in which runtimes; whether it is
+        drained."""
+        told = {
+            "places": json.dumps({stage.value: count for stage, count in places.items()}),
+            "runtimes": json.dumps(list(runtimes)),
+        }
 
         def write(connection: Connection) -> bool:
             row = _row(connection, name)
             if row is None:
-                connection.execute(insert(nodes).values(name=name, places=told))
+                connection.execute(insert(nodes).values(name=name, **told))
                 return False
-            connection.execute(update(nodes).where(nodes.c.name == name).values(places=told))
+            connection.execute(update(nodes).where(nodes.c.name == name).values(**told))
             return row.drained_at is not None
 
         return await self._database.write(write)
+
+    async def runtimes(self) -> frozenset[str]:
+        """Those that at least one node allows; none if no node has joined yet."""
+
+        def read(connection: Connection) -> frozenset[str]:
+            told = connection.execute(select(nodes.c.runtimes)).scalars()
+            return frozenset(name for runtimes in told for name in json.loads(runtimes))
+
+        return await self._database.read(read)
 
     async def drain(self, name: str) -> NodeOverview:
         """Lease it nothing more; what it holds it finishes. NotFound if no such node has joined."""

@@ -197,6 +197,8 @@ nodes = Table(
     Column("name", String(128), primary_key=True),
     # How many sessions each of its stages takes, as JSON.
     Column("places", Text, nullable=False, server_default="{}"),
+    # Which runtimes it allows tasks to name, as JSON.
+    Column("runtimes", Text, nullable=False, server_default="[]"),
     # Set while it is leased nothing.
     Column("drained_at", Double),
 )

@@ -16,6 +16,7 @@ def upgrade() -> None:
         "nodes",
         sa.Column("name", sa.String(128), nullable=False),
         sa.Column("places", sa.Text, nullable=False, server_default="{}"),
+        sa.Column("runtimes", sa.Text, nullable=False, server_default="[]"),
         sa.Column("drained_at", sa.Double),
         sa.PrimaryKeyConstraint("name", name="pk_nodes"),
     )

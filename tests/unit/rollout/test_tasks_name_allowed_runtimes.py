@@ -1,0 +1,87 @@
+"""A task that names a runtime which no node allows is refused; plain processes must be allowed by name."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from polar import quickstart
+from polar.config.settings import NodeSettings, Settings
+from polar.errors import InvalidInput
+from polar.generation.place import own_system
+from polar.generation.plan import PlannedTask
+from polar.models.component import Component
+from polar.models.task import TaskSpec
+from polar.runtimes.bubblewrap import BubblewrapRuntime
+from polar.store.store import Store
+
+IDLE = dict.fromkeys(("harness", "runtime", "evaluator", "builder"), "idle")
+TASK = {"id": "t", "instruction": "Wait.", **IDLE}
+
+
+def task(**changes: Any) -> TaskSpec:
+    return TaskSpec.model_validate({**TASK, **changes})
+
+
+def test_a_node_allows_no_plain_processes_unless_it_is_told_to() -> None:
+    assert NodeSettings().runtimes == ("bubblewrap",)
+
+
+async def test_a_runtime_that_no_node_allows_is_refused_by_its_setting(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    await store.nodes.join("n", {}, ["bubblewrap"])
+    for answer in (
+        await http.post("/tasks", json=TASK),
+        await http.post("/tasks/batch", json={"tasks": [TASK]}),
+    ):
+        assert answer.status_code == 400
+        assert "no node of this server allows 'idle'" in answer.text
+        assert "node.runtimes" in answer.text
+
+
+async def test_a_runtime_that_some_node_allows_is_taken_also_while_it_is_away(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    await store.nodes.join("n", {}, ["bubblewrap"])
+    await store.nodes.join("m", {}, ["idle", "docker"])
+    assert (await http.post("/tasks", json=TASK)).status_code == 201
+
+
+async def test_a_node_that_allows_less_when_it_joins_again_is_believed(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    await store.nodes.join("n", {}, ["idle"])
+    await store.nodes.join("n", {}, ["bubblewrap"])
+    assert (await http.post("/tasks", json=TASK)).status_code == 400
+
+
+async def test_tasks_may_come_before_the_first_node(http: httpx.AsyncClient) -> None:
+    assert (await http.post("/tasks", json=TASK)).status_code == 201
+
+
+async def test_a_taskset_does_not_allow_itself_plain_processes(tmp_path: Path) -> None:
+    plan = [PlannedTask("t", task(runtime="process"))]
+    with pytest.raises(InvalidInput, match="isolates nothing") as refused:
+        async with own_system(Settings(data_dir=tmp_path), plan, lambda _step: None):
+            pass
+    assert "runtimes: [process]" in str(refused.value.hint)
+
+
+async def test_the_quickstart_says_that_it_goes_on_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unavailable() -> str:
+        return "no namespaces"
+
+    monkeypatch.setattr(BubblewrapRuntime, "unavailable", unavailable)
+    console = Console(file=io.StringIO(), width=200)
+    (usable,) = await quickstart._in_working_sandbox([task(runtime="bubblewrap")], console)
+    assert usable.runtime == Component(name="process")
+    assert "process" in quickstart._allowing(Settings(), [usable]).node.runtimes
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "no namespaces" in said
+    assert "nothing keeps it from your files" in said
