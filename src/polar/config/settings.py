@@ -71,6 +71,9 @@ class ServerSettings(Frozen):
     """The address that it listens on."""
     port: int = Field(default=8700, ge=0, le=65535)
     """0 picks a free port."""
+    hosts: tuple[Annotated[str, Field(pattern=r"^[a-z0-9._-]+$")], ...] = ()
+    """Names under which the server answers besides addresses and localhost, such as the one that a proxy on
+    this machine passes on. None named: any name where it listens beyond this machine, no other where not."""
     token: str | None = Field(default=None, min_length=16)
     """Bearer token of the control plane; made at first start and kept in the data directory if unset."""
     tls: TlsSettings | None = None

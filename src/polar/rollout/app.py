@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
@@ -17,8 +19,16 @@ from polar.rollout.routes import admin_routes, node_routes, open_routes, user_ro
 from polar.rollout.service import RolloutService
 
 
-def create_app(service: RolloutService, keys: Keys, limits: BodyLimits = BodyLimits()) -> FastAPI:
-    """The REST API over a service, open to those who bring a token of the role that a route needs."""
+def create_app(
+    service: RolloutService,
+    keys: Keys,
+    limits: BodyLimits = BodyLimits(),
+    hosts: Collection[str] | None = None,
+) -> FastAPI:
+    """The REST API over a service, open to those who bring a token of the role that a route needs.
+
+    It answers under addresses, localhost and the names `hosts`; None: under any name.
+    """
     app = FastAPI(
         title="Polar",
         version=__version__,
@@ -36,7 +46,7 @@ def create_app(service: RolloutService, keys: Keys, limits: BodyLimits = BodyLim
     app.router.routes.append(metrics_route(service.page))
     app.router.routes.extend(dashboard_routes())
     answer_problems(app)
-    app.add_middleware(Gate, keys=keys, audit=service.store.audit, limits=limits)
+    app.add_middleware(Gate, keys=keys, audit=service.store.audit, limits=limits, hosts=hosts)
     return app
 
 

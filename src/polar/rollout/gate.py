@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -19,6 +18,7 @@ from polar.rollout.access import BodyLimits, Rule, rule_for, words
 from polar.rollout.keys import Holder, Keys
 from polar.rollout.problems import problem
 from polar.store.audit import Audit, Noted
+from polar.telemetry.access import is_known_host, is_local
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +60,14 @@ def caller_of(request: Request) -> Caller:
 class Gate:
     """Checks token and role before anything of the request is read, then counts what is."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, audit: Audit, limits: BodyLimits) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Keys, audit: Audit, limits: BodyLimits, hosts: Collection[str] | None
+    ) -> None:
         self._app = app
         self._keys = keys
         self._audit = audit
         self._limits = limits
+        self._hosts = hosts
         self._refusals = _Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,12 +79,15 @@ class Gate:
         # An answer that is written down leaves after its entry is stored.
         answer = _Answer(send, caller, lambda status, detail: self._note(caller, status, detail))
         headers = Headers(scope=scope)
+        if self._hosts is not None and not is_known_host(headers.get("host"), self._hosts):
+            await _misdirected(headers["host"])(scope, receive, send)
+            return
         try:
             caller.holder = await self._holder(headers) if rule.roles is not None else None
         except PolarError as error:
             await problem(503, "unavailable", str(error))(scope, receive, send)
             return
-        if (refusal := self._refusal(caller)) is not None:
+        if (refusal := self._refusal(caller, headers)) is not None:
             await refusal(scope, receive, answer)
             return
         limit = self._limits.of(rule.body)
@@ -105,10 +111,10 @@ class Gate:
             return None
         return await self._keys.holder(given.strip())
 
-    def _refusal(self, caller: Caller) -> ASGIApp | None:
+    def _refusal(self, caller: Caller, headers: Headers) -> ASGIApp | None:
         """What is answered to those who may not pass."""
         rule, holder = caller.rule, caller.holder
-        if rule.roles is None or (rule.is_open_here and _is_loopback(caller.address)):
+        if rule.roles is None or (rule.is_open_here and is_local(caller.address, headers)):
             return None
         needed = f"{rule.action} needs a token of the role {words(rule.roles)}"
         if holder is None:
@@ -195,11 +201,10 @@ class _Refusals:
         return 0 if count < MOST_REFUSALS else None
 
 
-def _is_loopback(address: str | None) -> bool:
-    try:
-        return address is not None and ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+def _misdirected(host: str) -> ASGIApp:
+    """To a browser that was led here under a foreign name, or by one that nobody told this server."""
+    known = f"this server does not answer under the name {host!r}; its owner can add it to server.hosts"
+    return problem(421, "misdirected", known)
 
 
 def _counted(receive: Receive, limit: int) -> Receive:

@@ -17,7 +17,7 @@ from polar.models.access import Role
 from polar.rollout.app import create_app
 from polar.rollout.keys import Keys
 from polar.rollout.service import RolloutService
-from polar.rollout.tls import listening_options, refuse_plain_http
+from polar.rollout.tls import is_for_this_machine, listening_options, refuse_plain_http
 from polar.store.store import Store
 from polar.telemetry.page import MetricsPage
 
@@ -41,7 +41,9 @@ class RolloutServer:
     ) -> None:
         self._service = RolloutService(store, settings, callback_secret)
         self._keys = Keys(token, store.tokens, store.database)
-        self._app = create_app(self._service, self._keys)
+        # Where others may reach the server they use names that it cannot know.
+        hosts = settings.hosts if settings.hosts or is_for_this_machine(settings) else None
+        self._app = create_app(self._service, self._keys, hosts=hosts)
         self._settings = settings
         self._parts = AsyncExitStack()
         self._port = settings.port

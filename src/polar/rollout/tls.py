@@ -10,9 +10,14 @@ from polar.config.settings import ServerSettings, TlsSettings
 from polar.errors import InvalidInput
 
 
+def is_for_this_machine(settings: ServerSettings) -> bool:
+    """Whether the server listens for nobody else."""
+    return _is_loopback(settings.host)
+
+
 def refuse_plain_http(settings: ServerSettings) -> None:
     """InvalidInput if tokens would travel unencrypted to other machines and nobody said that they may."""
-    if settings.tls is None and not settings.insecure and not _is_loopback(settings.host):
+    if settings.tls is None and not settings.insecure and not is_for_this_machine(settings):
         raise InvalidInput(
             f"the server would listen on {settings.host} without TLS: others could read tokens on the way",
             hint="give --tls-cert and --tls-key, or say --insecure behind a proxy or in your own network",

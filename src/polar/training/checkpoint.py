@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,10 +35,10 @@ class Checkpoint:
         return self.path / WEIGHTS
 
     def state(self) -> dict[str, Any]:
-        """What `write` was given."""
+        """What `write` was given. Only tensors and plain values are read: no file can run code here."""
         try:
-            state: dict[str, Any] = torch.load(self.path / STATE, weights_only=False, map_location="cpu")
-        except (OSError, RuntimeError, EOFError) as error:
+            state: dict[str, Any] = torch.load(self.path / STATE, weights_only=True, map_location="cpu")
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise PolarError(
                 f"{self.path}: the checkpoint cannot be read: {error}",
                 hint="delete it to go on from the one before",
@@ -81,10 +82,11 @@ def write(
 
 
 def random_state() -> dict[str, Any]:
-    """Of every generator that a step may draw from."""
+    """Of every generator that a step may draw from, in tensors and plain values."""
+    kind, keys, *rest = cast(tuple[Any, ...], np.random.get_state())
     return {
         "python": random.getstate(),
-        "numpy": np.random.get_state(),
+        "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -92,7 +94,8 @@ def random_state() -> dict[str, Any]:
 
 def restore_random(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])

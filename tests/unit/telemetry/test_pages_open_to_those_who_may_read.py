@@ -38,6 +38,29 @@ def test_a_proxy_here_speaks_for_somebody_else(header: str) -> None:
     assert not is_local("127.0.0.1", {header: "127.0.0.1"})
 
 
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8700", "[::1]:8700", "localhost", "LOCALHOST:1", "a.localhost:9", "10.1.2.3"]
+)
+def test_addresses_and_localhost_name_this_machine(host: str) -> None:
+    assert is_local("127.0.0.1", {"host": host})
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8700",
+        "127.0.0.1.evil.example",
+        "localhost.evil",
+        "",
+        "[",
+        "a@127.0.0.1.evil",
+    ],
+)
+def test_a_page_with_a_name_of_its_own_is_not_this_machine(host: str) -> None:
+    assert not is_local("127.0.0.1", {"host": host})
+
+
 def test_only_the_token_itself_opens() -> None:
     assert bears(f"Bearer {TOKEN}", TOKEN)
     assert bears(f"bearer  {TOKEN} ", TOKEN)
