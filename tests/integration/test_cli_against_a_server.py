@@ -304,7 +304,9 @@ def test_follow_prints_results_as_they_come_until_interrupted(served: Served) ->
 
 
 def test_a_wrong_token_is_one_line(served: Served) -> None:
-    refused = served.polar("tasks", "--token", "not-the-right-token")
+    wrong = served.tmp_path / "wrong.token"
+    wrong.write_text("not-the-right-token")
+    refused = served.polar("tasks", "--token-file", str(wrong))
     assert refused.exit_code == 1
     assert refused.stderr.count("\n") == 1
     assert "refused the token" in refused.stderr

@@ -63,7 +63,9 @@ async def test_page_top_and_doctor_agree_on_a_running_system(tmp_path: Path) -> 
         async with AsyncClient(stack.url, stack.token) as client:
             made = await client.create_token("watcher", Role.READ_ONLY)
         watching = ("top", "--once", "--interval", "0.2", "--json", "--server", stack.url)
-        (code, (vitals,)) = await polar(*watching, "--token", made.token)
+        reader = tmp_path / "reader.token"
+        reader.write_text(made.token)
+        (code, (vitals,)) = await polar(*watching, "--token-file", str(reader))
         model = str(tmp_path / "tiny")
         doctor_code, findings = await polar("doctor", "--engine", engine_url, "--model", model, "--json")
     assert f'polar_engine_up{{engine="{engine_url}"}} 1.0' in page

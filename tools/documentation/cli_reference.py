@@ -19,8 +19,8 @@ def page() -> str:
         [
             "# Commands",
             "`polar COMMAND --help` says the same. Commands that talk to a server find the one started"
-            " in this directory, unless `$POLAR_SERVER` and `$POLAR_TOKEN` or `--server` and `--token` name"
-            " another.",
+            " in this directory, unless `$POLAR_SERVER` and `$POLAR_TOKEN` or `--server` and `--token-file`"
+            " name another.",
             *commands,
         ]
     )

@@ -63,9 +63,10 @@ def node(
     The first Ctrl-C or SIGTERM drains it: no new sessions; agents at work end, or are given back to the
     server when their grace is over. The second ends it at once.
 
-    Its token is best one of the role node: polar token create --role node.
+    Its token is best one of the role node: polar token create --role node. It is read from $POLAR_TOKEN or a
+    file, so that no process list shows it.
 
-    Example: POLAR_TOKEN=... polar node --server http://trainer:8700 --engine-url http://gpu:8000
+    Example: polar node --server http://trainer:8700 --token-file node.token --engine-url http://gpu:8000
     """
     from polar.cli.engine import exit_with_its_parent
     from polar.cli.interruption import until_interrupted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -22,11 +23,29 @@ Server = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _token_in(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        token = Path(file).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InvalidInput(f"--token-file {file}: cannot be read: {reason}") from None
+    if not token.strip():
+        raise InvalidInput(f"--token-file {file}: there is no token in it")
+    return token.strip()
+
+
+# Never the token itself: everyone on a machine can read the command lines of its processes.
 Token = Annotated[
     str | None,
     typer.Option(
-        "--token",
-        help="Its bearer token. Default: $POLAR_TOKEN, else the one kept in the data directory.",
+        "--token-file",
+        metavar="FILE",
+        help="A file with its bearer token. Default: $POLAR_TOKEN, else the one kept in the data directory.",
+        callback=_token_in,
         rich_help_panel="Connection",
         show_default=False,
     ),

@@ -45,10 +45,11 @@ def test_a_wrong_argument_is_explained(arguments: tuple[str, ...], said: str) ->
 
 
 @pytest.mark.parametrize("command", [("tasks",), ("sessions",), ("results",), ("show", "abc")])
-def test_an_absent_server_is_explained(command: tuple[str, ...]) -> None:
+def test_an_absent_server_is_explained(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_TOKEN", "x" * 16)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    message = mistake(*command, "--server", f"http://127.0.0.1:{port}", "--token", "x" * 16)
+    message = mistake(*command, "--server", f"http://127.0.0.1:{port}")
     assert "cannot be reached" in message
     assert "\n" not in message
 

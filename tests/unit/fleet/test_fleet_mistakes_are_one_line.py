@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from polar.cli.main import app
 
-TO_A_SERVER = ("--server", "http://127.0.0.1:1", "--token", "x" * 16)
+TO_A_SERVER = ("--server", "http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,10 @@ TO_A_SERVER = ("--server", "http://127.0.0.1:1", "--token", "x" * 16)
         (("up", "--resource", "CPU", *TO_A_SERVER), "give NAME=AMOUNT"),
     ],
 )
-def test_a_wrong_argument_is_explained(arguments: tuple[str, ...], said: str) -> None:
+def test_a_wrong_argument_is_explained(
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLAR_TOKEN", "x" * 16)
     result = CliRunner().invoke(app, ["fleet", *arguments])
     assert result.exit_code == 1
     assert said in result.stderr
