@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +22,6 @@ from polar.models.task import TaskSpec
 from polar.rollout.access import RULES
 from polar.runtimes.base import SandboxSpec
 from polar.runtimes.process import ProcessRuntime
-from tests.fakes.harness_context import harness_context
 from tools.documentation import cli_reference, hooks, python_reference, rest_reference, settings_reference
 
 SOURCE = Path(polar.__file__).parent
@@ -60,17 +59,6 @@ def python_block(page: str, number: int = 0) -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(text, names)
     return names
-
-
-async def test_the_harness_of_the_guide_is_one() -> None:
-    harness_class = python_block("guides/harness.md")["MyAgent"]
-    harness = harness_class(harness_class.Options(max_turns=3))
-    context = harness_context({})
-    assert (await harness.install()).version
-    command = harness.command(context)
-    assert command.argv[-1] == "3"
-    assert command.stdin == context.instruction.encode()
-    assert all(isinstance(path, PurePosixPath) for path in harness.files(context))
 
 
 @pytest.mark.parametrize(("written", "reward"), [("a\nb\n", 1.0), ("a\n", 0.2), (None, 0.0)])
