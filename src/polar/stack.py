@@ -205,7 +205,7 @@ def _callback_secret(settings: Settings) -> str | None:
     callbacks = settings.server.callbacks
     if not callbacks.allow:
         return None
-    given = callbacks.secret or environment_callback_secret()
+    given = environment_callback_secret() or callbacks.secret
     if given is None and (settings.server.database_url or environment_database_url()):
         raise InvalidInput(
             "server.callbacks: servers that share a database must sign with one secret",
@@ -218,7 +218,7 @@ def opened_store(settings: Settings) -> AbstractAsyncContextManager[Store]:
     """The store that the settings name, to be entered."""
     return Store.open(
         settings.data_dir.absolute(),
-        database_url=settings.server.database_url or environment_database_url(),
+        database_url=environment_database_url() or settings.server.database_url,
         blobs_url=settings.server.blobs_url,
     )
 

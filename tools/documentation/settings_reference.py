@@ -35,7 +35,8 @@ def configuration_page() -> str:
         [
             "# Configuration",
             "One YAML file: `--config FILE`, else `$POLAR_CONFIG`, else `polar.yaml` here."
-            " All of it may be left out. Unknown keys are errors. Options of commands win over the file.",
+            " All of it may be left out. Unknown keys are errors. Options of commands come before environment"
+            " variables, and these before the file.",
             "```yaml\nserver: {port: 8700}\nengine: {url: http://127.0.0.1:8000}\nnode: {run_slots: 16}\n```",
             *_sections(settings.Settings, ""),
             "## Environment",

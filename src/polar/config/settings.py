@@ -26,8 +26,8 @@ class CallbackSettings(Frozen):
     """Hosts that tasks may name, as `host:port` or `*.domain:port`; none by default. Addresses that are not
     public must be listed themselves."""
     secret: str | None = Field(default=None, min_length=16)
-    """What notices are signed with. None: $POLAR_CALLBACK_SECRET if set, else made at first start and kept in
-    the data directory as `callback-secret`. Servers that share a database need the same."""
+    """What notices are signed with; $POLAR_CALLBACK_SECRET comes before it. None: made at first start and
+    kept in the data directory as `callback-secret`. Servers that share a database need the same."""
     max_attempts: int = Field(default=16, ge=1, le=100)
     """After so many a callback is given up, about an hour after the first; `polar callbacks` shows it."""
     retry_seconds: float = Field(default=2.0, gt=0, le=600)
@@ -91,7 +91,8 @@ class ServerSettings(Frozen):
     """How many policy versions old the oldest token of a result may be, where a trainer does not say; results
     that are older are named in the feed as stale. None: any age."""
     database_url: str | None = None
-    """postgresql://user:password@host/database; None: $POLAR_DATABASE_URL if set, else SQLite in data_dir."""
+    """postgresql://user:password@host/database; $POLAR_DATABASE_URL comes before it. None: SQLite in
+    data_dir."""
     blobs_url: str | None = Field(default=None, pattern=r"^[a-z0-9+]+://\S*$")
     """Where recordings and artifacts are kept, by fsspec URL: s3://bucket/prefix; None: in data_dir."""
     runs_dir: Path | None = None
@@ -143,7 +144,7 @@ class EngineSettings(Frozen):
     url: str | None = Field(default=None, pattern=r"^https?://[^\s,]+(,https?://[^\s,]+)*$")
     """Several replicas: a list, or with commas between. None: start the embedded engine."""
     api_key: str | None = None
-    """None: $POLAR_ENGINE_KEY, if set."""
+    """The key that the engine asks for. $POLAR_ENGINE_KEY comes before it."""
     model: str = DEFAULT_MODEL
     """The default's name, a directory, or a Hugging Face model id: names the tokenizer's family too.
     Of an openai endpoint: the model's name there."""
@@ -257,9 +258,9 @@ class TelemetrySettings(Frozen):
     """Where `polar node` shows `/metrics`; None: nowhere, 0: any free port. `polar serve` shows them at the
     control plane's own port."""
     metrics_token: str | None = Field(default=None, min_length=16)
-    """What readers from other machines must bring to a node's page; None: $POLAR_METRICS_TOKEN, if set."""
+    """What readers from other machines must bring to a node's page. $POLAR_METRICS_TOKEN comes before it."""
     traces: str | None = Field(default=None, pattern=r"^(off|https?://\S+)$")
-    """Where spans are sent by OTLP over HTTP. None: where $POLAR_OTEL says, else where
+    """Where spans are sent by OTLP over HTTP; $POLAR_OTEL comes before it. None: where
     $OTEL_EXPORTER_OTLP_ENDPOINT says, else nowhere. off: nowhere."""
     trace_content: bool = False
     """Whether spans carry what was asked and answered; without it, only counts, times and names."""
@@ -279,7 +280,7 @@ class Settings(Frozen):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """From which level on Polar's own lines are written; libraries' are from warnings on."""
     log_format: Literal["console", "json"] = "console"
-    """json: one object a line, with the ids of session and task. Default: $POLAR_LOG_FORMAT, if set."""
+    """json: one object a line, with the ids of session and task. $POLAR_LOG_FORMAT comes before it."""
 
 
 def cache_dir() -> Path:
@@ -337,17 +338,20 @@ def environment_otlp_endpoint() -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
+_VARIABLES = {
+    ("", "log_format"): "POLAR_LOG_FORMAT",
+    ("telemetry", "metrics_token"): "POLAR_METRICS_TOKEN",
+    ("telemetry", "traces"): "POLAR_OTEL",
+}
+
+
 def _with_variables(document: dict[str, Any]) -> dict[str, Any]:
-    """The settings with what only the environment says of logs, metrics and traces."""
-    variables = {"log_format": os.environ.get("POLAR_LOG_FORMAT")}
-    telemetry = {
-        "metrics_token": os.environ.get("POLAR_METRICS_TOKEN"),
-        "traces": os.environ.get("POLAR_OTEL"),
-    }
-    inner = document.get("telemetry", {})
-    if isinstance(inner, dict):
-        document = {**document, "telemetry": {**{k: v for k, v in telemetry.items() if v}, **inner}}
-    return {**{k: v for k, v in variables.items() if v}, **document}
+    """The settings with what the environment says of logs, metrics and traces instead."""
+    given = {place: os.environ.get(name) for place, name in _VARIABLES.items()}
+    for (section, key), value in given.items():
+        if value:
+            document = _merge(document, {section: {key: value}} if section else {key: value})
+    return document
 
 
 ENGINE_VARIABLES = ("PATH", "HOME", "USER", "TMPDIR", "DBUS_SESSION_BUS_ADDRESS", "NO_PROXY", "no_proxy")
@@ -380,7 +384,8 @@ def explain(error: ValidationError) -> str:
 
 
 def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Settings:
-    """Settings from a YAML file (default $POLAR_CONFIG, else ./polar.yaml if there) and overrides.
+    """Settings from a YAML file (default $POLAR_CONFIG, else ./polar.yaml if there), the environment and
+    overrides; the later comes before the earlier.
 
     `-` is standard input: what is read there no other process can see. `overrides` has the nested shape
     of the file; its None values are ignored.
@@ -396,9 +401,18 @@ def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = N
         if not isinstance(document, dict):
             raise InvalidInput(f"{path}: must be a mapping of settings")
     try:
-        return Settings.model_validate(_with_variables(_merge(document, overrides or {})))
+        settings = Settings.model_validate(_merge(_with_variables(document), overrides or {}))
     except ValidationError as error:
         raise InvalidInput(f"{path or 'settings'}: {explain(error)}") from None
+    _check_directory(settings.data_dir)
+    return settings
+
+
+def _check_directory(path: Path) -> None:
+    """InvalidInput if a file is where the data directory, or one above it, should be."""
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise InvalidInput(f"data_dir: {place} is a file, not a directory", hint="name another one")
 
 
 def _merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:

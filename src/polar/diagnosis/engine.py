@@ -97,7 +97,7 @@ async def _checked(engine: Engine, mode: Mode) -> Finding:
 async def _weights(settings: Settings) -> Finding:
     """By what a server shows: nothing is paused or loaded to find out."""
     path, sign, fix = _WEIGHT_SIGNS.get(settings.engine.kind, ("", "", "use vLLM or SGLang to train"))
-    key = settings.engine.api_key or environment_engine_key()
+    key = environment_engine_key() or settings.engine.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(timeout=10.0, headers=headers) as http:
         lacking = [

@@ -14,7 +14,7 @@ def engine_client(settings: EngineSettings, urls: Sequence[str]) -> Engine:
     """The client of the one engine, or of all replicas as if they were one."""
     client = plugins.load("engines", settings.kind)
     named = settings.model if "model" in settings.model_fields_set else None
-    key = settings.api_key or environment_engine_key()
+    key = environment_engine_key() or settings.api_key
     engines: dict[str, Engine] = {
         url: client(url, key, model=named, max_context=settings.max_context) for url in urls
     }

@@ -35,7 +35,7 @@ class FleetOrder:
     def of(cls, settings: Settings, server: str, token: str) -> FleetOrder:
         parse_size(settings.fleet.nodes)
         given = settings.model_dump(mode="json", exclude_unset=True, exclude={"fleet", "data_dir", "server"})
-        if key := settings.engine.api_key or environment_engine_key():
+        if key := environment_engine_key() or settings.engine.api_key:
             # Other machines have another environment.
             given["engine"] = {**given.get("engine", {}), "api_key": key}
         return cls(server, settings.fleet, settings.node.drain_seconds, token, given)

@@ -10,6 +10,14 @@ from polar.config.settings import load_settings
 from polar.errors import InvalidInput
 
 
+@pytest.mark.parametrize("below", ["", "data"])
+def test_a_file_is_no_data_directory(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "taken"
+    file.write_text("")
+    with pytest.raises(InvalidInput, match="taken is a file, not a directory"):
+        load_settings(overrides={"data_dir": file / below})
+
+
 def test_the_file_is_read_and_overrides_win(tmp_path: Path) -> None:
     file = tmp_path / "polar.yaml"
     file.write_text("server: {port: 9000}\nnode: {run_slots: 3}\n")

@@ -80,7 +80,7 @@ def test_no_secret_is_written(format: LogFormat) -> None:
     assert "@db/x" in written
 
 
-def test_the_format_comes_from_file_environment_or_default(
+def test_the_format_comes_from_the_command_line_the_environment_the_file_or_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -90,8 +90,10 @@ def test_the_format_comes_from_file_environment_or_default(
     monkeypatch.setenv("POLAR_LOG_FORMAT", "json")
     assert load_settings().log_format == "json"
     (tmp_path / "polar.yaml").write_text("log_format: console\n")
+    assert load_settings().log_format == "json"
+    assert load_settings(overrides={"log_format": "console"}).log_format == "console"
+    monkeypatch.delenv("POLAR_LOG_FORMAT")
     assert load_settings().log_format == "console"
-    assert load_settings(overrides={"log_format": "json"}).log_format == "json"
     with pytest.raises(InvalidInput, match="log_format"):
         load_settings(overrides={"log_format": "xml"})
 
