@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 def train(settings: RunSettings, console: Console) -> Checkpoint:
     """Carry the run out to its last step; the checkpoint it ends with."""
     settings.out.mkdir(parents=True, exist_ok=True)
+    if (done := checkpoint.latest(settings.out / CHECKPOINTS)) and done.step >= settings.steps:
+        more = f"--steps {done.step + settings.steps}"
+        console.print(f"finished: {done.step} steps are done; {more} trains on, --out DIR begins anew")
+        return done
     with _alone(settings.out), ExitStack() as stack:
         training = assemble(settings, stack, lambda step: console.print(f"• {step}", markup=False))
         shown = stack.enter_context(board(settings.metrics, settings.out, training.step, console))

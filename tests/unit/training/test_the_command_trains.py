@@ -27,6 +27,23 @@ def test_a_file_is_carried_out_and_the_checkpoint_named(tiny_model: Path, tmp_pa
     assert (tmp_path / "there" / "checkpoints" / "step-000002" / "weights" / "tokenizer.json").is_file()
 
 
+def test_a_finished_run_says_so_at_once_and_how_to_go_on(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = settings(tiny_model, tmp_path, steps=2)
+    path = written(tmp_path, run.model_dump(mode="json", exclude_defaults=True))
+    assert CliRunner().invoke(app, ["train", path]).exit_code == 0
+
+    def assembled(*_: object) -> None:
+        raise AssertionError("nothing is to be started")
+
+    monkeypatch.setattr("polar.training.run.assemble", assembled)
+    again = CliRunner().invoke(app, ["train", path])
+    assert again.exit_code == 0, again.output
+    assert "step-000002" in again.stdout
+    assert "finished: 2 steps are done; --steps 4 trains on" in again.stderr
+
+
 def test_a_run_ends_in_its_time_and_the_same_command_goes_on(tiny_model: Path, tmp_path: Path) -> None:
     run = settings(tiny_model, tmp_path)
     path = written(tmp_path, run.model_dump(mode="json", exclude_defaults=True))
