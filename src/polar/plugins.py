@@ -32,6 +32,11 @@ def names(kind: str) -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=f"polar.{kind}")}))
 
 
+def is_new(kind: str, name: str) -> bool:
+    """Whether something that was installed after this process looked registers the name."""
+    return name not in names(kind) and bool(entry_points(group=f"polar.{kind}", name=name))
+
+
 @cache
 def load(kind: str, name: str) -> Any:
     """The class registered under `name`, imported on first use."""

@@ -303,6 +303,35 @@ def test_follow_prints_results_as_they_come_until_interrupted(served: Served) ->
         assert process.wait(60) == 0
 
 
+def test_an_interrupted_wait_says_what_goes_on_and_how_to_come_back(served: Served) -> None:
+    command = [sys.executable, "-m", "polar", "submit", str(served.task_file("one")), "--wait"]
+    with subprocess.Popen(command, env=os.environ | served.environment, stderr=subprocess.PIPE) as process:
+        with Client(served.url, TOKEN) as client:
+            while not list(client.tasks()):
+                assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"what was submitted goes on" in said
+    assert b"the same command waits for it again" in said
+    assert b"--cancel" in said
+    assert b"Traceback" not in said
+
+
+def test_harness_and_samples_are_laid_over_every_task(served: Served) -> None:
+    file, options = served.task_file("one", "two"), "shell:{command: 'false'}"
+    views = served.ok("submit", file, "--harness", options, "--samples", "3", "--json").splitlines()
+    for view in map(json.loads, views):
+        assert view["spec"]["harness"] == {"name": "shell", "options": {"command": "false"}}
+        assert view["spec"]["samples"] == 3
+
+
+def test_a_harness_that_is_none_is_one_line(served: Served) -> None:
+    refused = served.polar("submit", served.task_file("one"), "--harness", "claude-code")
+    assert refused.exit_code == 1
+    assert "claude_code" in refused.stderr
+
+
 def test_a_wrong_token_is_one_line(served: Served) -> None:
     wrong = served.tmp_path / "wrong.token"
     wrong.write_text("not-the-right-token")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from polar.client import Client
     from polar.models.task import TaskSpec
     from polar.models.views import TaskView
+
+INTERRUPTED = 130
 
 
 def submit(
@@ -33,6 +37,20 @@ def submit(
             help="Stay until every session has ended, then print a summary; exit with 1 if one failed.",
         ),
     ] = False,
+    harness: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:{OPTIONS}]",
+            help="The harness of every task, instead of the one that it names.",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1024, help="Attempts at every task, instead of what it says.", show_default=False
+        ),
+    ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Report tasks that are not sound, and submit the others.")
     ] = False,
@@ -53,6 +71,7 @@ def submit(
     Examples:
 
       polar submit examples/quickstart/tasks.yaml --wait
+      polar submit examples/swe-mini/harbor --harness mini_swe_agent --samples 4
       generate-tasks | polar submit -
     """
     from polar.cli.output import print_json_line, print_parts, visible
@@ -60,13 +79,13 @@ def submit(
     from polar.tasksets.files import read_tasks
     from polar.tasksets.loaded import listing
 
-    loaded = read_tasks(*files)
+    loaded = read_tasks(*files, over=_over(harness, samples))
     if skip_bad and loaded.problems and loaded.tasks:
         typer.secho(visible(listing(loaded.problems)), fg=typer.colors.YELLOW, err=True)
         tasks = list(loaded.tasks)
     else:
         tasks = list(loaded.all_or_nothing())
-    with connect(server, token) as client:
+    with _interruptible(), connect(server, token) as client:
         views, known = _submit_all(client, tasks)
         results = follow(client, tasks) if wait else []
         if wait:
@@ -83,6 +102,30 @@ def submit(
     if failed := failures(results):
         typer.secho(visible(failed), fg=typer.colors.RED, err=True)
         raise typer.Exit(1)
+
+
+def _over(harness: str | None, samples: int | None) -> dict[str, Any]:
+    """The fields that the command line lays over every task."""
+    from polar.evaluation.plan import parse_harness
+
+    over: dict[str, Any] = {}
+    if harness is not None and (component := parse_harness(harness).component) is not None:
+        over["harness"] = component.model_dump(mode="json")
+    return over if samples is None else {**over, "samples": samples}
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Say what Ctrl-C leaves behind."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(
+            "\nstopped waiting; what was submitted goes on. `polar sessions` shows it, the same command waits"
+            " for it again, and `polar tasks TASK --cancel` ends the sessions of a task",
+            err=True,
+        )
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _submit_all(client: Client, tasks: list[TaskSpec]) -> tuple[list[TaskView], frozenset[str]]:

@@ -125,7 +125,8 @@ def parse_harness(text: str) -> HarnessChoice:
     found = _HARNESS.fullmatch(text.strip())
     if not found:
         raise InvalidInput(
-            f"--harness: {text!r} is not [LABEL=]NAME[:{{OPTIONS}}]", hint="for example pi, or quick=pi:{…}"
+            f"--harness: {text!r} is not [LABEL=]NAME[:{{OPTIONS}}]",
+            hint="for example claude_code, or quick=pi:{…}; names have underscores",
         )
     try:
         options: Any = yaml.safe_load(found["options"]) if found["options"] else {}

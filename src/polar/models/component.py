@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
+
+_NAME = re.compile(r"^[a-z][a-z0-9_]{0,63}$")
 
 
 class Frozen(BaseModel):
@@ -19,10 +22,19 @@ class Frozen(BaseModel):
 class Component(Frozen):
     """`{name, options}`; a bare string stands for a name without options."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
+    name: str = Field(json_schema_extra={"pattern": _NAME.pattern})
     """As it is registered."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Validated against the named component's own options model when the task is submitted."""
+
+    @field_validator("name")
+    @classmethod
+    def _well_formed(cls, name: str) -> str:
+        if _NAME.match(name):
+            return name
+        likely = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+        meant = f"; did you mean {likely!r}?" if _NAME.match(likely) else ""
+        raise ValueError(f"{name[:64]!r} is no name: lower-case letters, digits and underscores{meant}")
 
 
 def _from_name(value: Any) -> Any:

@@ -73,9 +73,10 @@ def _check_allowed(kind: str, field: str, name: str, allowed: tuple[str, ...] | 
 def _check(kind: str, field: str, component: Component) -> None:
     known = plugins.names(kind)
     if component.name not in known:
-        raise InvalidInput(
-            f"{field}.name: unknown {field} {component.name!r}", hint=f"known: {', '.join(known) or 'none'}"
-        )
+        hint = f"known: {', '.join(known) or 'none'}"
+        if plugins.is_new(kind, component.name):
+            hint = "it was installed after this server was started: start the server and its nodes again"
+        raise InvalidInput(f"{field}.name: unknown {field} {component.name!r}", hint=hint)
     try:
         plugins.options(kind, field, component)
     except ImportError as error:

@@ -8,10 +8,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from polar.dashboard.files import not_found
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable, finding
 from polar.models.views import Problem
 
@@ -76,8 +77,10 @@ async def _invalid_request(_request: Request, error: Exception) -> JSONResponse:
     return problem(400, "invalid_input", _explain(error.errors()))
 
 
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
+        return not_found()
     code = _CODES.get(error.status_code, "invalid_input")
     detail = f"{request.method} {request.url.path}: {error.detail}"
     return problem(error.status_code, code, detail, dict(error.headers or {}))

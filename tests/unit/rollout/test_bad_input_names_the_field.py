@@ -29,7 +29,11 @@ def task(**changes: Any) -> dict[str, Any]:
             {"evaluator": {"name": "idle", "options": {"second": 1}}},
             "evaluator.options.second: unknown key",
         ),
-        ({"harness": "Not A Name"}, "harness.name: String should match pattern"),
+        (
+            {"harness": "Not A Name"},
+            "harness.name: 'Not A Name' is no name: lower-case letters, digits and underscores;"
+            " did you mean 'not_a_name'?",
+        ),
         ({"harness": 7}, "harness: Input should be"),
         ({"budgets": {"run_seconds": 0}}, "budgets.run_seconds: Input should be greater than 0"),
         ({"budgets": {"runseconds": 9}}, "budgets.runseconds: unknown key"),
