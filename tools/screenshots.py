@@ -1,4 +1,4 @@
-"""Writes the screenshots of docs/dashboard.md from a real small run.
+"""Writes the screenshots of docs/dashboard.md from a small run, and from the numbers of a published training.
 
 PYTHONPATH=. .venv/bin/python tools/screenshots.py   (needs Chromium: apt-get install chromium)
 """
@@ -15,6 +15,7 @@ from playwright.sync_api import ViewportSize, sync_playwright
 from tests.dashboards import fleet
 
 OUT = Path(__file__).parents[1] / "docs" / "images"
+TRAINING = OUT.parent / "results" / "learning" / "seed-0.jsonl"
 WIDE, NARROW = (1280, 860), (390, 844)
 SHOTS = (
     ("overview", "/", "[data-stage=ended]", "light", WIDE),
@@ -22,7 +23,7 @@ SHOTS = (
     ("conversation", "/sessions/repair-app.0?view=conversation&call=1", ".message", "light", WIDE),
     ("tokens", "/sessions/repair-app.0?view=tokens&colour=logprob", ".tokens span", "dark", WIDE),
     ("compare", "/compare?a=repair-app.0&b=repair-app.1", ".pair .call", "light", WIDE),
-    ("training", "/runs/grpo-small", ".chart .line", "dark", WIDE),
+    ("training", f"/runs/{TRAINING.stem}", ".chart .line", "dark", WIDE),
     ("narrow", "/sessions", "tbody tr", "light", NARROW),
 )
 """Name, address, what is there once its data is, theme, size."""
@@ -38,6 +39,9 @@ def main() -> None:
         fleet(Path(data_dir)) as run,
         sync_playwright() as playwright,
     ):
+        trained = Path(data_dir) / "runs" / TRAINING.stem
+        trained.mkdir()
+        shutil.copy(TRAINING, trained / "metrics.jsonl")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, address, part, theme, (width, height) in SHOTS:
             size: ViewportSize = {"width": width, "height": height}

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 WIDTH, HEIGHT, LEFT, BOTTOM, MARGIN = 760, 380, 56, 44, 20
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed")
@@ -148,11 +150,22 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def _points(gain: float, gains: Gains) -> str:
-    """The gain, with its 95 % interval over tasks: the same ones before and after, so it is one of pairs."""
+    """The gain, with its 95 % interval: of pairs, since the tasks are the same before and after, and
+    clustered by kind, since tasks of one kind rise and fall together."""
     said = f"{100 * gain:+.1f}"
-    if len(gains) < 2:
+    mean = fmean(gains.values()) if gains else 0.0
+    kinds: dict[str, float] = defaultdict(float)
+    for task, value in gains.items():
+        kinds[_kind(task)] += value - mean
+    if len(kinds) < 2:
         return said
-    return f"{said} ± {100 * CONFIDENT * stdev(gains.values()) / sqrt(len(gains)):.1f}"
+    variance = sum(value * value for value in kinds.values()) * len(kinds) / (len(kinds) - 1)
+    return f"{said} ± {100 * CONFIDENT * sqrt(variance) / len(gains):.1f}"
+
+
+def _kind(task: str) -> str:
+    """`sort-lines` for `sort-lines-held-out-2`."""
+    return re.sub(r"(-held-out)?-\d+$", "", task)
 
 
 def main() -> None:

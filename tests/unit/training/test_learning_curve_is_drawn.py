@@ -39,6 +39,27 @@ def test_runs_without_held_out_numbers_are_refused(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "error: no run has held-out numbers\n")
 
 
+def test_tasks_of_one_kind_count_as_one_where_they_rise_together(tmp_path: Path) -> None:
+    metrics(tmp_path / "one.jsonl", [0.0, 0.5])
+    before = dict.fromkeys(("sort-held-out-1", "sort-held-out-2", "copy-held-out-1", "copy-held-out-2"), 0.0)
+    after = {task: 1.0 if task.startswith("sort") else 0.0 for task in before}
+    lines = ({"step": 0, "passed": before}, {"step": 10, "passed": after})
+    (tmp_path / "one.held-out.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = drawn(tmp_path / "one.jsonl", "--out", tmp_path / "curve")
+    # Two kinds, one of which was learnt: not four tasks, two of which were.
+    assert "| one | 0.0% | 50.0% | +50.0 ± 98.0 | 50.0% | 10 |" in done.stdout
+
+
+def test_the_published_gains_are_those_of_the_published_numbers(tmp_path: Path) -> None:
+    results = SCRIPT.parents[2] / "docs" / "results"
+    seeds = [results / "learning" / f"seed-{seed}.jsonl" for seed in range(3)]
+    mean = drawn(*seeds, "--out", tmp_path / "curve").stdout.splitlines()[-1]
+    points = mean.split("|")[4].strip()
+    assert points == "+21.1 ± 8.8"
+    for page in (results / "learning.md", results.parents[1] / "README.md"):
+        assert points in page.read_text()
+
+
 def test_the_gain_comes_with_its_interval_over_tasks_where_they_are_known(tmp_path: Path) -> None:
     for name, after in (("one", [1.0, 0.5, 0.5, 0.0]), ("two", [0.5, 0.5, 0.0, 0.0])):
         metrics(tmp_path / f"{name}.jsonl", [0.25, sum(after) / 4])
