@@ -119,8 +119,24 @@ class GatewaySettings(Frozen):
     workers: int | None = Field(default=None, ge=1, le=64)
     """Gateway processes; sessions are spread over them. None: one for each 8 cores, at most 8; below 16 cores
     that is one, in the node's own process."""
-    max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
-    """Of a harness's request."""
+    head_seconds: float = Field(default=120.0, gt=0)
+    """A connection that sends no whole request head for this long is closed, whether it is idle or slow."""
+    body_seconds: float = Field(default=60.0, gt=0)
+    """How long a request's body may take to arrive."""
+    max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
+    """Size limit of a request's body, after it is decompressed; a context of 1M tokens takes about 5 MB."""
+    max_calls_in_flight: int = Field(default=256, ge=1)
+    """Model calls of one session at once; more are told to try again (429)."""
+    max_bytes_in_flight: int = Field(default=64 * 1024 * 1024, ge=1024)
+    """Memory that the requests of one session may take at once; more are told to try again (429)."""
+    max_gateway_bytes_in_flight: int = Field(default=256 * 1024 * 1024, ge=1024)
+    """Memory that the requests of all sessions may take at once. Where it is reached, only sessions that hold
+    more than a quarter of max_bytes_in_flight are told to try again (429)."""
+    max_capture_bytes: int = Field(default=512 * 1024 * 1024, ge=1024)
+    """How large the capture of one session may grow; then its agent is ended, as by a spent budget."""
+    max_failed_calls: int = Field(default=1000, ge=1)
+    """How many requests of one session may be refused for what they ask or fail in the engine; then its
+    agent is ended, as by a spent budget. Calls that find no engine available do not count."""
     keepalive_seconds: float = Field(default=10.0, gt=0)
     """A stream that waits for its next token says that it is alive this often."""
     retry_seconds: float = Field(default=10.0, ge=0)

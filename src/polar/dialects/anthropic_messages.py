@@ -40,12 +40,15 @@ _ERRORS: dict[Refusal, tuple[int, str]] = {
     Refusal.TOO_LARGE: (413, "request_too_large"),
     Refusal.CONTEXT_OVERFLOW: (400, "invalid_request_error"),
     Refusal.BUDGET_SPENT: (402, "billing_error"),
+    Refusal.OVER_QUOTA: (429, "rate_limit_error"),
     Refusal.ENGINE_FAILED: (500, "api_error"),
     Refusal.ENGINE_DOWN: (529, "overloaded_error"),
     Refusal.INTERNAL: (500, "api_error"),
 }
 """Status and type of each refusal."""
-_WORTH_RETRYING = frozenset({Refusal.ENGINE_FAILED, Refusal.ENGINE_DOWN, Refusal.INTERNAL})
+_WORTH_RETRYING = frozenset(
+    {Refusal.OVER_QUOTA, Refusal.ENGINE_FAILED, Refusal.ENGINE_DOWN, Refusal.INTERNAL}
+)
 
 
 class AnthropicMessages(Dialect):

@@ -70,6 +70,8 @@ class Refusal(StrEnum):
     TOO_LARGE = "too_large"
     CONTEXT_OVERFLOW = "context_overflow"
     BUDGET_SPENT = "budget_spent"
+    OVER_QUOTA = "over_quota"
+    """Too much of the session is in flight; the same request is served once some of it has ended."""
     ENGINE_FAILED = "engine_failed"
     ENGINE_DOWN = "engine_down"
     INTERNAL = "internal"

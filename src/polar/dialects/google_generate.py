@@ -35,6 +35,7 @@ _ERRORS: dict[Refusal, tuple[int, str]] = {
     Refusal.CONTEXT_OVERFLOW: (400, "INVALID_ARGUMENT"),
     # 429 RESOURCE_EXHAUSTED would be retried; a spent budget stays spent, and 400 ends a harness.
     Refusal.BUDGET_SPENT: (400, "FAILED_PRECONDITION"),
+    Refusal.OVER_QUOTA: (429, "RESOURCE_EXHAUSTED"),
     Refusal.ENGINE_FAILED: (500, "INTERNAL"),
     Refusal.ENGINE_DOWN: (503, "UNAVAILABLE"),
     Refusal.INTERNAL: (500, "INTERNAL"),

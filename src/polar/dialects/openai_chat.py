@@ -55,6 +55,7 @@ _ERRORS: dict[Refusal, tuple[int, str, str | None]] = {
     Refusal.CONTEXT_OVERFLOW: (400, "invalid_request_error", "context_length_exceeded"),
     # OpenAI says 429 here, which most harnesses retry; a spent budget stays spent, and 400 ends them.
     Refusal.BUDGET_SPENT: (400, "insufficient_quota", "insufficient_quota"),
+    Refusal.OVER_QUOTA: (429, "requests", "rate_limit_exceeded"),
     Refusal.ENGINE_FAILED: (502, "server_error", "engine_failed"),
     Refusal.ENGINE_DOWN: (503, "server_error", "engine_unavailable"),
     Refusal.INTERNAL: (500, "server_error", "internal_error"),

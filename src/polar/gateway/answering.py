@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-Refused = Callable[[Dialect, RequestRefused], None]
+Refused = Callable[[Dialect, web.Request, RequestRefused], None]
 """Told of every request that is refused."""
 
 
@@ -40,7 +40,7 @@ def answering(dialect: Dialect, handle: Handler, tell: Refused) -> Handler:
             # Not the path itself, which may hold a key.
             log.exception("%s %s failed", dialect.name, request.method)
             refused = internal_error()
-        tell(dialect, refused)
+        tell(dialect, request, refused)
         told = dialect.error(refused)
         return json_answer(told.body, told.status, dict(told.headers))
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from polar.dialects.base import Answer
 from polar.engines.base import ChatChunk, ContextOverflow, EngineError, ModelInfo, TokenChunk
+from polar.gateway.abridgement import abridged
 from polar.gateway.conversation import Turn
 from polar.gateway.sampling import pinned
 from polar.gateway.session import Session
@@ -45,7 +46,7 @@ class ModelCall:
 
     async def prepare(self, source: Source, model: ModelInfo) -> None:
         """Find the prompt and settle the sampling; RequestRefused if it does not fit."""
-        extension = self.session.conversations.find(self._request.messages, self._request.tools)
+        extension = self.session.find(self._request, model.max_context)
         self._generation = await source.begin(self._request, extension)
         grant = self.session.grant
         self._generation.settle(
@@ -160,6 +161,8 @@ class ModelCall:
             extra={**self._request.hints, **self._generation.record, **tokens.counts, **(extra or {})},
         )
         whole = finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
+        if not whole and not tokens.first_at:
+            completion = abridged(completion)
         turn = Turn(self.id, prompt.parent, prompt.new_ids, sampled, (*prompt.messages, message))
         self.session.record(completion, usage, turn if whole else None)
         return message, usage

@@ -84,9 +84,9 @@ class CaptureWriter:
         """The first tokens of a prompt → the latest completion whose prompt has them."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        self._length = _sound_length(path.read_bytes())
-        os.ftruncate(self._file, self._length)
-        if self._length == 0:
+        self.length = _sound_length(path.read_bytes())
+        os.ftruncate(self._file, self.length)
+        if self.length == 0:
             self._write(MAGIC)
 
     def append(self, completion: Completion) -> None:
@@ -141,11 +141,11 @@ class CaptureWriter:
             if written != len(data):
                 raise OSError("the disk is full")
         except OSError as error:
-            os.ftruncate(self._file, self._length)
+            os.ftruncate(self._file, self.length)
             raise CaptureError(
                 f"{self.path}: cannot be written: {error.strerror or error}", hint="free some disk space"
             ) from error
-        self._length += len(data)
+        self.length += len(data)
 
 
 def _common_messages(one: tuple[Message, ...], other: tuple[Message, ...]) -> int:

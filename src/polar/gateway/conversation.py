@@ -206,6 +206,10 @@ class Conversations:
         """These tools as they were offered last, where they were: kept once, and compared at a glance."""
         return self._latest[0] if self._latest is not None and self._latest[0] == tools else tools
 
+    def tools_length(self, tools: tuple[ToolDefinition, ...]) -> int:
+        """How long these tools are in writing."""
+        return len(self._key(tools))
+
     def turn(self, completion_id: str) -> Turn | None:
         """A finished completion of this session by its id."""
         return self._turns.get(completion_id)

@@ -45,6 +45,8 @@ from polar.gateway.canonical import in_call_order
 from polar.gateway.chat_source import ChatSource
 from polar.gateway.gateways import Address, Gateways
 from polar.gateway.metrics import GatewayMetrics, Load
+from polar.gateway.quota import HeldRequest
+from polar.gateway.request_body import read_body
 from polar.gateway.request_coalescer import InFlight, fingerprint
 from polar.gateway.session import Session, SessionGrant, new_key
 from polar.gateway.sessions import Sessions
@@ -63,6 +65,10 @@ _KEY_PREFIX = "/k/{session_key}"
 """Stands before any address, for harnesses that can be given a base URL but no key."""
 _DEFAULT_DIALECT = "openai_chat"
 """Whose error shape is used at addresses no dialect has."""
+_LINGERING_SECONDS = 2.0
+"""How long the rest of a body that nobody wants is taken in, so that its client reads why."""
+_SESSION = web.RequestKey("session", Session)
+"""Under which a request knows its session, once its key is read."""
 
 
 class Gateway(Gateways):
@@ -82,7 +88,7 @@ class Gateway(Gateways):
         self._source: Source = TokenSource(engine, renderer) if renderer else ChatSource(engine, model)
         self._model = model
         self._created = int(time.time())
-        self._sessions = Sessions(settings.retry_seconds, self._watch)
+        self._sessions = Sessions(settings, self._watch)
         self.metrics = GatewayMetrics(self._load)
         self._runner: web.AppRunner | None = None
 
@@ -96,7 +102,7 @@ class Gateway(Gateways):
         await self.close()
 
     async def start(self) -> None:
-        app = web.Application(client_max_size=self._settings.max_body_bytes)
+        app = web.Application()
         dialects: list[Dialect] = [plugins.load("dialects", name)() for name in plugins.names("dialects")]
         dialects.sort(key=lambda dialect: dialect.name != _DEFAULT_DIALECT)
         shared: dict[tuple[str, str], list[tuple[Dialect, Handler]]] = {}
@@ -110,7 +116,15 @@ class Gateway(Gateways):
         unknown = [(dialect, self._answering(dialect, unknown_route)) for dialect in dialects]
         app.router.add_route("*", "/{path:.*}", by_claim(unknown))
         # Handlers are cancelled when their client goes away: that is what aborts the engine's work.
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=1.0,
+            keepalive_timeout=self._settings.head_seconds,
+            lingering_time=_LINGERING_SECONDS,
+            auto_decompress=False,  # read_body does that, within bounds
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._settings.host, self._settings.port)
         try:
@@ -203,8 +217,11 @@ class Gateway(Gateways):
     def _answering(self, dialect: Dialect, handle: Handler) -> Handler:
         return answering(dialect, handle, self._refused)
 
-    def _refused(self, dialect: Dialect, error: RequestRefused) -> None:
+    def _refused(self, dialect: Dialect, request: web.Request, error: RequestRefused) -> None:
         self.metrics.refused(dialect.name, error.refusal)
+        session = request.get(_SESSION)
+        if session is not None:
+            session.count_failure(error)
 
     def _load(self) -> Load:
         return Load(*self._sessions.load, is_paused=self.is_paused)
@@ -217,7 +234,7 @@ class Gateway(Gateways):
 
     def _session_of(self, dialect: Dialect, request: web.Request) -> Session:
         key = request.match_info.get("session_key") or dialect.key(request.headers, request.query)
-        session = self._sessions.of_key(key)
+        session = request[_SESSION] = self._sessions.of_key(key)
         logs.note(session=session.grant.session_id)
         return session
 
@@ -232,13 +249,23 @@ class Gateway(Gateways):
 
     async def _count_tokens(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
         session = self._session_of(dialect, request)
-        chat = self._chat_request(dialect, route, request, await self._body(request), session)
-        extension = session.conversations.find(chat.messages, chat.tools)
-        with engine_errors(session, self._model):
-            count = await self._source.count(chat, extension)
+        with session.quota.request() as held:
+            chat, _ = await self._asked(dialect, route, request, session, held)
+            extension = session.find(chat, self._model.max_context)
+            with engine_errors(session, self._model):
+                count = await self._source.count(chat, extension)
         if count is None:
             raise RequestRefused(Refusal.UNKNOWN_ROUTE, "The engine behind this gateway cannot count tokens.")
         return json_answer(dialect.token_count(count))
+
+    async def _asked(
+        self, dialect: Dialect, route: Route, request: web.Request, session: Session, held: HeldRequest
+    ) -> tuple[ChatRequest, bytes]:
+        """What the client asks for, and the fingerprint by which a retry of it is known."""
+        session.refuse_when_over()
+        body = await read_body(request, self._settings, held)
+        chat = self._chat_request(dialect, route, request, body, session)
+        return chat, fingerprint(request.raw_path, body, request.headers)
 
     def _chat_request(
         self, dialect: Dialect, route: Route, request: web.Request, body: bytes, session: Session
@@ -267,10 +294,14 @@ class Gateway(Gateways):
 
     async def _complete(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
         session = self._session_of(dialect, request)
-        body = await self._body(request)
-        chat = self._chat_request(dialect, route, request, body, session)
+        with session.quota.request() as held:
+            chat, asked = await self._asked(dialect, route, request, session, held)
+            return await self._answer(dialect, request, chat, asked, session)
+
+    async def _answer(
+        self, dialect: Dialect, request: web.Request, chat: ChatRequest, asked: bytes, session: Session
+    ) -> web.StreamResponse:
         coalescer = self._sessions.coalescer(session)
-        asked = fingerprint(request.raw_path, body, request.headers)
         in_flight = coalescer.join(asked, request.headers)
         if in_flight is None:
             in_flight = coalescer.launch(ModelCall(session, chat, dialect.name), self._generate, asked)
@@ -317,13 +348,14 @@ class Gateway(Gateways):
         with suppress(ConnectionError):  # the client is gone, and the call has recorded that
             await response.prepare(request)
             await response.write(encoder.start())
-            await self._stream_answer(dialect, response, encoder, in_flight, session)
+            await self._stream_answer(dialect, request, response, encoder, in_flight, session)
             await response.write_eof()
         return response
 
     async def _stream_answer(
         self,
         dialect: Dialect,
+        request: web.Request,
         response: web.StreamResponse,
         encoder: StreamEncoder,
         in_flight: InFlight,
@@ -336,7 +368,7 @@ class Gateway(Gateways):
                         await response.write(b"".join(encoded(encoder, delta) for delta in deltas))
                     answer = await in_flight.answer()
             except RequestRefused as error:
-                self._refused(dialect, error)
+                self._refused(dialect, request, error)
                 await response.write(encoder.error(error))
             else:
                 if answer.stop_sequence is not None:
@@ -351,17 +383,6 @@ class Gateway(Gateways):
                 f"The model {name!r} does not exist; this session serves {self._model.name!r}.",
                 field="model",
             )
-
-    async def _body(self, request: web.Request) -> bytes:
-        limit = self._settings.max_body_bytes
-        try:
-            if (request.content_length or 0) > limit:
-                raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
-            return await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise RequestRefused(
-                Refusal.TOO_LARGE, f"The request body is larger than {limit} bytes."
-            ) from None
 
     def _identity(self, call: ModelCall) -> CallIdentity:
         return CallIdentity(call.id, self._model.name, int(call.started_at))

@@ -13,8 +13,9 @@ from typing import AnyStr
 from polar.dialects.base import Refusal, RequestRefused
 from polar.gateway.capture import CaptureWriter
 from polar.gateway.clock import WallClock
-from polar.gateway.conversation import Conversations, Turn
-from polar.models.chat import FinishReason, Usage
+from polar.gateway.conversation import Conversations, Extension, Turn
+from polar.gateway.quota import SessionQuota
+from polar.models.chat import ChatRequest, FinishReason, Usage
 from polar.models.completion import Completion
 from polar.models.session import Progress
 from polar.models.task import Budgets, SamplingPin
@@ -47,6 +48,8 @@ def unwatched(_grant: SessionGrant, _completion: Completion) -> None:
     return
 
 
+_LONGEST_AVERAGE_TOKEN = 16
+"""Characters a token; ordinary text has three to five."""
 _KEY = r"polar-[A-Za-z0-9_-]{43}"
 _BLOT = "[session key]"
 
@@ -70,8 +73,16 @@ def without_keys(written: AnyStr) -> AnyStr:
 class Session:
     """The running account of a grant."""
 
-    def __init__(self, grant: SessionGrant, watch: Watch = unwatched, *, is_paused: bool = False) -> None:
+    def __init__(
+        self,
+        grant: SessionGrant,
+        quota: SessionQuota,
+        watch: Watch = unwatched,
+        *,
+        is_paused: bool = False,
+    ) -> None:
         self.grant = grant
+        self.quota = quota
         self._watch = watch
         self.conversations = Conversations()
         self.calls: set[asyncio.Task[object]] = set()
@@ -93,9 +104,10 @@ class Session:
 
     def begin_call(self) -> int:
         """Count a call in; its place in the order of beginning, from 0."""
-        self._refuse_when_over()
+        self.refuse_when_over()
         budgets = self.grant.budgets
         open_calls = len(self.calls)
+        self.quota.refuse_more_calls(open_calls)
         if budgets.max_completions is not None and self._completions + open_calls >= budgets.max_completions:
             raise self._spent(f"all {budgets.max_completions} completions are used")
         if self.tokens_left == 0:
@@ -103,9 +115,17 @@ class Session:
         self._begun += 1
         return self._begun - 1
 
+    def find(self, request: ChatRequest, model_context: int) -> Extension:
+        """What the request continues; RequestRefused without rendering it if it is too long by far."""
+        longest = model_context * _LONGEST_AVERAGE_TOKEN
+        said = sum(message.length for message in request.messages)
+        if said + self.conversations.tools_length(request.tools) > longest:
+            raise context_overflow(model_context)
+        return self.conversations.find(request.messages, request.tools)
+
     def room(self, prompt_tokens: int, model_context: int) -> int:
         """How many tokens may be sampled after a prompt; RequestRefused if none."""
-        self._refuse_when_over()
+        self.refuse_when_over()
         self.refuse_long_prompt(prompt_tokens)
         budget = self.grant.budgets.max_context_tokens
         if prompt_tokens >= model_context:
@@ -115,7 +135,7 @@ class Session:
 
     def room_after(self, completion_id: str | None) -> int | None:
         """As `room`, for a prompt of which only the completion that it follows is known; None: no limit."""
-        self._refuse_when_over()
+        self.refuse_when_over()
         known = self._contexts.get(completion_id or "", 0)
         self.refuse_long_prompt(known)
         budget = self.grant.budgets.max_context_tokens
@@ -147,6 +167,7 @@ class Session:
     def record(self, completion: Completion, usage: Usage, turn: Turn | None) -> None:
         """Log a completion; `turn` makes it findable for requests that continue it."""
         self._capture.append(completion)
+        self.quota.count_capture(self._capture.length)
         self._recorded += 1
         self._watch(self.grant, completion)
         self._contexts[completion.id] = usage.prompt_tokens + usage.sampled_tokens
@@ -154,6 +175,12 @@ class Session:
             self._completions += 1
         if turn is not None:
             self.conversations.add(turn, completion.tools)
+        self._end_when_wasted()
+
+    def count_failure(self, error: RequestRefused) -> None:
+        """Count a request that was refused; too many of them end the session's agent."""
+        self.quota.count_failure(error)
+        self._end_when_wasted()
 
     async def close(self) -> None:
         """Abort open calls, which record themselves as cancelled, and close the log."""
@@ -170,11 +197,15 @@ class Session:
             return session_ended()
         if self.clock.is_spent:
             return self._spent(f"its {self.clock.seconds:g} seconds are over")
-        return None
+        return self._spent(self.quota.spent) if self.quota.spent else None
 
-    def _refuse_when_over(self) -> None:
+    def refuse_when_over(self) -> None:
         if error := self.over():
             raise error
+
+    def _end_when_wasted(self) -> None:
+        if self.quota.spent:
+            self.budget_spent.set()
 
     def _end_in_time(self) -> None:
         self.budget_spent.set()

@@ -7,8 +7,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TypeVar
 
+from polar.config.settings import GatewaySettings
 from polar.dialects.base import Refusal, RequestRefused
 from polar.errors import Conflict, NotFound
+from polar.gateway.quota import GatewayMemory, SessionQuota
 from polar.gateway.request_coalescer import RequestCoalescer
 from polar.gateway.session import Session, SessionGrant, Watch, session_ended
 from polar.models.session import Progress
@@ -23,8 +25,9 @@ _REMEMBERED = 10_000
 class Sessions:
     """Each key opens only its own session."""
 
-    def __init__(self, retry_seconds: float, watch: Watch) -> None:
-        self._retry_seconds = retry_seconds
+    def __init__(self, settings: GatewaySettings, watch: Watch) -> None:
+        self._settings = settings
+        self._memory = GatewayMemory(settings)
         self._watch = watch
         self._by_key: dict[bytes, Session] = {}
         self._open: dict[str, Session] = {}
@@ -39,8 +42,9 @@ class Sessions:
     def open(self, grant: SessionGrant, *, is_paused: bool) -> None:
         if grant.session_id in self._open:
             raise Conflict(f"session {grant.session_id} is open already")
-        session = Session(grant, self._watch, is_paused=is_paused)
-        self._coalescers[grant.session_id] = RequestCoalescer(session, self._retry_seconds)
+        quota = SessionQuota(self._settings, self._memory)
+        session = Session(grant, quota, self._watch, is_paused=is_paused)
+        self._coalescers[grant.session_id] = RequestCoalescer(session, self._settings.retry_seconds)
         self._open[grant.session_id] = session
         self._by_key[_digest(grant.key)] = session
 

@@ -57,6 +57,12 @@ class Message:
     """Set on tool messages: which call this answers."""
     name: str | None = None
 
+    @property
+    def length(self) -> int:
+        """Characters of everything that it says; at least 1, as no message is rendered as nothing."""
+        said = 1 + len(self.content) + len(self.reasoning or "")
+        return said + sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:

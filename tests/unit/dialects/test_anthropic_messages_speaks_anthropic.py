@@ -238,7 +238,9 @@ def test_every_refusal_has_anthropics_shape(refusal: Refusal) -> None:
     assert set(body["error"]) == {"type", "message"}
     assert (body["type"], body["error"]["message"]) == ("error", "why")
     assert answer.headers["request-id"] == body["request_id"]
-    assert answer.headers["x-should-retry"] == ("true" if answer.status >= 500 else "false")
+    assert answer.headers["x-should-retry"] == (
+        "true" if answer.status == 429 or answer.status >= 500 else "false"
+    )
 
 
 @pytest.mark.parametrize(("tokens", "said"), [(99, 99), (None, 65)])

@@ -14,6 +14,7 @@ import pytest
 from polar.config.settings import GatewaySettings
 from polar.dialects import base as dialects
 from polar.gateway.call import ModelCall, Send
+from polar.gateway.quota import SessionQuota
 from polar.gateway.request_coalescer import InFlight, RequestCoalescer, Work
 from polar.gateway.session import Session, SessionGrant, new_key
 from polar.models.chat import ChatRequest, FinishReason, Message, Role, Usage
@@ -172,7 +173,8 @@ def _launched(tmp_path: Path, work: Work) -> tuple[RequestCoalescer, InFlight]:
 
 
 def _session(tmp_path: Path) -> Session:
-    return Session(SessionGrant("s", new_key(), tmp_path / "capture", SamplingPin(), Budgets()))
+    grant = SessionGrant("s", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
+    return Session(grant, SessionQuota(GatewaySettings()))
 
 
 def _answer() -> dialects.Answer:

@@ -1,0 +1,131 @@
+"""The account of what one session holds of its gateway and wastes: bytes, calls, failed calls, capture."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from polar.config.settings import GatewaySettings
+from polar.dialects.base import Refusal, RequestRefused
+
+_GUARANTEED = 4
+"""A session may always hold this part of its limit, whatever the others hold: one of the longest calls."""
+_BYTES_PER_VALUE = 64
+"""What a JSON value takes in memory besides its text, about."""
+_NOT_THE_AGENTS_FAULT = frozenset(
+    {
+        Refusal.UNKNOWN_KEY,
+        Refusal.UNKNOWN_ROUTE,
+        Refusal.SESSION_ENDED,
+        Refusal.BUDGET_SPENT,
+        Refusal.OVER_QUOTA,
+        Refusal.ENGINE_DOWN,
+        Refusal.INTERNAL,
+    }
+)
+"""Refusals that are not counted as failed calls."""
+
+
+class GatewayMemory:
+    """Bytes of requests that all sessions of a gateway hold together."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.limit = settings.max_gateway_bytes_in_flight
+        self.held = 0
+
+
+class SessionQuota:
+    """What a session holds now and has wasted so far, and the limits of both."""
+
+    def __init__(self, settings: GatewaySettings, memory: GatewayMemory | None = None) -> None:
+        self._settings = settings
+        self._memory = memory or GatewayMemory(settings)
+        self._held = 0
+        self._requests = 0
+        self._failed_calls = 0
+        self._capture_bytes = 0
+
+    def request(self) -> HeldRequest:
+        """Admit one more request; RequestRefused where too many are in flight."""
+        return HeldRequest(self)
+
+    def count_failure(self, error: RequestRefused) -> None:
+        """Count a request that got an error for an answer, unless the error was not the agent's doing."""
+        self._failed_calls += error.refusal not in _NOT_THE_AGENTS_FAULT
+
+    def count_capture(self, length: int) -> None:
+        """Note how long the session's capture is."""
+        self._capture_bytes = length
+
+    @property
+    def spent(self) -> str | None:
+        """Which limit is used up for good, in words; None if none is."""
+        settings = self._settings
+        if self._failed_calls >= settings.max_failed_calls:
+            return f"{self._failed_calls} model calls have failed"
+        if self._capture_bytes >= settings.max_capture_bytes:
+            return f"its capture has {self._capture_bytes} bytes"
+        return None
+
+    def refuse_more_calls(self, in_flight: int) -> None:
+        """RequestRefused if a session that has this many calls in flight may not begin another."""
+        limit = self._settings.max_calls_in_flight
+        if in_flight >= limit:
+            raise _over_quota(f"{limit} calls of this session are in flight already")
+
+    def enter(self) -> None:
+        self.refuse_more_calls(self._requests)
+        self._requests += 1
+
+    def leave(self, size: int) -> None:
+        self._requests -= 1
+        self._take(-size)
+
+    def grow(self, before: int, after: int) -> None:
+        limit, more = self._settings.max_bytes_in_flight, after - before
+        if after > limit:
+            raise RequestRefused(
+                Refusal.TOO_LARGE, f"The request takes {after} bytes of memory; {limit} are allowed."
+            )
+        if self._held + more > limit:
+            raise _over_quota(f"the requests of this session in flight hold {self._held} bytes")
+        is_full = self._memory.held + more > self._memory.limit
+        if is_full and self._held + more > limit // _GUARANTEED:
+            raise _over_quota("the requests of all sessions in flight hold too much memory")
+        self._take(more)
+
+    def _take(self, more: int) -> None:
+        self._held += more
+        self._memory.held += more
+
+
+class HeldRequest:
+    """The memory that one request holds, from its first byte until it is answered."""
+
+    def __init__(self, quota: SessionQuota) -> None:
+        self._quota = quota
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        self._quota.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._quota.leave(self._size)
+
+    def hold(self, size: int) -> None:
+        """Hold this many bytes from now on; RequestRefused if that is more than the quota allows."""
+        self._quota.grow(self._size, size)
+        self._size = size
+
+
+def memory_of(body: bytes) -> int:
+    """About how much memory a JSON document takes once it is parsed: many small values take far more
+    than their text."""
+    return len(body) + _BYTES_PER_VALUE * sum(body.count(mark) for mark in (b"{", b"[", b","))
+
+
+def _over_quota(why: str) -> RequestRefused:
+    return RequestRefused(Refusal.OVER_QUOTA, f"Too much at once: {why}. Try again later.")
