@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,6 +44,7 @@ from polar.gateway.answering import (
 from polar.gateway.call import ModelCall, Send
 from polar.gateway.canonical import in_call_order
 from polar.gateway.chat_source import ChatSource
+from polar.gateway.connection import Connection
 from polar.gateway.gateways import Address, Gateways
 from polar.gateway.metrics import GatewayMetrics, Load
 from polar.gateway.quota import HeldRequest
@@ -65,8 +67,8 @@ _KEY_PREFIX = "/k/{session_key}"
 """Stands before any address, for harnesses that can be given a base URL but no key."""
 _DEFAULT_DIALECT = "openai_chat"
 """Whose error shape is used at addresses no dialect has."""
-_LINGERING_SECONDS = 2.0
-"""How long the rest of a body that nobody wants is taken in, so that its client reads why."""
+_BACKLOG = 128
+"""Connections that wait to be accepted."""
 _SESSION = web.RequestKey("session", Session)
 """Under which a request knows its session, once its key is read."""
 
@@ -91,6 +93,7 @@ class Gateway(Gateways):
         self._sessions = Sessions(settings, self._watch)
         self.metrics = GatewayMetrics(self._load)
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -116,31 +119,32 @@ class Gateway(Gateways):
         unknown = [(dialect, self._answering(dialect, unknown_route)) for dialect in dialects]
         app.router.add_route("*", "/{path:.*}", by_claim(unknown))
         # Handlers are cancelled when their client goes away: that is what aborts the engine's work.
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=1.0,
-            keepalive_timeout=self._settings.head_seconds,
-            lingering_time=_LINGERING_SECONDS,
-            auto_decompress=False,  # read_body does that, within bounds
-        )
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._settings.host, self._settings.port)
         try:
-            await site.start()
+            self._listener = await self._listen(self._runner)
         except OSError as error:
             await self._runner.cleanup()
             raise PolarError(
                 f"the gateway cannot listen on {self.host}:{self._settings.port}: {error.strerror or error}",
                 hint="set gateway.port to another port, or to 0 for any free one",
             ) from None
-        self.port = self._runner.addresses[0][1]
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def _listen(self, runner: web.AppRunner) -> asyncio.Server:
+        server = runner.server
+        assert server is not None, "set up above"
+        return await asyncio.get_running_loop().create_server(
+            lambda: Connection(server, self._settings), self.host, self._settings.port, backlog=_BACKLOG
+        )
 
     async def close(self) -> None:
         """End every session and stop listening."""
         for session in self._sessions:
             await self._sessions.close(session.grant.session_id)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
