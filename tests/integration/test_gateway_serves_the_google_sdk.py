@@ -405,3 +405,15 @@ async def test_equal_requests_at_once_are_one_sample_each(serve: Serve) -> None:
     asked = [service.client.models.generate_content(model=MODEL, contents="Hi") for _ in said]
     assert sorted(answer.text or "" for answer in await asyncio.gather(*asked)) == sorted(said)
     assert len(await service.captured()) == len(said)
+
+
+async def test_several_candidates_are_sampled(serve: Serve) -> None:
+    said = ["One.", CALL, "Three."]
+    service = await serve(*said)
+    config = types.GenerateContentConfig(candidate_count=3, tools=WITH_BASH.tools)
+    answer = await service.client.models.generate_content(model=MODEL, contents="Hi", config=config)
+    assert [candidate.index for candidate in answer.candidates or ()] == [0, 1, 2]
+    told = [candidate.content for candidate in answer.candidates or ()]
+    texts = [(content.parts or [])[0].text or "" for content in told if content]
+    assert {text.strip() for text in texts} == {"One.", "I look.", "Three."}
+    assert len(await service.captured()) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from polar.engines.base import EngineDown, EngineError
 from polar.engines.embedded.weights import ensure_model
 from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway, SessionGrant, new_key
+from polar.models.chat import FinishReason
 from polar.models.task import Budgets, SamplingPin
 from polar.rendering.families import renderer_for
-from tests.fakes.scripted_engine import Script, ScriptedEngine
+from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
 
 MODEL = "scripted"
+CALL = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 ASK: list[Any] = [{"role": "user", "content": "Hi"}]
 TOOLS: list[Any] = [
     {
@@ -58,13 +61,13 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
     directory = ensure_model(DEFAULT_MODEL)
     async with AsyncExitStack() as stack:
 
-        async def service(*script: Script, **settings: object) -> Service:
+        async def service(*script: Script, budgets: Budgets | None = None, **settings: object) -> Service:
             engine = ScriptedEngine(Tokenizer.from_file(str(directory / "tokenizer.json")), script)
             renderer = renderer_for(DEFAULT_MODEL, directory)
             gateway = await stack.enter_async_context(
                 Gateway(GatewaySettings(**settings), engine, renderer, engine.info)
             )
-            grant = SessionGrant("s1", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
+            grant = SessionGrant("s1", new_key(), tmp_path / "capture", SamplingPin(), budgets or Budgets())
             await gateway.open_session(grant)
             client = AsyncOpenAI(
                 base_url=f"http://{gateway.host}:{gateway.port}/v1", api_key=grant.key, max_retries=0
@@ -222,3 +225,72 @@ async def test_errors_at_unknown_addresses_are_json_for_every_method(serve: Serv
             async with http.request(method, url + path) as response:
                 assert response.status == 404
                 assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_several_choices_are_sampled_and_recorded_as_siblings(serve: Serve) -> None:
+    said = ["One.", "Two.", "Three."]
+    service = await serve(*said, "Four.")
+    completion = await service.client.chat.completions.create(model=MODEL, messages=ASK, n=3, seed=7)
+    assert [choice.index for choice in completion.choices] == [0, 1, 2]
+    assert sorted(choice.message.content or "" for choice in completion.choices) == sorted(said)
+    assert len({request.sampling.seed for request in service.engine.requests}) == 3
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == sum(len(service.engine.encode(text)) for text in said)
+    taken = completion.choices[1].message
+    again: list[Any] = [*ASK, taken.model_dump(exclude_none=True), {"role": "user", "content": "Go on"}]
+    await service.client.chat.completions.create(model=MODEL, messages=again)
+    await service.gateway.close_session("s1")
+    *siblings, last = read_capture(service.grant.capture)
+    assert len(siblings) == 3
+    assert {sibling.prompt_ids.tobytes() for sibling in siblings} == {siblings[0].prompt_ids.tobytes()}
+    assert [sibling.parent for sibling in siblings] == [None] * 3
+    (parent,) = [sibling for sibling in siblings if sibling.id == last.parent]
+    assert parent.response.content == taken.content
+    assert completion.usage.prompt_tokens == len(parent.prompt_ids)
+
+
+async def test_several_choices_are_streamed_with_their_index(serve: Serve) -> None:
+    said = ["One and more.", CALL, "Three."]
+    service = await serve(*said)
+    stream = await service.client.chat.completions.create(
+        model=MODEL, messages=ASK, tools=TOOLS, n=3, stream=True, stream_options={"include_usage": True}
+    )
+    texts: dict[int, str] = {}
+    calls: dict[int, list[str]] = {}
+    ends: dict[int, str] = {}
+    usages = []
+    async for chunk in stream:
+        usages += [chunk.usage] if chunk.usage else []
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            for call in choice.delta.tool_calls or ():
+                assert call.index == 0
+                calls.setdefault(choice.index, []).append(call.id or "")
+            if choice.finish_reason:
+                assert choice.index not in ends
+                ends[choice.index] = choice.finish_reason
+    assert {text.strip() for text in texts.values()} == {"One and more.", "I look.", "Three."}
+    assert sorted(ends.values()) == ["stop", "stop", "tool_calls"]
+    assert [ends[index] for index in calls] == ["tool_calls"]
+    assert [usage.completion_tokens for usage in usages] == [
+        sum(len(service.engine.encode(text)) for text in said)
+    ]
+
+
+async def test_choices_count_against_the_budget(serve: Serve) -> None:
+    service = await serve("One.", "Two.", budgets=Budgets(max_completions=3))
+    await service.client.chat.completions.create(model=MODEL, messages=ASK, n=2)
+    assert service.gateway.progress("s1").completions == 2
+    with pytest.raises(openai.BadRequestError):
+        await service.client.chat.completions.create(model=MODEL, messages=ASK, n=2)
+
+
+async def test_a_choice_that_fails_ends_the_others(serve: Serve) -> None:
+    service = await serve("One.", EngineError("no"), Answer("Three.", gate=asyncio.Event()))
+    with pytest.raises(openai.APIStatusError) as failed:
+        await service.client.chat.completions.create(model=MODEL, messages=ASK, n=3)
+    assert failed.value.status_code == 502
+    await service.gateway.close_session("s1")
+    ends = [completion.finish_reason for completion in read_capture(service.grant.capture)]
+    assert (len(ends), ends.count(FinishReason.ERROR)) == (3, 1)
+    assert FinishReason.CANCELLED in ends

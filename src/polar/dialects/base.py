@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import ClassVar
@@ -121,6 +121,16 @@ class Answer:
     """Which of the request's stop sequences ended it, if one did."""
 
 
+def usage_of_all(usages: Sequence[Usage]) -> Usage:
+    """What several answers to one prompt cost together; the prompt is counted once."""
+    return Usage(
+        usages[0].prompt_tokens,
+        sum(usage.sampled_tokens for usage in usages),
+        max(usage.cached_tokens for usage in usages),
+        sum(usage.reasoning_tokens for usage in usages),
+    )
+
+
 class StreamEncoder(ABC):
     """Writes one streamed answer. Every method returns the bytes to send now, possibly none."""
 
@@ -188,8 +198,19 @@ class Dialect(ABC):
     @abstractmethod
     def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes: ...
 
+    def respond_with_choices(
+        self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]
+    ) -> bytes:
+        """As `respond`, with an answer for each choice that the request asks for."""
+        (answer,) = answers
+        return self.respond(identity, request, answer)
+
     @abstractmethod
     def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder: ...
+
+    def stream_choices(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
+        """As `stream`, with an encoder for each choice that is asked for: their bytes share one stream."""
+        return (self.stream(identity, request),)
 
     @abstractmethod
     def models(self, model: str, max_context: int, created: int) -> bytes: ...

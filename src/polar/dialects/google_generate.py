@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import orjson
@@ -20,9 +20,10 @@ from polar.dialects.base import (
     RequestRefused,
     Route,
     StreamEncoder,
+    usage_of_all,
 )
 from polar.dialects.json_fields import document, malformed
-from polar.models.chat import ChatRequest, FinishReason, ToolCall, Usage
+from polar.models.chat import ChatRequest, FinishReason, Message, ToolCall, Usage
 
 _ERRORS: dict[Refusal, tuple[int, str]] = {
     Refusal.UNKNOWN_KEY: (401, "UNAUTHENTICATED"),
@@ -80,6 +81,7 @@ class GoogleGenerate(Dialect):
             raise malformed("model", "is required in the address")
         google_request.refuse_cached_content(fields)
         tools = google_request.tools(fields)
+        stream = request.route.path.endswith(_STREAM)
         return ChatRequest(
             model=model,
             messages=google_request.messages(fields),
@@ -87,7 +89,8 @@ class GoogleGenerate(Dialect):
             tool_choice=google_request.tool_choice(fields, tools),
             output=google_request.output(fields),
             sampling=google_request.sampling(fields),
-            stream=request.route.path.endswith(_STREAM),
+            choices=google_request.candidate_count(fields, stream=stream),
+            stream=stream,
             wire={
                 "events": request.query.get("alt") == "sse",
                 "thoughts": google_request.wants_thoughts(fields),
@@ -95,19 +98,17 @@ class GoogleGenerate(Dialect):
         )
 
     def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
-        message = answer.message
-        parts: list[dict[str, Any]] = []
-        if message.reasoning and request.wire.get("thoughts"):
-            parts.append({"text": message.reasoning, "thought": True})
-        if message.content:
-            parts.append({"text": message.content})
-        thoughts = message.reasoning or ""
-        parts += [
-            _call_part(call, "" if index else thoughts) for index, call in enumerate(message.tool_calls)
+        return self.respond_with_choices(identity, request, (answer,))
+
+    def respond_with_choices(
+        self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]
+    ) -> bytes:
+        usage = usage_of_all([answer.usage for answer in answers])
+        candidates = [
+            _candidate(_parts(answer.message, request), answer.finish_reason, index)
+            for index, answer in enumerate(answers)
         ]
-        return orjson.dumps(
-            _chunk(identity, parts or [{"text": ""}], answer.finish_reason, _usage(answer.usage))
-        )
+        return orjson.dumps(_body(identity, candidates, _usage(usage)))
 
     def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
         kind = EventStream if request.wire.get("events") else ArrayStream
@@ -255,13 +256,36 @@ def _chunk(
     finish_reason: FinishReason | None = None,
     usage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    candidate: dict[str, Any] = {"content": {"parts": parts, "role": "model"}, "index": 0}
-    if finish_reason is not None:
-        candidate["finishReason"] = _finish(finish_reason)
-    body: dict[str, Any] = {"candidates": [candidate]}
+    return _body(identity, [_candidate(parts, finish_reason)], usage)
+
+
+def _body(
+    identity: CallIdentity, candidates: list[dict[str, Any]], usage: dict[str, Any] | None
+) -> dict[str, Any]:
+    body: dict[str, Any] = {"candidates": candidates}
     if usage is not None:
         body["usageMetadata"] = usage
     return body | {"modelVersion": identity.model, "responseId": identity.id}
+
+
+def _candidate(
+    parts: list[dict[str, Any]], finish_reason: FinishReason | None, index: int = 0
+) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"content": {"parts": parts, "role": "model"}, "index": index}
+    if finish_reason is not None:
+        candidate["finishReason"] = _finish(finish_reason)
+    return candidate
+
+
+def _parts(message: Message, request: ChatRequest) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    if message.reasoning and request.wire.get("thoughts"):
+        parts.append({"text": message.reasoning, "thought": True})
+    if message.content:
+        parts.append({"text": message.content})
+    thoughts = message.reasoning or ""
+    parts += [_call_part(call, "" if index else thoughts) for index, call in enumerate(message.tool_calls)]
+    return parts or [{"text": ""}]
 
 
 def _call_part(call: ToolCall, thoughts: str) -> dict[str, Any]:

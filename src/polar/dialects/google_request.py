@@ -42,6 +42,8 @@ _MODES = {
     "ANY": ToolUse.REQUIRED,
     "NONE": ToolUse.NONE,
 }
+_MOST_CANDIDATES = 8
+"""What Google allows for `candidateCount`."""
 
 
 def messages(fields: Fields) -> tuple[Message, ...]:
@@ -107,11 +109,6 @@ def _output_schema(config: Fields) -> dict[str, Any] | None:
 
 def sampling(fields: Fields) -> Sampling:
     config = _child(fields, "generationConfig") or Fields({})
-    if (config.integer(_spelt(config, "candidateCount"), 1) or 1) > 1:
-        raise malformed(
-            config.at(_spelt(config, "candidateCount")),
-            "only 1 is supported: ask again for another candidate",
-        )
     return Sampling(
         temperature=config.number("temperature", 0, 2),
         top_p=config.number(_spelt(config, "topP"), 0, 1),
@@ -120,6 +117,16 @@ def sampling(fields: Fields) -> Sampling:
         max_tokens=config.integer(_spelt(config, "maxOutputTokens"), 1),
         stop=_stop(config),
     )
+
+
+def candidate_count(fields: Fields, *, stream: bool) -> int:
+    config = _child(fields, "generationConfig") or Fields({})
+    name = _spelt(config, "candidateCount")
+    count = config.integer(name, 1) or 1
+    most = 1 if stream else _MOST_CANDIDATES
+    if count > most:
+        raise malformed(config.at(name), f"must be at most {most}{' in a stream' if stream else ''}")
+    return count
 
 
 def wants_thoughts(fields: Fields) -> bool:

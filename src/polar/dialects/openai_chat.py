@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import orjson
@@ -18,6 +18,7 @@ from polar.dialects.base import (
     RequestRefused,
     Route,
     StreamEncoder,
+    usage_of_all,
 )
 from polar.dialects.json_fields import Fields, document, kind, malformed, remembered
 from polar.dialects.openai_guidance import MODES, logit_bias, response_format
@@ -61,6 +62,8 @@ _ERRORS: dict[Refusal, tuple[int, str, str | None]] = {
     Refusal.INTERNAL: (500, "server_error", "internal_error"),
 }
 """Status, type and code of each refusal."""
+_MOST_CHOICES = 128
+"""What OpenAI allows for `n`."""
 
 
 class OpenAIChat(Dialect):
@@ -78,8 +81,9 @@ class OpenAIChat(Dialect):
     def parse(self, request: HttpRequest) -> ChatRequest:
         fields = document(request.body)
         model = fields.needed_string("model")
-        if (fields.integer("n", 1) or 1) > 1:
-            raise malformed("n", "only 1 is supported: ask again for another completion")
+        choices = fields.integer("n", 1) or 1
+        if choices > _MOST_CHOICES:
+            raise malformed("n", f"must be at most {_MOST_CHOICES}")
         messages = tuple(_message(message) for message in fields.children("messages"))
         if not messages:
             raise malformed("messages", "is required and must hold at least one message")
@@ -92,34 +96,32 @@ class OpenAIChat(Dialect):
             tool_choice=_tool_choice(fields, tools),
             output=response_format(fields),
             sampling=_sampling(fields),
+            choices=choices,
             stream=fields.boolean("stream"),
             stream_usage=options is not None and options.boolean("include_usage"),
         )
 
     def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": answer.message.content or None
-            if answer.message.tool_calls
-            else answer.message.content,
-            "refusal": None,
-        }
-        if answer.message.reasoning:
-            message["reasoning_content"] = answer.message.reasoning
-        if answer.message.tool_calls:
-            message["tool_calls"] = [_call_body(call) for call in answer.message.tool_calls]
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": None,
-            "finish_reason": _finish(answer.finish_reason),
-        }
+        return self.respond_with_choices(identity, request, (answer,))
+
+    def respond_with_choices(
+        self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]
+    ) -> bytes:
+        usage = usage_of_all([answer.usage for answer in answers])
+        choices = [_choice(index, answer) for index, answer in enumerate(answers)]
         return orjson.dumps(
-            _envelope(identity, "chat.completion") | {"choices": [choice], "usage": _usage(answer.usage)}
+            _envelope(identity, "chat.completion") | {"choices": choices, "usage": _usage(usage)}
         )
 
     def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
         return ChatStream(self, identity, with_usage=request.stream_usage)
+
+    def stream_choices(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
+        end = _StreamEnd(request.choices)
+        return [
+            ChatStream(self, identity, with_usage=request.stream_usage, index=index, end=end)
+            for index in range(request.choices)
+        ]
 
     def models(self, model: str, max_context: int, created: int) -> bytes:
         return orjson.dumps({"object": "list", "data": [_model(model, max_context, created)]})
@@ -131,10 +133,33 @@ class OpenAIChat(Dialect):
         return HttpAnswer(_ERRORS[error.refusal][0], orjson.dumps({"error": error_body(error)}))
 
 
-class ChatStream(StreamEncoder):
-    """Chunks of one streamed chat completion."""
+class _StreamEnd:
+    """Knows when the last choice of a stream is finished, and what all of them cost."""
 
-    def __init__(self, dialect: OpenAIChat, identity: CallIdentity, *, with_usage: bool) -> None:
+    def __init__(self, choices: int = 1) -> None:
+        self._choices = choices
+        self._usages: list[Usage] = []
+
+    def finish(self, usage: Usage) -> Usage | None:
+        """Count one choice as finished; the usage of all if it is the last."""
+        self._usages.append(usage)
+        return usage_of_all(self._usages) if len(self._usages) == self._choices else None
+
+
+class ChatStream(StreamEncoder):
+    """Chunks of one choice of a streamed chat completion."""
+
+    def __init__(
+        self,
+        dialect: OpenAIChat,
+        identity: CallIdentity,
+        *,
+        with_usage: bool,
+        index: int = 0,
+        end: _StreamEnd | None = None,
+    ) -> None:
+        self._index = index
+        self._end = end or _StreamEnd()
         self._dialect = dialect
         self._envelope = _envelope(identity, "chat.completion.chunk")
         self._with_usage = with_usage
@@ -155,8 +180,11 @@ class ChatStream(StreamEncoder):
 
     def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
         chunks = self._delta({}, _finish(finish_reason))
+        total = self._end.finish(usage)
+        if total is None:
+            return chunks
         if self._with_usage:
-            chunks += self._chunk([], _usage(usage))
+            chunks += self._chunk([], _usage(total))
         return chunks + b"data: [DONE]\n\n"
 
     def error(self, error: RequestRefused) -> bytes:
@@ -166,7 +194,7 @@ class ChatStream(StreamEncoder):
         return b": keep-alive\n\n"
 
     def _delta(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return self._chunk([choice], None)
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
@@ -178,6 +206,24 @@ class ChatStream(StreamEncoder):
 def error_body(error: RequestRefused) -> dict[str, Any]:
     _, type_, code = _ERRORS[error.refusal]
     return {"message": error.message, "type": type_, "param": error.field, "code": code}
+
+
+def _choice(index: int, answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.message.content or None if answer.message.tool_calls else answer.message.content,
+        "refusal": None,
+    }
+    if answer.message.reasoning:
+        message["reasoning_content"] = answer.message.reasoning
+    if answer.message.tool_calls:
+        message["tool_calls"] = [_call_body(call) for call in answer.message.tool_calls]
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": _finish(answer.finish_reason),
+    }
 
 
 def _event(body: dict[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 from aiohttp import web
 
-from polar.dialects.base import Dialect, HttpAnswer, Refusal, RequestRefused, StreamEncoder
+from polar.dialects.base import Answer, Dialect, HttpAnswer, Refusal, RequestRefused, StreamEncoder
 from polar.engines.base import ContextOverflow, EngineError, ModelInfo, Unconstrainable
 from polar.engines.http import NotAccepted
 from polar.errors import Unavailable
@@ -134,6 +134,12 @@ def encoded(encoder: StreamEncoder, delta: MessageDelta) -> bytes:
             *(encoder.tool_call(call) for call in delta.tool_calls),
         ]
     )
+
+
+def finished(encoder: StreamEncoder, answer: Answer) -> bytes:
+    if answer.stop_sequence is not None:
+        encoder.stop_sequence(answer.stop_sequence)
+    return encoder.finish(answer.finish_reason, answer.usage)
 
 
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -32,13 +32,17 @@ _NO_USAGE = Usage(0, 0)
 class ModelCall:
     """A call from its admission to its record in the session's capture."""
 
-    def __init__(self, session: Session, request: ChatRequest, dialect: str) -> None:
+    def __init__(
+        self, session: Session, request: ChatRequest, dialect: str, ordinal: int = 0, choice: int = 0
+    ) -> None:
+        """`ordinal` is its place among the session's calls, `choice` among those of its request."""
         self.id = os.urandom(12).hex()
         self.started_at = time.time()
         self.session = session
         self._request = request
         self._dialect = dialect
-        self._ordinal = session.begin_call()
+        self._ordinal = ordinal
+        self._choice = choice
         self._generation: Generation
         self._tokens = _Tokens()
         self._reply = _Reply()
@@ -55,6 +59,7 @@ class ModelCall:
                 grant.sampling,
                 sample=grant.sample,
                 ordinal=self._ordinal,
+                choice=self._choice,
                 room=self._generation.room(self.session, model),
             )
         )
@@ -166,6 +171,12 @@ class ModelCall:
         turn = Turn(self.id, prompt.parent, prompt.new_ids, sampled, (*prompt.messages, message))
         self.session.record(completion, usage, turn if whole else None)
         return message, usage
+
+
+def calls_for(session: Session, request: ChatRequest, dialect: str) -> list[ModelCall]:
+    """A call for each sample that the request asks for; RequestRefused if the session may not make them."""
+    ordinals = session.begin_calls(request.choices)
+    return [ModelCall(session, request, dialect, ordinal, choice) for choice, ordinal in enumerate(ordinals)]
 
 
 class _Tokens:

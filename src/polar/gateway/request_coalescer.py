@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from polar.dialects.base import Answer
@@ -26,30 +26,39 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 Work = Callable[[ModelCall, Callable[[], None], Send], Awaitable[Answer]]
 """Carries a call out: calls the second argument once the prompt is accepted, the third for each delta."""
 
+ChoiceDelta = tuple[int, MessageDelta]
+"""Which call of its request a delta comes from, and the delta."""
+
 
 class InFlight:
-    """One generation and the clients that wait for it. It is aborted when the last of them has left."""
+    """What one request samples, and the clients that wait for it; it is aborted when all of them have left.
 
-    def __init__(self, call: ModelCall, work: Work) -> None:
-        self.call = call
+    Each sample is a call of its own. One that fails ends the others: the request cannot be answered then.
+    """
+
+    def __init__(self, calls: Sequence[ModelCall], work: Work) -> None:
+        self.calls = calls
         self.finished_at: float | None = None
         """Monotonic time at which the answer was complete; None before that, and if it failed."""
         self.is_delivered = False
         """Whether a client was sent the whole answer."""
-        self._deltas: list[MessageDelta] = []
-        self._is_accepted = False
+        self._deltas: list[ChoiceDelta] = []
+        self._accepted = 0
         self._watching: list[asyncio.Future[None]] = []
         """Clients that are woken by every delta; `_waiting` are those that want the whole answer only."""
         self._waiting: list[asyncio.Future[None]] = []
         self._followers = 0
+        self._failure: BaseException | None = None
+        """What ended the first call that failed."""
         self._is_aborted = False
-        self.task = asyncio.create_task(self._run(work))
-        self.task.add_done_callback(self._notice_end)
+        self.tasks = [asyncio.create_task(self._run(work, choice)) for choice in range(len(calls))]
+        for task in self.tasks:
+            task.add_done_callback(self._notice_end)
 
     @property
     def is_open(self) -> bool:
         """Whether it is sampling: not once all clients have left, although it may still be ending then."""
-        return not self.task.done() and not self._is_aborted
+        return not self._is_done and not self._is_aborted
 
     @property
     def is_undelivered(self) -> bool:
@@ -64,54 +73,68 @@ class InFlight:
         finally:
             self._followers -= 1
             if not self._followers:
-                self._is_aborted = not self.task.done()
-                self.task.cancel()
+                self._is_aborted = not self._is_done
+                self._abort()
 
     async def accepted(self) -> None:
         """Return once the prompt is accepted; raise what stands against it."""
-        while not self._is_accepted:
-            if self.task.done():
-                self._result()
+        while self._accepted < len(self.calls):
+            if self._is_done:
+                self._results()
                 return
             await _woken(self._watching)
 
-    async def deltas(self) -> AsyncIterator[list[MessageDelta]]:
+    async def deltas(self) -> AsyncIterator[list[ChoiceDelta]]:
         """Every delta from the first on, as they come: all that are new since the last look."""
         position = 0
         while True:
             if new := self._deltas[position:]:
                 position += len(new)
                 yield new
-            elif self.task.done():
+            elif self._is_done:
                 return
             else:
                 await _woken(self._watching)
 
-    async def answer(self) -> Answer:
-        """The whole answer; raises what ended the generation instead."""
-        while not self.task.done():
+    async def answers(self) -> list[Answer]:
+        """The whole answers, in the order of the calls; raises what ended them instead."""
+        while not self._is_done:
             await _woken(self._waiting)
-        return self._result()
+        return self._results()
 
-    def _result(self) -> Answer:
-        if self.task.cancelled():
-            raise self.call.session.over() or session_ended()
-        return self.task.result()
+    @property
+    def _is_done(self) -> bool:
+        return all(task.done() for task in self.tasks)
 
-    async def _run(self, work: Work) -> Answer:
-        return await work(self.call, self._accept, self._append)
+    def _results(self) -> list[Answer]:
+        if self._failure is not None:
+            raise self._failure
+        if any(task.cancelled() for task in self.tasks):
+            raise self.calls[0].session.over() or session_ended()
+        return [task.result() for task in self.tasks]
+
+    async def _run(self, work: Work, choice: int) -> Answer:
+        async def append(delta: MessageDelta) -> None:
+            self._deltas.append((choice, delta))
+            _wake(self._watching)
+
+        return await work(self.calls[choice], self._accept, append)
 
     def _accept(self) -> None:
-        self._is_accepted = True
+        self._accepted += 1
         _wake(self._watching)
 
-    async def _append(self, delta: MessageDelta) -> None:
-        self._deltas.append(delta)
-        _wake(self._watching)
+    def _abort(self) -> None:
+        for task in self.tasks:
+            task.cancel()
 
     def _notice_end(self, task: asyncio.Task[Answer]) -> None:
         # Asking for the exception also tells asyncio that somebody has seen it.
-        if not task.cancelled() and task.exception() is None:
+        failure = None if task.cancelled() else task.exception()
+        self._failure = self._failure or failure
+        if task.cancelled() or failure is not None:
+            self._abort()
+        elif all(task.done() and not task.cancelled() for task in self.tasks) and self._failure is None:
             self.finished_at = time.monotonic()
         _wake(self._watching)
         _wake(self._waiting)
@@ -138,12 +161,13 @@ class RequestCoalescer:
         # Of several equal requests nothing says which one is sent again.
         return same[0] if len(same) == 1 else None
 
-    def launch(self, call: ModelCall, work: Work, fingerprint: bytes) -> InFlight:
-        """Begin a generation of its own for this request."""
-        launched = InFlight(call, work)
+    def launch(self, calls: Sequence[ModelCall], work: Work, fingerprint: bytes) -> InFlight:
+        """Begin the calls of a request that retries none."""
+        launched = InFlight(calls, work)
         self._by_fingerprint.setdefault(fingerprint, []).append(launched)
-        self._session.calls.add(launched.task)
-        launched.task.add_done_callback(self._session.calls.discard)
+        for task in launched.tasks:
+            self._session.calls.add(task)
+            task.add_done_callback(self._session.calls.discard)
         return launched
 
     def _is_current(self, known: InFlight) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -36,12 +36,13 @@ from polar.gateway.answering import (
     by_claim,
     encoded,
     engine_errors,
+    finished,
     fixed,
     json_answer,
     kept_alive,
     unknown_route,
 )
-from polar.gateway.call import ModelCall, Send
+from polar.gateway.call import ModelCall, Send, calls_for
 from polar.gateway.canonical import in_call_order
 from polar.gateway.chat_source import ChatSource
 from polar.gateway.connection import Connection
@@ -308,7 +309,7 @@ class Gateway(Gateways):
         coalescer = self._sessions.coalescer(session)
         in_flight = coalescer.join(asked, request.headers)
         if in_flight is None:
-            in_flight = coalescer.launch(ModelCall(session, chat, dialect.name), self._generate, asked)
+            in_flight = coalescer.launch(calls_for(session, chat, dialect.name), self._generate, asked)
         else:
             self.metrics.coalesced(dialect.name)
         with in_flight.followed():
@@ -330,8 +331,10 @@ class Gateway(Gateways):
         self, dialect: Dialect, request: web.Request, chat: ChatRequest, in_flight: InFlight, session: Session
     ) -> web.StreamResponse:
         with engine_errors(session, self._model):
-            answer = await in_flight.answer()
-        response = json_answer(dialect.respond(self._identity(in_flight.call), chat, answer))
+            answers = await in_flight.answers()
+        response = json_answer(
+            dialect.respond_with_choices(self._identity(in_flight.calls[0]), chat, answers)
+        )
         with suppress(ConnectionError):  # the client is gone; its retry gets the answer
             await response.prepare(request)
             await response.write_eof()
@@ -341,43 +344,43 @@ class Gateway(Gateways):
     async def _stream(
         self, dialect: Dialect, request: web.Request, chat: ChatRequest, in_flight: InFlight, session: Session
     ) -> web.StreamResponse:
-        encoder = dialect.stream(self._identity(in_flight.call), chat)
+        encoders = dialect.stream_choices(self._identity(in_flight.calls[0]), chat)
         response = web.StreamResponse(
             headers={
-                "Content-Type": encoder.content_type,
+                "Content-Type": encoders[0].content_type,
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
             }
         )
         with suppress(ConnectionError):  # the client is gone, and the call has recorded that
             await response.prepare(request)
-            await response.write(encoder.start())
-            await self._stream_answer(dialect, request, response, encoder, in_flight, session)
+            await response.write(b"".join(encoder.start() for encoder in encoders))
+            await self._stream_answers(dialect, request, response, encoders, in_flight, session)
             await response.write_eof()
         return response
 
-    async def _stream_answer(
+    async def _stream_answers(
         self,
         dialect: Dialect,
         request: web.Request,
         response: web.StreamResponse,
-        encoder: StreamEncoder,
+        encoders: Sequence[StreamEncoder],
         in_flight: InFlight,
         session: Session,
     ) -> None:
-        async with kept_alive(response, encoder, self._settings.keepalive_seconds):
+        async with kept_alive(response, encoders[0], self._settings.keepalive_seconds):
             try:
                 with engine_errors(session, self._model):
                     async for deltas in in_flight.deltas():
-                        await response.write(b"".join(encoded(encoder, delta) for delta in deltas))
-                    answer = await in_flight.answer()
+                        await response.write(
+                            b"".join(encoded(encoders[choice], delta) for choice, delta in deltas)
+                        )
+                    answers = await in_flight.answers()
             except RequestRefused as error:
                 self._refused(dialect, request, error)
-                await response.write(encoder.error(error))
+                await response.write(encoders[0].error(error))
             else:
-                if answer.stop_sequence is not None:
-                    encoder.stop_sequence(answer.stop_sequence)
-                await response.write(encoder.finish(answer.finish_reason, answer.usage))
+                await response.write(b"".join(map(finished, encoders, answers)))
                 in_flight.is_delivered = True
 
     def _refuse_other_models(self, session: Session, name: str) -> None:

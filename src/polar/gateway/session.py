@@ -102,18 +102,19 @@ class Session:
     def progress(self) -> Progress:
         return Progress(completions=self._completions, sampled_tokens=self.sampled_tokens)
 
-    def begin_call(self) -> int:
-        """Count a call in; its place in the order of beginning, from 0."""
+    def begin_calls(self, count: int) -> range:
+        """Admit so many calls at once; their places in the order of beginning, from 0."""
         self.refuse_when_over()
         budgets = self.grant.budgets
         open_calls = len(self.calls)
-        self.quota.refuse_more_calls(open_calls)
-        if budgets.max_completions is not None and self._completions + open_calls >= budgets.max_completions:
+        self.quota.refuse_more_calls(open_calls + count - 1)
+        used = self._completions + open_calls
+        if budgets.max_completions is not None and used + count > budgets.max_completions:
             raise self._spent(f"all {budgets.max_completions} completions are used")
         if self.tokens_left == 0:
             raise self._spent(f"all {budgets.max_sampled_tokens} sampled tokens are used")
-        self._begun += 1
-        return self._begun - 1
+        self._begun += count
+        return range(self._begun - count, self._begun)
 
     def find(self, request: ChatRequest, model_context: int) -> Extension:
         """What the request continues; RequestRefused without rendering it if it is too long by far."""

@@ -126,6 +126,8 @@ class ChatRequest:
     output: JsonOutput | None = None
     """None: free text."""
     sampling: Sampling = Sampling()
+    choices: int = 1
+    """How many answers to the same messages are asked for."""
     stream: bool = False
     stream_usage: bool = False
     """Whether a stream must end with a usage chunk (OpenAI's stream_options.include_usage)."""

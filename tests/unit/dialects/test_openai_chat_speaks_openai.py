@@ -110,7 +110,7 @@ def test_the_older_function_fields_are_understood() -> None:
         ({"top_p": True}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
-        ({"n": 2}, "n"),
+        ({"n": 129}, "n"),
         ({"stop": [1]}, "stop"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": 1}, "stream_options"),

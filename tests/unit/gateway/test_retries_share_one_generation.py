@@ -145,7 +145,7 @@ async def test_a_retry_after_the_client_left_in_the_middle_is_sampled_anew(tmp_p
         await begun.wait()
         assert coalescer.join(b"same", RETRY) is in_flight
     assert coalescer.join(b"same", RETRY) is None
-    await asyncio.wait({in_flight.task})
+    await asyncio.wait(in_flight.tasks)
     assert coalescer.join(b"same", {}) is None
 
 
@@ -155,12 +155,12 @@ async def test_an_answer_whose_client_was_gone_goes_to_the_next_equal_request_on
 
     coalescer, in_flight = _launched(tmp_path, work)
     with in_flight.followed():
-        await in_flight.answer()  # and then its connection is gone
+        await in_flight.answers()  # and then its connection is gone
     assert coalescer.join(b"same", FIRST) is None
     assert coalescer.join(b"same", {}) is in_flight
     with in_flight.followed():
         assert coalescer.join(b"same", {}) is None
-        assert await in_flight.answer() == _answer()
+        assert await in_flight.answers() == [_answer()]
         in_flight.is_delivered = True
     assert coalescer.join(b"same", {}) is None
 
@@ -169,7 +169,7 @@ def _launched(tmp_path: Path, work: Work) -> tuple[RequestCoalescer, InFlight]:
     session = _session(tmp_path)
     coalescer = RequestCoalescer(session, retry_seconds=60)
     call = ModelCall(session, ChatRequest("m", ()), "openai_chat")
-    return coalescer, coalescer.launch(call, work, b"same")
+    return coalescer, coalescer.launch([call], work, b"same")
 
 
 def _session(tmp_path: Path) -> Session:
