@@ -28,7 +28,8 @@ from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.trace import Trace
 from polar.training.groups import Excluded, learnable
-from polar.training.rollouts import PAUSES, rollout_of
+from polar.training.patience import PAUSES
+from polar.training.rollouts import rollout_of
 from polar.training.settings import ObjectiveSettings
 from polar.training.versions import Versions
 from polar.trajectory.materialise import materialise

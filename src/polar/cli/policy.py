@@ -103,6 +103,8 @@ def _print(view: PolicyView) -> None:
         ("weights", visible(view.path) if view.path else "the engines' own"),
         ("pause", pause),
     ]
+    if view.failure:
+        facts.insert(1, (f"version {view.newest}", f"no node could load it: {visible(view.failure)}"))
     nodes = [
         (node.node, node.version, "settled" if node.is_settled else visible(node.error or "on its way"))
         for node in view.nodes

@@ -42,13 +42,17 @@ class Pause(Frozen):
 
 
 class Update(Frozen):
-    """A trainer replaces the weights. Without a pause the engines freeze just while they load."""
+    """A trainer replaces the weights. Without a pause the engines freeze just while they load.
+
+    Where no node can load them, all go back to the last that one has loaded, also if the trainer is gone.
+    """
 
     path: str | None = Field(default=None, min_length=1, max_length=4096)
     """A directory or a safetensors file that engines read, below one of the nodes' `weight_roots`.
     None: the weights that the engines were started with."""
     version: Version | None = None
-    """None: the next one."""
+    """None: the next one. One that is not higher than all before is refused, so a request that names its
+    version and arrives late changes nothing."""
     holder: Id | None = None
     """Needed while somebody has paused."""
     wait_seconds: float = Field(default=600.0, ge=0, le=3600)
@@ -60,6 +64,14 @@ class Resume(Frozen):
     """None: whoever holds the pause, it ends."""
     wait_seconds: float = Field(default=60.0, ge=0, le=600)
     """How long the answer waits for nodes to have carried it out."""
+
+
+class Weights(Frozen):
+    """What an engine samples with."""
+
+    version: Version
+    path: str | None = None
+    """Where they are; None: those that the engine was started with."""
 
 
 class NodePolicy(Frozen):
@@ -90,6 +102,12 @@ class PolicyView(Frozen):
     """Who pauses."""
     seconds_left: float | None = None
     """Until the pause ends by itself."""
+    newest: Version = 0
+    """The highest version that was ever asked for: the next one is higher."""
+    fallback: Weights | None = None
+    """What nodes go back to if none of them can load these weights; None: one of them has."""
+    failure: str | None = None
+    """Why the newest weights are not the ones asked for any more: no node could load them."""
     nodes: tuple[NodePolicy, ...] = ()
 
     @property

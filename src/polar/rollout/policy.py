@@ -49,24 +49,21 @@ class PolicyService:
 
     async def update(self, asked: Update, gone: Gone) -> PolicyView:
         """Replace the weights. A node that cannot samples nothing; if none can, the old ones stay."""
-        before = await self._policies.wanted()
         wanted = await self._policies.update(asked.path, asked.version, asked.holder)
         view = await self._settled(asked.wait_seconds, gone)
-        failures = [f"{node.node}: {node.error}" for node in view.nodes if node.error is not None]
-        if failures and len(failures) == len(view.nodes):
-            await self._policies.revert(wanted, before)
-            await self._settled(asked.wait_seconds, gone)
+        if view.version < wanted.version:
             raise Unavailable(
-                f"version {wanted.version} could not be loaded, version {before.version} stays:"
-                f" {'; '.join(failures)}"
+                f"version {wanted.version} could not be loaded, version {view.version} stays: {view.failure}"
             )
-        for failure in failures:
-            log.error("policy version %d: a node samples nothing until it has it: %s", view.version, failure)
+        for node in view.nodes:
+            if node.error is not None:
+                log.error("%s samples nothing without version %d: %s", node.node, view.version, node.error)
         return view
 
     async def follow(self, node: str, report: PolicyReport, gone: Gone) -> PolicyOrder:
         """Take a node's report, and give it its next order; waits for a new one."""
-        await self._policies.report(node, report)
+        if await self._policies.report(node, report):
+            self._changed.ring()
         self._reported.ring()
         async for _ in self._looks(self._changed, report.wait_seconds, gone):
             order = await self._policies.order()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from polar.errors import Conflict
-from polar.models.policy import NodePolicy, Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView
+from polar.models.policy import NodePolicy, Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView, Weights
 from polar.store.database import Database
 from polar.store.tables import policy, policy_nodes
 
@@ -24,6 +25,13 @@ class Wanted:
     """Rises with every change."""
     version: int
     path: str | None
+    newest: int
+    """The highest version ever asked for. No other weights ever get its number: an engine that was out of
+    reach may have them under it."""
+    failure: str | None = None
+    """Why it is not the version, where no node could load it."""
+    fallback: Weights | None = None
+    """What nodes go back to if none of them can load these weights; None: one of them has."""
     mode: PauseMode | None = None
     """Set while there is a pause, as are its holder and its end."""
     holder: str | None = None
@@ -34,7 +42,36 @@ class Wanted:
         return self.mode is not None
 
     def resumed(self) -> Wanted:
-        return Wanted(self.step + 1, self.version, self.path)
+        return replace(self, step=self.step + 1, mode=None, holder=None, expires_at=None)
+
+    def updated(self, version: int, path: str | None) -> Wanted:
+        fallback = self.fallback or Weights(version=self.version, path=self.path)
+        return replace(
+            self,
+            step=self.step + 1,
+            version=version,
+            path=path,
+            newest=version,
+            failure=None,
+            fallback=fallback,
+        )
+
+    def judged(self, nodes: tuple[NodePolicy, ...]) -> Wanted:
+        """Kept once one of the live nodes has loaded the weights, and given up once none of them can."""
+        if self.fallback is None or not nodes:
+            return self
+        if any(node.is_settled and node.version == self.version for node in nodes):
+            return replace(self, fallback=None)
+        if any(node.error is None for node in nodes):
+            return self
+        return replace(
+            self,
+            step=self.step + 1,
+            version=self.fallback.version,
+            path=self.fallback.path,
+            failure="; ".join(f"{node.node}: {node.error}" for node in nodes),
+            fallback=None,
+        )
 
 
 class Policies:
@@ -77,25 +114,18 @@ class Policies:
 
         def updated(now: Wanted) -> Wanted:
             _refuse_others(now, holder)
-            raised = now.version + 1 if version is None else version
-            if raised <= now.version:
-                raise Conflict(f"the policy has version {now.version} already", hint="versions only rise")
-            return replace(now, step=now.step + 1, version=raised, path=path)
+            raised = now.newest + 1 if version is None else version
+            if raised <= now.newest:
+                raise Conflict(f"version {now.newest} was asked for already", hint="versions only rise")
+            return now.updated(raised, path)
 
         return await self._change(updated)
 
-    async def revert(self, failed: Wanted, before: Wanted) -> Wanted:
-        """Want the old weights again, unless other ones are wanted by now."""
+    async def report(self, node: str, report: PolicyReport) -> bool:
+        """Take down how far a node is; whether all are to go back, since no node can load the weights.
 
-        def reverted(now: Wanted) -> Wanted:
-            if now.version != failed.version:
-                return now
-            return replace(now, step=now.step + 1, version=before.version, path=before.path)
-
-        return await self._change(reverted)
-
-    async def report(self, node: str, report: PolicyReport) -> None:
-        """Take down how far a node is."""
+        That is decided here, and not by whoever waits for an update: it may be gone by then.
+        """
         row = {
             "node": node,
             "step": report.step,
@@ -104,12 +134,18 @@ class Policies:
             "seen_at": self._database.now(),
         }
 
-        def write(connection: Connection) -> None:
+        def write(connection: Connection) -> bool:
             connection.execute(delete(policy_nodes).where(policy_nodes.c.node == node))
             if not report.leaves:
                 connection.execute(insert(policy_nodes).values(row))
+            if _read(connection, for_update=False).fallback is None:
+                return False
+            now = _read(connection, for_update=True)
+            judged = now.judged(_told(self._reports(connection), now))
+            _write(connection, judged)
+            return judged.step != now.step
 
-        await self._database.write(write)
+        return await self._database.write(write)
 
     async def order(self) -> PolicyOrder:
         wanted = await self.wanted()
@@ -123,7 +159,9 @@ class Policies:
         )
 
     async def view(self) -> PolicyView:
-        wanted = await self.wanted()
+        # Ends a pause whose time is over.
+        await self.wanted()
+        wanted, nodes = await self._database.read(self._seen)
         return PolicyView(
             version=wanted.version,
             path=wanted.path,
@@ -131,37 +169,29 @@ class Policies:
             mode=wanted.mode,
             holder=wanted.holder,
             seconds_left=self._left(wanted),
-            nodes=await self._database.read(lambda connection: self._nodes(connection, wanted)),
+            newest=wanted.newest,
+            fallback=wanted.fallback,
+            failure=wanted.failure,
+            nodes=nodes,
         )
 
-    def _nodes(self, connection: Connection, wanted: Wanted) -> tuple[NodePolicy, ...]:
+    def _seen(self, connection: Connection) -> tuple[Wanted, tuple[NodePolicy, ...]]:
+        # In this order, what is wanted is never older than what the nodes have done.
+        reports = self._reports(connection)
+        wanted = _read(connection, for_update=False)
+        return wanted, _told(reports, wanted)
+
+    def _reports(self, connection: Connection) -> Sequence[Row[Any]]:
+        """Of the live nodes."""
         alive = policy_nodes.c.seen_at > self._database.now() - SILENT_SECONDS
-        rows = connection.execute(select(policy_nodes).where(alive).order_by(policy_nodes.c.node))
-        return tuple(
-            NodePolicy(
-                node=row.node,
-                version=row.version,
-                is_settled=row.step >= wanted.step and row.error is None,
-                error=row.error if row.step >= wanted.step else None,
-            )
-            for row in rows
-        )
+        return connection.execute(select(policy_nodes).where(alive).order_by(policy_nodes.c.node)).all()
 
     async def _change(self, change: Callable[[Wanted], Wanted]) -> Wanted:
         def write(connection: Connection) -> Wanted:
             found = _read(connection, for_update=True)
             changed = change(found.resumed() if self._is_over(found) else found)
             if changed != found:
-                connection.execute(
-                    update(policy).values(
-                        step=changed.step,
-                        version=changed.version,
-                        path=changed.path,
-                        mode=changed.mode.value if changed.mode else None,
-                        holder=changed.holder,
-                        expires_at=changed.expires_at,
-                    )
-                )
+                _write(connection, changed)
             return changed
 
         return await self._database.write(write)
@@ -173,6 +203,18 @@ class Policies:
         return None if wanted.expires_at is None else max(wanted.expires_at - self._database.now(), 0.0)
 
 
+def _told(reports: Sequence[Row[Any]], wanted: Wanted) -> tuple[NodePolicy, ...]:
+    return tuple(
+        NodePolicy(
+            node=row.node,
+            version=row.version,
+            is_settled=row.step >= wanted.step and row.error is None,
+            error=row.error if row.step >= wanted.step else None,
+        )
+        for row in reports
+    )
+
+
 def _refuse_others(now: Wanted, holder: str | None) -> None:
     if now.is_paused and now.holder != holder:
         raise Conflict(f"the policy is paused by {now.holder!r}", hint="`polar policy resume` ends the pause")
@@ -181,5 +223,37 @@ def _refuse_others(now: Wanted, holder: str | None) -> None:
 def _read(connection: Connection, *, for_update: bool) -> Wanted:
     query = select(policy).with_for_update() if for_update else select(policy)
     row = connection.execute(query).one()
-    mode = PauseMode(row.mode) if row.mode is not None else None
-    return Wanted(row.step, row.version, row.path, mode, row.holder, row.expires_at)
+    return Wanted(
+        step=row.step,
+        version=row.version,
+        path=row.path,
+        newest=row.newest,
+        failure=row.failure,
+        fallback=_fallback(row),
+        mode=PauseMode(row.mode) if row.mode is not None else None,
+        holder=row.holder,
+        expires_at=row.expires_at,
+    )
+
+
+def _fallback(row: Row[Any]) -> Weights | None:
+    if row.fallback_version is None:
+        return None
+    return Weights(version=row.fallback_version, path=row.fallback_path)
+
+
+def _write(connection: Connection, wanted: Wanted) -> None:
+    connection.execute(
+        update(policy).values(
+            step=wanted.step,
+            version=wanted.version,
+            path=wanted.path,
+            newest=wanted.newest,
+            failure=wanted.failure,
+            fallback_version=wanted.fallback.version if wanted.fallback else None,
+            fallback_path=wanted.fallback.path if wanted.fallback else None,
+            mode=wanted.mode.value if wanted.mode else None,
+            holder=wanted.holder,
+            expires_at=wanted.expires_at,
+        )
+    )

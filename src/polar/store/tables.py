@@ -175,6 +175,13 @@ policy = Table(
     Column("step", BigInteger, nullable=False),
     Column("version", Integer, nullable=False),
     Column("path", Text),
+    # The highest version ever asked for, also where no node could load it.
+    Column("newest", Integer, nullable=False, server_default="0"),
+    # Why it is not the version, where no node could load it.
+    Column("failure", Words),
+    # What nodes go back to if none of them can load these weights; set until one has.
+    Column("fallback_version", Integer),
+    Column("fallback_path", Text),
     # These three are set exactly while there is a pause.
     Column("mode", String(16)),
     Column("holder", String(128)),

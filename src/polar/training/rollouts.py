@@ -5,29 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from polar.client import Client
-from polar.errors import NotFound, Unavailable
+from polar.errors import NotFound
 from polar.evaluation.statistics import mean_of_outcomes
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
 from polar.training.groups import Excluded, Group, Material, Sample, material
+from polar.training.patience import patiently
 from polar.training.settings import GrpoSettings, RolloutSettings
 from polar.training.sources import Shuffled
 from polar.training.versions import Versions
 from polar.trajectory.recording import DamagedRecording, Recording, decode
 
 log = logging.getLogger(__name__)
-
-PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0, 30.0)
-"""Between attempts to reach a server that has gone: long enough for it to be started again."""
 
 MAX_ID = 128
 """How long a task's id may be."""
@@ -37,8 +34,6 @@ MOST_URGENT = 100
 
 HELD_OUT = "held-out.jsonl"
 """In the run's directory: which held-out tasks were passed, each time they were tried."""
-
-T = TypeVar("T")
 
 
 class Turn(NamedTuple):
@@ -85,7 +80,7 @@ class Rollouts:
         while missing:
             while len(self._in_flight) < missing + ahead:
                 self._submit()
-            _patiently(self._read_until_one_is_complete)
+            patiently(self._read_until_one_is_complete)
             groups.append(group := self._pop())
             if group.has_spread or not spares:
                 missing -= 1
@@ -122,7 +117,7 @@ class Rollouts:
         temperature = self._settings.objective.temperature
         prefix = f"{self._run}-{position}"
         spec = rollout_of(self._tasks[turn.task], prefix, self._rollouts.samples, temperature)
-        known = _patiently(lambda: self._client.submit(spec))
+        known = patiently(lambda: self._client.submit(spec))
         self._in_flight[spec.id] = turn
         if known.status is not TaskStatus.QUEUED:
             self._read_again()
@@ -179,7 +174,7 @@ class Rollouts:
         if not result.has_recording:
             return None
         try:
-            return decode(_patiently(lambda: self._client.recording(result.session_id)))
+            return decode(patiently(lambda: self._client.recording(result.session_id)))
         except (NotFound, DamagedRecording) as error:
             log.warning("session %s: %s", result.session_id, error)
             return None
@@ -209,8 +204,8 @@ class HeldOut:
             for number, task in enumerate(self._tasks)
         ]
         for spec in specs:
-            _patiently(partial(self._client.submit, spec))
-        results = _patiently(lambda: self._client.wait([spec.id for spec in specs]))
+            patiently(partial(self._client.submit, spec))
+        results = patiently(lambda: self._client.wait([spec.id for spec in specs]))
         rewards: dict[str, list[float]] = {spec.id: [] for spec in specs}
         for result in results:
             rewards[result.task_id].append(result.reward or 0.0)
@@ -237,14 +232,3 @@ def rollout_of(task: TaskSpec, prefix: str, samples: int, temperature: float) ->
     name = f"{prefix}-{task.id}"[:MAX_ID]
     sampling = task.sampling.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
     return task.model_copy(update={"id": name, "samples": samples, "sampling": sampling, "early_stop": None})
-
-
-def _patiently(ask: Callable[[], T]) -> T:
-    """The answer of a server that may be away for a while."""
-    for pause in PAUSES:
-        try:
-            return ask()
-        except Unavailable as error:
-            log.warning("%s; asking again in %g s", error, pause)
-            time.sleep(pause)
-    return ask()

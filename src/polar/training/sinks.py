@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from polar.client import Client
-from polar.errors import Conflict, Unavailable
+from polar.errors import Conflict, PolarError, Unavailable
+from polar.models.policy import PolicyView
+from polar.training.patience import patiently
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +55,30 @@ class Engines:
         self._version: int | None = None
         # The same for the same run, so that what a killed one left is found and removed.
         run = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]
-        self._root = (directory or SHARED_MEMORY) / f"polar-weights-{run}"
+        self._root = (directory or SHARED_MEMORY).absolute() / f"polar-weights-{run}"
 
     def push(self, policy: Saves) -> int:
         """Engines that cannot load, or that somebody pauses, keep what they have: the version stays."""
+        version = patiently(self._client.policy).newest + 1
+        path = self._written(policy)
+        refusal: PolarError | None = None
+        try:
+            view = self._client.update_policy(path, version=version)
+        except (Unavailable, Conflict) as error:
+            # The request may have been carried out and only its answer lost: what is stored holds.
+            view, refusal = patiently(self._client.policy), error
+        # One that is still under way somewhere changes nothing once its version was asked for.
+        self._remove_unneeded(view, undecided=path if view.newest < version else None)
+        if refusal is None or view.path == str(path):
+            self._version = view.version
+        elif self._version is None:
+            raise refusal
+        else:
+            log.error("the engines stay at version %d: %s", self._version, refusal)
+        return self._version
+
+    def _written(self, policy: Saves) -> Path:
         self._root.mkdir(parents=True, exist_ok=True)
-        before = sorted(self._root.iterdir())
         path = Path(tempfile.mkdtemp(dir=self._root))
         path.chmod(0o755)
         try:
@@ -67,14 +87,11 @@ class Engines:
             # Half of them would take the room of the next attempt.
             shutil.rmtree(path)
             raise
-        try:
-            self._version = self._client.update_policy(path).version
-        except (Unavailable, Conflict) as error:
-            shutil.rmtree(path)
-            if self._version is None:
-                raise
-            log.error("the engines stay at version %d: %s", self._version, error)
-            return self._version
-        for old in before:
-            shutil.rmtree(old)
-        return self._version
+        return path
+
+    def _remove_unneeded(self, view: PolicyView, *, undecided: Path | None) -> None:
+        """Leave what nodes are told to load, and what they go back to if none of them can."""
+        named = {view.path, view.fallback.path if view.fallback else None}
+        for found in self._root.iterdir():
+            if found != undecided and str(found) not in named:
+                shutil.rmtree(found)

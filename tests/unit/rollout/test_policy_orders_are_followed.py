@@ -175,9 +175,48 @@ async def test_only_the_holder_goes_on(client: AsyncClient) -> None:
 
 async def test_versions_only_rise(client: AsyncClient) -> None:
     await client.update_policy("/weights/5", version=5)
-    with pytest.raises(Conflict, match="has version 5 already"):
+    with pytest.raises(Conflict, match="version 5 was asked for already"):
         await client.update_policy("/weights/5", version=5)
     assert (await client.update_policy(None)).version == 6
+
+
+async def test_weights_that_no_node_can_load_are_given_up_without_whoever_asked(
+    client: AsyncClient, node: FakeNode
+) -> None:
+    updating = asyncio.create_task(client.update_policy("/weights/1"))
+    assert (await node.report(wait=10)).version == 1
+    updating.cancel()
+    await asyncio.wait({updating})
+    node._error = "no such file"
+    assert (await node.report()).version == 0
+    view = await client.policy()
+    assert (view.version, view.newest, view.failure) == (0, 1, "a: no such file")
+
+
+async def test_a_number_that_failed_is_never_given_to_other_weights(
+    client: AsyncClient, node: FakeNode
+) -> None:
+    """An engine that nobody could reach meanwhile may have the failed ones under it."""
+    await client.update_policy("/weights/1", wait_seconds=0)
+    await node.follow("no such file")
+    await node.follow()
+    assert (await client.update_policy("/weights/2", wait_seconds=0)).version == 2
+
+
+async def test_what_nodes_go_back_to_is_told_until_one_has_the_new_weights(
+    client: AsyncClient, node: FakeNode
+) -> None:
+    for name, version in (("/weights/1", 1), ("/weights/2", 2)):
+        await client.update_policy(name, wait_seconds=0)
+        fallback = (await client.policy()).fallback
+        assert fallback is not None
+        assert fallback.version == 0, f"{version}: nobody has loaded anything yet"
+    await node.follow()
+    assert (await client.policy()).fallback is None
+    await client.update_policy("/weights/3", wait_seconds=0)
+    fallback = (await client.policy()).fallback
+    assert fallback is not None
+    assert (fallback.version, fallback.path) == (2, "/weights/2")
 
 
 @pytest.mark.parametrize("fields", [{"timeout_seconds": 0}, {"timeout_seconds": 1e9}, {"wait_seconds": -1}])

@@ -28,17 +28,21 @@ class Server:
         self._model = model
         self.engine: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self.version = 0
+        self.path: str | None = None
         self.refusal: PolarError | None = None
 
-    def update_policy(self, path: Path) -> PolicyView:
+    def policy(self) -> PolicyView:
+        return PolicyView(version=self.version, newest=self.version, path=self.path)
+
+    def update_policy(self, path: Path, *, version: int) -> PolicyView:
         if self.refusal is not None:
             raise self.refusal
-        self.version += 1
+        self.version, self.path = version, str(path)
         state = self.engine.state_dict()
         found = read_policy(self.version, path, self._model, state)
         for name, tensor in found.tensors.items():
             state[name].copy_(tensor)
-        return PolicyView(version=self.version)
+        return self.policy()
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["full", "adapter"])

@@ -1,4 +1,4 @@
-"""The nodes that have joined, with their places, and whether they are drained."""
+"""The nodes that have joined, with their places; what they go back to if no node can load new weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ def upgrade() -> None:
     )
     # Nodes at work joined before there was this table, and do so but once.
     op.execute("INSERT INTO nodes (name) SELECT node FROM policy_nodes")
+    op.add_column("policy", sa.Column("newest", sa.Integer, nullable=False, server_default="0"))
+    op.add_column("policy", sa.Column("failure", sa.Text))
+    op.add_column("policy", sa.Column("fallback_version", sa.Integer))
+    op.add_column("policy", sa.Column("fallback_path", sa.Text))
+    op.execute("UPDATE policy SET newest = version")
 
 
 def downgrade() -> None:
+    for column in ("newest", "failure", "fallback_version", "fallback_path"):
+        op.drop_column("policy", column)
     op.drop_table("nodes")
