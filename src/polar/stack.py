@@ -234,6 +234,8 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
         model = await engine.model_info()
         renderer = await _renderer(settings.engine, engine, model)
         await engine.check(Mode.TOKENS if renderer else Mode.CHAT)
+        # The check has found out more.
+        model = await engine.model_info()
         say("starting the gateway")
         workers = settings.gateway.worker_count
         gateway: Gateways

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.config.settings import Settings
-from polar.engines.base import Engine, EngineDown, EngineError, ModelInfo
+from polar.engines.base import RAW, Engine, EngineDown, EngineError, ModelInfo
 from polar.errors import InvalidInput, NotFound
 from polar.models.completion import Completion, Ids
 from polar.models.trace import Trace
@@ -35,8 +35,6 @@ Say = Callable[[str], None]
 TOLERANCE = 1e-3
 GREEDY_BELOW = 1e-5
 """Below this temperature the likeliest token is taken, and engines give its logprob at temperature 1."""
-UNPROCESSED = "raw_logprobs"
-"""What an engine calls logprobs before temperature and cuts: these can always be compared."""
 
 
 class Uncompared(StrEnum):
@@ -268,7 +266,7 @@ def misplaced(trace: Trace, spans: Sequence[Span]) -> Iterator[str]:
 def uncompared(completion: Completion, logprobs_mode: str | None) -> Uncompared | None:
     """Why a completion's logprobs are not those that an engine scores, or None."""
     used = completion.used
-    if logprobs_mode == UNPROCESSED:
+    if logprobs_mode == RAW:
         return None
     if "constraint" in completion.extra:
         return Uncompared.CONSTRAINED

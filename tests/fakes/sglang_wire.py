@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.fakes import character_chat
+from tests.fakes.vllm_wire import likeliest
 
 
 @dataclass
@@ -27,6 +28,10 @@ class SglangWire:
     """Whether the addresses that inform have the names they had on older servers."""
     is_incremental: bool = False
     weight_version: str = "default"
+    logits: Sequence[float] | None = None
+    """Of what may follow any prompt: then it tells the likeliest where it is asked to."""
+    counts_temperature: bool = True
+    """Unless SGLANG_RETURN_ORIGINAL_LOGPROB is set."""
     knows_token_ids: bool = True
     """Whether it is new enough to return ids with a chat."""
     ids_name: str = "token_ids"
@@ -100,12 +105,21 @@ class SglangWire:
             choice["meta_info"] = {"weight_version": self.weight_version, "cached_tokens": 0}
         return web.json_response(document)
 
+    def _likeliest(self, temperature: float) -> dict[str, Any]:
+        found = likeliest(self.logits or (), temperature)
+        return {"output_ids": [5], "meta_info": {"output_top_logprobs": [[[found, 7, None]]]}}
+
     async def generate(self, request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
         self.ports.add(request.transport.get_extra_info("peername")[1])
         answer = self.answers[min(len(self.bodies), len(self.answers) - 1)]
-        self.bodies.append(await request.json())
+        self.bodies.append(asked := await request.json())
         self.arrived.set()
+        if asked.get("top_logprobs_num"):
+            if self.logits is None:
+                return web.json_response({"error": {"message": "it shows no others"}}, status=400)
+            temperature = asked["sampling_params"]["temperature"] if self.counts_temperature else 1.0
+            return web.json_response(self._likeliest(temperature))
         if isinstance(answer, tuple):
             status, body = answer
             return web.json_response(body, status=status)

@@ -21,8 +21,14 @@ from polar.models.policy import PauseMode
 
 
 class SwitchableEngine(Engine):
-    def __init__(self, name: str = "small", max_context: int = 512, policy_version: int = 0) -> None:
-        self.info = ModelInfo(name, max_context, policy_version)
+    def __init__(
+        self,
+        name: str = "small",
+        max_context: int = 512,
+        policy_version: int = 0,
+        logprobs_mode: str | None = None,
+    ) -> None:
+        self.info = ModelInfo(name, max_context, policy_version, logprobs_mode)
         self.is_on = True
         self.lacks: str | None = None
         """What the check finds missing."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,10 @@ class VllmWire:
     refused: str = ""
     """The path of orders that fail."""
     weight_version: str = "default"
+    logits: Mapping[str, float] | None = None
+    """Of what may follow any prompt: then a completion that is not streamed tells the likeliest."""
+    counts_temperature: bool = False
+    """As --logprobs-mode processed_logprobs."""
     connections: set[asyncio.Transport] = field(default_factory=set)
     url: str = ""
 
@@ -65,6 +70,12 @@ class VllmWire:
             self.weight_version = (await request.json())["new_version"]
         return web.json_response({})
 
+    def _likeliest(self, temperature: float) -> dict[str, Any]:
+        found = likeliest((self.logits or {}).values(), temperature)
+        told = {"y": found, "x": found - 1}
+        logprobs = {"tokens": ["x"], "token_logprobs": [told["x"]], "top_logprobs": [told]}
+        return {"choices": [{"index": 0, "text": "x", "token_ids": [5], "logprobs": logprobs}]}
+
     async def weights(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.weight_version})
 
@@ -73,6 +84,10 @@ class VllmWire:
         body = await request.json()
         self.bodies.append(body)
         self.arrived.set()
+        if request.path == "/v1/completions" and not body.get("stream") and isinstance(answer, Said):
+            return web.json_response({"error": {"message": "it completes nothing"}}, status=400)
+        if self.logits is not None and not body.get("stream"):
+            return web.json_response(self._likeliest(body["temperature"] if self.counts_temperature else 1.0))
         if isinstance(answer, Said):
             if not body.get("stream"):
                 return web.json_response(character_chat.document(answer, body))
@@ -93,6 +108,12 @@ class VllmWire:
             self.disconnected.set()
             raise
         return response
+
+
+def likeliest(logits: Iterable[float], temperature: float) -> float:
+    """The highest logprob at a temperature."""
+    scaled = [logit / temperature for logit in logits]
+    return max(scaled) - math.log(sum(map(math.exp, scaled)))
 
 
 def event(ids: list[int] | None, logprobs: list[float] | None, finish: str | None = None, **root: Any) -> Any:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from polar import plugins
 from polar.config.settings import Settings, environment_engine_key
 from polar.diagnosis.finding import Area, Finding
-from polar.engines.base import Engine, EngineError, GenerateRequest, Mode, ModelInfo
+from polar.engines.base import PROCESSED, RAW, Engine, EngineError, GenerateRequest, Mode, ModelInfo
 from polar.engines.embedded.weights import ensure_tokenizer
 from polar.errors import PolarError
 from polar.models.chat import Message, Role, Sampling
@@ -59,7 +59,6 @@ async def _findings(settings: Settings, engine: Engine) -> AsyncIterator[Finding
     model = await engine.model_info()
     version = f"policy version {model.policy_version}"
     yield AREA.ok("reachable", f"serves {model.name} with a context of {model.max_context}, {version}")
-    yield _logprobs(model)
     modes = plugins.load("engines", settings.engine.kind).modes
     if Mode.TOKENS not in modes:
         yield AREA.warning(
@@ -68,6 +67,7 @@ async def _findings(settings: Settings, engine: Engine) -> AsyncIterator[Finding
         return
     yield await AREA.examined("tokens", lambda: _checked(engine, Mode.TOKENS))
     yield await AREA.examined("chat", lambda: _checked(engine, Mode.CHAT))
+    yield await AREA.examined("logprobs", lambda: _logprobs(engine))
     yield await _weights(settings)
     is_named = "model" in settings.engine.model_fields_set or not settings.engine.urls
     name = settings.engine.model if is_named else model.name
@@ -82,11 +82,14 @@ async def _findings(settings: Settings, engine: Engine) -> AsyncIterator[Finding
         yield finding
 
 
-def _logprobs(model: ModelInfo) -> Finding:
-    if model.logprobs_mode == "processed_logprobs":
+async def _logprobs(engine: Engine) -> Finding:
+    """As the checks before have found out, where the engine does not say."""
+    mode = (await engine.model_info()).logprobs_mode
+    if mode == PROCESSED:
         return AREA.ok("logprobs", "of the distribution that tokens are sampled from")
-    fix = "start vLLM with --logprobs-mode processed_logprobs, or train at temperature 1 without cuts"
-    return AREA.warning("logprobs", f"of {model.logprobs_mode or 'a distribution it does not name'}", fix)
+    known = "taken before temperature" if mode == RAW else "of a distribution that it does not show"
+    fix = "start vLLM with --logprobs-mode processed_logprobs, or train at temperature 1"
+    return AREA.warning("logprobs", f"{known}: at a temperature other than 1 nothing is trained", fix)
 
 
 async def _checked(engine: Engine, mode: Mode) -> Finding:

@@ -16,6 +16,10 @@ from polar.rendering.base import MessageDelta
 from polar.rendering.constraints import Constraint
 from polar.telemetry.readings import Readings
 
+PROCESSED = "processed_logprobs"
+RAW = "raw_logprobs"
+"""What vLLM calls logprobs after temperature, and before it."""
+
 
 class Mode(StrEnum):
     """Who renders the prompt."""
@@ -95,7 +99,8 @@ class ModelInfo:
     policy_version: int
     logprobs_mode: str | None = None
     """Of which distribution the logprobs are: `processed_logprobs` is the one sampled from, after temperature
-    and cuts; `raw_logprobs` the model's own, before them; None: the engine does not say."""
+    (SGLang's are before cuts, and tokens that were cut are never trained); `raw_logprobs` the model's own,
+    before it; None: the engine neither says so nor shows it to `check`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from uuid import uuid4
 import orjson
 
 from polar.engines.base import (
+    PROCESSED,
+    RAW,
     ChatCall,
     ContextOverflow,
     Engine,
@@ -59,6 +61,10 @@ _PROMPT_LENGTH = re.compile(
 """How the engines' versions tell the length of a prompt that, or whose answer, does not fit."""
 _DONE = b"[DONE]"
 """What stands in the last event of a stream instead of JSON."""
+PROBE_TEMPERATURES = (1.0, 4.0)
+"""What an engine that does not say so is asked at, to see whether temperature counts in its logprobs."""
+PROBE_TOLERANCE = 0.05
+"""Logprobs of one token that are closer than this are the same: engines round, and add up in any order."""
 _PROBE_TOOL = ToolDefinition("probe", "Does nothing.", {"type": "object", "properties": {}})
 
 
@@ -90,6 +96,8 @@ class HttpEngine(Engine):
     ) -> None:
         """`model` and `max_context` are what the settings say, for servers that do not say it themselves."""
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._logprobs_mode: str | None = None
+        """What `check` has found out."""
         self.policy_version = 0
         """Stamped on tokens, as they come, when the server does not name the version itself."""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -112,6 +120,7 @@ class HttpEngine(Engine):
             raise EngineError(
                 f"the engine at {self.url} cannot be used: {problem}", hint=f"it must be {requirement}"
             )
+        self._logprobs_mode = await self._shown_logprobs_mode()
         if mode is Mode.CHAT:
             await self._try_tools()
 
@@ -122,6 +131,25 @@ class HttpEngine(Engine):
         async with aclosing(self.generate(request)) as chunks:
             sampled = sum([len(chunk.ids) async for chunk in chunks])
         return None if sampled else "it samples without returning token ids"
+
+    async def _shown_logprobs_mode(self) -> str | None:
+        """Of which distribution logprobs are: the likeliest token is the same at any temperature, and its
+        logprob is too where temperature does not count."""
+        try:
+            cool, hot = [await self._likeliest(temperature) for temperature in PROBE_TEMPERATURES]
+        except EngineDown:
+            raise
+        except (EngineError, LookupError, TypeError, ValueError, AttributeError) as error:
+            log.info("the engine at %s does not show of what its logprobs are: %r", self.url, error)
+            return None
+        if abs(cool - hot) > PROBE_TOLERANCE:
+            return PROCESSED
+        # Of a token that is certain, both are 0.
+        return RAW if cool < -PROBE_TOLERANCE else None
+
+    async def _likeliest(self, temperature: float) -> float:
+        """The logprob of the token that most probably follows a prompt, as a session would get it."""
+        raise EngineError(f"{type(self).__name__} shows only what it samples")
 
     async def _try_chat(self, *tools: ToolDefinition) -> str | None:
         """The same of a short answer."""

@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from math import ceil
 from typing import TypeVar
@@ -143,7 +144,9 @@ class Replicas(Engine):
             raise InvalidInput(f"the engines must serve the same model: {said}")
         # While an update goes round, the oldest weights are what a token may still come from.
         asked = [info for name, info in infos.items() if self._replicas[name].is_up] or infos.values()
-        self._model = min(asked, key=lambda info: info.policy_version)
+        oldest = min(asked, key=lambda info: info.policy_version)
+        modes = {info.logprobs_mode for info in asked}
+        self._model = oldest if len(modes) == 1 else replace(oldest, logprobs_mode=None)
         return self._model
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
+from uuid import uuid4
 
 import orjson
 
@@ -25,7 +26,7 @@ from polar.engines.base import (
 )
 from polar.engines.guidance import guided, token_biases
 from polar.engines.http import HttpEngine, reason_in, refusal
-from polar.models.chat import ChatRequest, FinishReason
+from polar.models.chat import ChatRequest, FinishReason, Sampling
 from polar.models.policy import PauseMode
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,13 @@ class SglangEngine(HttpEngine):
         }
         return _prompt_logprobs(await self._document("/generate", body), ids)
 
+    async def _likeliest(self, temperature: float) -> float:
+        sampling = Sampling(temperature=temperature, top_p=1.0, top_k=0, max_tokens=1)
+        request = GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
+        body = _request_body(request) | {"stream": False, "top_logprobs_num": 1}
+        answer = await self._document("/generate", body)
+        return float(answer["meta_info"]["output_top_logprobs"][0][0][0])
+
     async def _served_name(self) -> str:
         if self._model is None:
             _, self._model, _ = await self._served_model()
@@ -119,7 +127,7 @@ class SglangEngine(HttpEngine):
         # A server that started anew has no version, and the weights that it starts with.
         self.policy_version = chat_wire.weight_version(info.get("weight_version"))
         # SGLang refuses a prompt and max_new_tokens that together fill the context to the last token.
-        return ModelInfo(name, context - 1, self.policy_version)
+        return ModelInfo(name, context - 1, self.policy_version, self._logprobs_mode)
 
     async def pause(self, mode: PauseMode) -> None:
         if mode is PauseMode.DRAIN:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import orjson
 
@@ -28,7 +29,7 @@ from polar.engines.base import (
 from polar.engines.chat_wire import Versioned
 from polar.engines.guidance import guided, token_biases
 from polar.engines.http import HttpEngine, NotAccepted, reason_in
-from polar.models.chat import ChatRequest, FinishReason
+from polar.models.chat import ChatRequest, FinishReason, Sampling
 from polar.models.policy import PauseMode
 from polar.rendering.constraints import Constraint
 
@@ -97,6 +98,14 @@ class VllmEngine(HttpEngine):
         }
         return _prompt_logprobs(await self._document("/v1/completions", body), ids)
 
+    async def _likeliest(self, temperature: float) -> float:
+        sampling = Sampling(temperature=temperature, top_p=1.0, top_k=0, max_tokens=1)
+        request = GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
+        body = _request_body(request, await self._served_name()) | {"stream": False}
+        del body["stream_options"]
+        answer = await self._document("/v1/completions", body)
+        return float(max(answer["choices"][0]["logprobs"]["top_logprobs"][0].values()))
+
     async def _served_name(self) -> str:
         if self._model is None:
             self._model = (await self.model_info()).name
@@ -109,7 +118,7 @@ class VllmEngine(HttpEngine):
         self._names_version = version is not None
         self._root = card.get("root")
         self.policy_version = await self._last_version() if version is None else int(version)
-        mode = card.get("logprobs_mode")
+        mode = card.get("logprobs_mode", self._logprobs_mode)
         return ModelInfo(self._model, context, self.policy_version, None if mode is None else str(mode))
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:

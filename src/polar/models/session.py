@@ -200,7 +200,7 @@ class SessionResult(Frozen):
     logprobs_mode: str | None = None
     """Of which distribution the recorded logprobs are: `processed_logprobs` is the one sampled from.
 
-    None: the engine does not say, and only temperature 1 without cuts is sure to be right.
+    None: the engine neither says so nor shows it, and only temperature 1 without cuts is sure to be right.
     """
     has_recording: bool = False
     """Whether its tokens are stored."""

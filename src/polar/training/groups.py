@@ -11,6 +11,7 @@ from statistics import fmean, pstdev
 import numpy as np
 from numpy.typing import NDArray
 
+from polar.engines.base import PROCESSED
 from polar.models.completion import Completion
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Trace, TraceRef
@@ -22,9 +23,6 @@ from polar.trajectory.packing.rows import Row, row
 from polar.trajectory.packing.sequences import pack_alone, pack_sequences
 from polar.trajectory.packing.tree import pack_trees
 from polar.trajectory.recording import Recording
-
-UNPROCESSED = "raw_logprobs"
-"""What an engine calls logprobs before temperature: not those of the distribution sampled from."""
 
 ROUNDING = 1e-9
 """Rewards no further apart are equal: the same parts, added up in another order, may differ by this."""
@@ -50,8 +48,9 @@ class Excluded(StrEnum):
     TOKENS_STALE = "tokens_stale"
     """Sampled by a policy too many versions ago."""
     TOKENS_SAMPLED_OTHERWISE = "tokens_sampled_otherwise"
-    """At another temperature, from part of the vocabulary, biased or constrained: the trainer would compare
-    their logprobs with those of another distribution."""
+    """At another temperature, from part of the vocabulary, biased or constrained, or by an engine whose
+    logprobs are not known to be after a temperature other than 1: the trainer would compare their logprobs
+    with those of another distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +235,8 @@ def _as_computed(completion: Completion, logprobs_mode: str | None, temperature:
     is_cut = (used.top_p is not None and used.top_p < 1.0) or (used.top_k or 0) > 0
     if is_cut or used.logit_bias or "constraint" in completion.extra:
         return False
-    if logprobs_mode == UNPROCESSED and temperature != 1.0:
+    if logprobs_mode != PROCESSED and temperature != 1.0:
+        # Before temperature, or nobody knows.
         return False
     return (1.0 if used.temperature is None else used.temperature) == temperature
 

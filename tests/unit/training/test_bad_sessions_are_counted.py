@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from polar.models.chat import Sampling
 from polar.models.trace import TraceRef
-from polar.training.groups import Excluded, Group, Material, baselines, material
+from polar.training.groups import Excluded, Group, Material, Sample, baselines, material
 from polar.training.settings import Advantage, BatchSettings, ObjectiveSettings
 from polar.training.versions import Versions
 from tests.fakes.scripted_rollouts import group, sample, turns, with_completions
@@ -21,8 +21,10 @@ ANSWERS = ([[10, 11], [12]], [[20, 21], [22]])
 GOOD = group(ANSWERS, (1.0, 0.0), task_id="good")
 
 
-def made(*groups: Group, version: int = 0, tokens: int = 1000) -> Material:
-    return material(groups, ObjectiveSettings(), BatchSettings(tokens=tokens), Versions(version))
+def made(
+    *groups: Group, version: int = 0, tokens: int = 1000, objective: ObjectiveSettings = ObjectiveSettings()
+) -> Material:
+    return material(groups, objective, BatchSettings(tokens=tokens), Versions(version))
 
 
 def trained(found: Material) -> int:
@@ -113,6 +115,26 @@ def test_tokens_of_another_distribution_are_left_out(used: Sampling) -> None:
     other = with_completions(GOOD.samples[0], used=used)
     found = made(Group("good", (other, GOOD.samples[1])))
     assert (trained(found), left_out(found)) == (3, {Excluded.TOKENS_SAMPLED_OTHERWISE: 3})
+
+
+@pytest.mark.parametrize("mode", [None, "raw_logprobs", "processed_logprobs"])
+def test_logprobs_count_at_another_temperature_only_if_they_are_known_to_be_after_it(
+    mode: str | None,
+) -> None:
+    found = made(_of_mode(GOOD, mode, 0.7), objective=ObjectiveSettings(temperature=0.7))
+    assert trained(found) == (6 if mode == "processed_logprobs" else 0)
+    assert trained(made(_of_mode(GOOD, mode, 1.0))) == 6
+
+
+def _of_mode(one: Group, mode: str | None, temperature: float) -> Group:
+    samples = [with_completions(sample, used=Sampling(temperature=temperature)) for sample in one.samples]
+    return Group(one.task_id, tuple(_with_mode(sample, mode) for sample in samples))
+
+
+def _with_mode(one: Sample, mode: str | None) -> Sample:
+    assert one.recording is not None
+    result = one.result.model_copy(update={"logprobs_mode": mode})
+    return Sample(result, replace(one.recording, result=result))
 
 
 rewards = st.lists(st.floats(-10, 10, width=16), min_size=2, max_size=12)
