@@ -17,6 +17,7 @@ from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Trace, TraceRef
 from polar.training.settings import Advantage, BatchSettings, Level, ObjectiveSettings, Pack
 from polar.training.versions import Versions
+from polar.trajectory.exclusion import sound
 from polar.trajectory.materialise import materialise
 from polar.trajectory.packing.batch import Packing
 from polar.trajectory.packing.rows import Row, row
@@ -44,7 +45,7 @@ class Excluded(StrEnum):
     TRACES_OVER_BUDGET = "traces_over_budget"
     """Longer than a forward pass may be."""
     TOKENS_UNSOUND = "tokens_unsound"
-    """Their logprob is NaN, infinite or above zero, or nothing stands before them."""
+    """Their logprob is NaN, infinite or above zero by more than rounding, or nothing stands before them."""
     TOKENS_STALE = "tokens_stale"
     """Sampled by a policy too many versions ago."""
     TOKENS_SAMPLED_OTHERWISE = "tokens_sampled_otherwise"
@@ -208,7 +209,7 @@ def learnable(
     logprobs = trace.logprobs
     unpredicted = np.arange(len(kept)) + len(trace.prompt_ids) == 0
     for reason, wrong in (
-        (Excluded.TOKENS_UNSOUND, ~np.isfinite(logprobs) | (logprobs > 0) | unpredicted),
+        (Excluded.TOKENS_UNSOUND, ~sound(logprobs) | unpredicted),
         (Excluded.TOKENS_STALE, versions.ages(trace.policy_versions) > objective.max_staleness),
         (Excluded.TOKENS_SAMPLED_OTHERWISE, sampled_otherwise(trace, recording, objective.temperature)),
     ):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polar.models.chat import FinishReason
-from polar.models.completion import Completion, CompletionKind
+from polar.models.completion import Completion, CompletionKind, Logprobs
 
 
 class Exclusion(StrEnum):
@@ -35,6 +36,11 @@ LOGPROB_TOLERANCE = 1e-3
 """A logprob may exceed zero by rounding in the engine's log-softmax, not by more."""
 
 
+def sound(logprobs: Logprobs) -> NDArray[np.bool_]:
+    """Which of them can be logprobs at all: finite, and not above zero by more than rounding."""
+    return np.isfinite(logprobs) & (logprobs <= LOGPROB_TOLERANCE)
+
+
 def exclusion(completion: Completion) -> Exclusion | None:
     """The reason in the completion itself to leave it out, or None if it is trainable."""
     if completion.untrainable is not None:
@@ -56,8 +62,8 @@ def logprob_problem(completion: Completion) -> str | None:
     for name, length in (("logprobs", len(logprobs)), ("policy versions", len(completion.policy_versions))):
         if length != count:
             return f"{count} sampled tokens but {length} {name}"
-    # A NaN is in no order with anything: it is the maximum, and fails the comparison.
-    if not count or (logprobs.max() <= LOGPROB_TOLERANCE and logprobs.min() > -np.inf):
+    found = sound(logprobs)
+    if found.all():
         return None
-    first = int(np.argmin((logprobs <= LOGPROB_TOLERANCE) & (logprobs > -np.inf)))
+    first = int(np.argmin(found))
     return f"the logprob of token {first} is {logprobs[first]:g}"
