@@ -57,7 +57,7 @@ def _samples(
                 temperatures=[temperature] * len(whole.ids),
                 env_name=env_name,
                 reward=trace.reward,
-                advantages=(whole.mask * baseline.advantage(trace, reward)).tolist(),
+                advantages=(whole.mask * baseline.advantage(reward, trace.share)).tolist(),
             )
         )
     return made

@@ -108,13 +108,20 @@ class Trajectory:
 
         `trace_rewards` names completions; of several that one trace trains, the last decides.
         """
-        own = trace_rewards or {}
-        traces = []
-        for ref in self.traces:
-            names = (self.segments[index].completion_id or "" for index in reversed(ref.trained))
-            named = next((own[name] for name in names if name in own), None)
-            traces.append(replace(ref, reward=reward * ref.share if named is None else named))
+        own = self.own_rewards(trace_rewards or {})
+        traces = (
+            replace(ref, reward=reward * ref.share if named is None else named)
+            for ref, named in zip(self.traces, own, strict=True)
+        )
         return replace(self, traces=tuple(traces))
+
+    def own_rewards(self, trace_rewards: Mapping[str, float]) -> list[float | None]:
+        """Of each trace, the reward that it has by name; None: it has its share of the session's."""
+        return [self._named(ref, trace_rewards) for ref in self.traces]
+
+    def _named(self, ref: TraceRef, trace_rewards: Mapping[str, float]) -> float | None:
+        names = (self.segments[index].completion_id or "" for index in reversed(ref.trained))
+        return next((trace_rewards[name] for name in names if name in trace_rewards), None)
 
     def with_faults(self, faults: Iterable[Fault]) -> Trajectory:
         """The same traces, with more known to be wrong in what they were made of."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, pstdev
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from polar.engines.base import PROCESSED
 from polar.models.completion import Completion
-from polar.models.session import SessionResult, SessionStatus
-from polar.models.trace import Trace, TraceRef
-from polar.training.settings import Advantage, BatchSettings, Level, ObjectiveSettings, Pack
+from polar.models.session import SessionResult, SessionStatus, Verdict
+from polar.models.trace import Trace
+from polar.training.settings import MIN_STD, Advantage, BatchSettings, Level, ObjectiveSettings, Pack
 from polar.training.versions import Versions
 from polar.trajectory.exclusion import sound
 from polar.trajectory.materialise import materialise
@@ -35,13 +35,16 @@ class Excluded(StrEnum):
     GROUPS_EMPTY = "groups_empty"
     """No sample has a reward."""
     GROUPS_EQUAL = "groups_equal"
-    """All samples have the same reward, or there is one only: nothing is better than anything."""
+    """All samples have the same reward, or there is one only: nothing is better than anything. Traces with
+    rewards of their own are compared all the same."""
     TASKS_RESTING = "tasks_resting"
     """Their turn came, but their last group was one of those: they sit out."""
     SESSIONS_FAILED = "sessions_failed"
     """They have no reward."""
     SESSIONS_UNREADABLE = "sessions_unreadable"
     """Their recording is missing or damaged. Their rewards still count in their group."""
+    TRACES_EQUAL = "traces_equal"
+    """Of a group that is learnt from: what they are compared with is no better and no worse."""
     TRACES_OVER_BUDGET = "traces_over_budget"
     """Longer than a forward pass may be."""
     TOKENS_UNSOUND = "tokens_unsound"
@@ -81,8 +84,13 @@ class Group:
 
     @property
     def has_spread(self) -> bool:
-        """Whether any of them is better than another: else there is nothing to learn."""
-        return differ(self.rewards)
+        """Whether any of them, or of their traces, is better than another: else there is nothing to learn."""
+        named = [one for each in self.scored if each.result.verdict for one in _own(each.result.verdict)]
+        return differ(self.rewards) or differ(named)
+
+
+def _own(verdict: Verdict) -> Iterable[float]:
+    return verdict.trace_rewards.values()
 
 
 def _is_scored(result: SessionResult) -> bool:
@@ -101,15 +109,14 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a sample's reward is compared with."""
+    """What a reward is compared with."""
 
     mean: float
     scale: float = 1.0
 
-    def advantage(self, ref: TraceRef | Trace, reward: float) -> float:
-        """Of a trace: a share of the session's reward is compared with the same share of the mean."""
-        own = ref.share * reward if ref.reward is None else ref.reward
-        return (own - ref.share * self.mean) / self.scale
+    def advantage(self, reward: float, share: float = 1.0) -> float:
+        """A share of a reward is compared with the same share of the mean."""
+        return share * (reward - self.mean) / self.scale
 
 
 def differ(rewards: Sequence[float]) -> bool:
@@ -117,16 +124,34 @@ def differ(rewards: Sequence[float]) -> bool:
     return bool(rewards) and max(rewards) - min(rewards) > ROUNDING
 
 
-def baselines(rewards: Sequence[float], kind: Advantage) -> list[Baseline] | None:
+def baselines(rewards: Sequence[float], kind: Advantage, min_std: float = MIN_STD) -> list[Baseline] | None:
     """One for each reward; None where they are all equal."""
-    if not differ(rewards):
+    found = baselines_of_parts([[reward] for reward in rewards], kind, min_std)
+    return None if found is None else [one for one in found if one is not None]
+
+
+def baselines_of_parts(
+    parts: Sequence[Sequence[float]], kind: Advantage, min_std: float = MIN_STD
+) -> list[Baseline | None] | None:
+    """What the parts of each session are compared with: those of the whole group, or of the other sessions.
+
+    A session has none where no other has parts. None where all parts are equal.
+    """
+    together = [one for each in parts for one in each]
+    if not differ(together):
         return None
     match kind:
         case Advantage.GROUP:
-            return [Baseline(fmean(rewards), pstdev(rewards))] * len(rewards)
+            return [Baseline(fmean(together), max(pstdev(together), min_std))] * len(parts)
+        case Advantage.MEAN:
+            return [Baseline(fmean(together))] * len(parts)
         case Advantage.LEAVE_ONE_OUT:
-            total, others = sum(rewards), len(rewards) - 1
-            return [Baseline((total - reward) / others) for reward in rewards]
+            return [_without(each, together) for each in parts]
+
+
+def _without(own: Sequence[float], together: Sequence[float]) -> Baseline | None:
+    others = len(together) - len(own)
+    return Baseline((sum(together) - sum(own)) / others) if others else None
 
 
 def material(
@@ -146,7 +171,8 @@ def material(
             [versions.ages(one.trace.policy_versions[one.trace.loss_mask == 1]) for one in credited]
         )
         numbers |= {"staleness": float(ages.mean()), "staleness_max": float(ages.max())}
-    return Material(pack(_rows(credited, objective.level), batch), numbers, excluded)
+    scored = sum(len(group.scored) for group in groups)
+    return Material(pack(_rows(credited, objective, scored), batch), numbers, excluded)
 
 
 def pack(rows: Iterator[Row], batch: BatchSettings) -> Packing:
@@ -176,25 +202,66 @@ class Credited:
 def _credited(
     group: Group, objective: ObjectiveSettings, budget: int, versions: Versions, excluded: Counter[str]
 ) -> Iterator[Credited]:
-    rewards = group.rewards
-    excluded[Excluded.SESSIONS_FAILED] += len(group.samples) - len(rewards)
-    against = baselines(rewards, objective.advantage)
-    if against is None:
-        excluded[Excluded.GROUPS_EQUAL if rewards else Excluded.GROUPS_EMPTY] += 1
+    excluded[Excluded.SESSIONS_FAILED] += len(group.samples) - len(group.scored)
+    if not group.has_spread:
+        excluded[Excluded.GROUPS_EQUAL if group.scored else Excluded.GROUPS_EMPTY] += 1
         return
-    for sample, reward, baseline in zip(group.scored, rewards, against, strict=True):
-        if sample.recording is None:
-            excluded[Excluded.SESSIONS_UNREADABLE] += 1
-            continue
-        for index, ref in enumerate(sample.recording.trajectory.traces):
-            whole = materialise(sample.recording.trajectory, ref)
+    excluded[Excluded.SESSIONS_UNREADABLE] += sum(sample.recording is None for sample in group.scored)
+    for sample, advantages in zip(group.scored, _advantages(group, objective), strict=True):
+        for index, advantage in enumerate(advantages):
+            assert sample.recording is not None
+            if advantage is None:
+                excluded[Excluded.TRACES_EQUAL] += 1
+                continue
+            trajectory = sample.recording.trajectory
+            whole = materialise(trajectory, trajectory.traces[index])
             if len(whole.prompt_ids) + len(whole.response_ids) > budget:
                 excluded[Excluded.TRACES_OVER_BUDGET] += 1
                 continue
-            sound = learnable(whole, sample.recording, objective, versions, excluded)
-            if sound.loss_mask.any():
+            learnt = learnable(whole, sample.recording, objective, versions, excluded)
+            if learnt.loss_mask.any():
                 session = sample.result.session_id
-                yield Credited(f"{session}/{index}", session, sound, baseline.advantage(ref, reward))
+                yield Credited(f"{session}/{index}", session, learnt, advantage)
+
+
+def _advantages(group: Group, objective: ObjectiveSettings) -> list[list[float | None]]:
+    """Of each trace of each scored session that can be read; None: nothing differs from it.
+
+    What has a share of its session's reward is compared with the group's sessions, what has a reward of its
+    own with the group's other such rewards.
+    """
+    owns = [_own_rewards(sample) for sample in group.scored]
+    named = [[reward for reward in own if reward is not None] for own in owns]
+    kind, min_std = objective.advantage, objective.min_std
+    nothing: list[Baseline | None] = [None] * len(owns)
+    of_traces = baselines_of_parts(named, kind, min_std) or nothing
+    of_sessions = baselines_of_parts([[reward] for reward in group.rewards], kind, min_std) or nothing
+    return [
+        _session_advantages(*one)
+        for one in zip(group.scored, group.rewards, owns, of_sessions, of_traces, strict=True)
+    ]
+
+
+def _session_advantages(
+    sample: Sample,
+    reward: float,
+    owns: Sequence[float | None],
+    by_session: Baseline | None,
+    by_trace: Baseline | None,
+) -> list[float | None]:
+    if sample.recording is None:
+        return []
+    found: list[float | None] = []
+    for ref, own in zip(sample.recording.trajectory.traces, owns, strict=True):
+        baseline, compared, share = (by_session, reward, ref.share) if own is None else (by_trace, own, 1.0)
+        found.append(None if baseline is None else baseline.advantage(compared, share))
+    return found
+
+
+def _own_rewards(sample: Sample) -> list[float | None]:
+    if sample.recording is None or sample.result.verdict is None:
+        return []
+    return sample.recording.trajectory.own_rewards(sample.result.verdict.trace_rewards)
 
 
 def learnable(
@@ -242,15 +309,17 @@ def _as_computed(completion: Completion, logprobs_mode: str | None, temperature:
     return (1.0 if used.temperature is None else used.temperature) == temperature
 
 
-def _rows(credited: Sequence[Credited], level: Level) -> Iterator[Row]:
-    """Rows whose weights add up to one, over tokens or over sessions alike."""
+def _rows(credited: Sequence[Credited], objective: ObjectiveSettings, scored: int) -> Iterator[Row]:
+    """Rows whose weights add up to one, over tokens or over sessions alike, unless each is a constant."""
     tokens: Counter[str] = Counter()
     for one in credited:
         tokens[one.session] += one.trained
     for one in credited:
-        match level:
+        match objective.level:
             case Level.TOKEN:
                 weight = 1 / tokens.total()
             case Level.SEQUENCE:
                 weight = 1 / (tokens[one.session] * len(tokens))
+            case Level.CONSTANT:
+                weight = 1 / (objective.session_tokens * scored)
         yield row(one.name, one.trace, weight, one.advantage)

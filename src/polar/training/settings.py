@@ -13,12 +13,17 @@ from polar.config.yaml_document import read_yaml
 from polar.errors import InvalidInput
 from polar.models.component import Frozen
 
+MIN_STD = 1e-4
+"""Rewards that lie closer together than this are not blown up to advantages of 1."""
+
 
 class Advantage(StrEnum):
     """What a reward is compared with."""
 
     GROUP = "group"
     """The group's mean, divided by the group's standard deviation (GRPO)."""
+    MEAN = "mean"
+    """The group's mean, and no more (Dr. GRPO)."""
     LEAVE_ONE_OUT = "leave_one_out"
     """The mean of the group's other samples (RLOO)."""
 
@@ -30,6 +35,9 @@ class Level(StrEnum):
     """Every trained token of the step."""
     SEQUENCE = "sequence"
     """Every session of the step, however many tokens and traces it has."""
+    CONSTANT = "constant"
+    """Every token of every step: its weight depends neither on how long sessions are nor on how many groups
+    have rewards that differ (Dr. GRPO)."""
 
 
 class Pack(StrEnum):
@@ -100,7 +108,11 @@ class ObjectiveSettings(Frozen):
     """The loss; docs/training.md has the formula."""
 
     advantage: Advantage = Advantage.GROUP
+    min_std: float = Field(default=MIN_STD, gt=0)
+    """The least that advantages are divided by, where they are divided by a standard deviation."""
     level: Level = Level.TOKEN
+    session_tokens: int = Field(default=4096, ge=1)
+    """Of `level: constant`: a token weighs one over this many, over the step's scored sessions."""
     clip_low: float = Field(default=0.2, ge=0, le=1)
     """See `clip_high`."""
     clip_high: float = Field(default=0.28, ge=0)
@@ -238,7 +250,7 @@ class SftSettings(RunSettings):
     """Datasets of `polar generate`: directories, or their tokens.parquet."""
     rows: int = Field(default=16, ge=1)
     """Of each step; after the last row all are shuffled and read again."""
-    level: Level = Level.TOKEN
+    level: Literal[Level.TOKEN, Level.SEQUENCE] = Level.TOKEN
 
 
 R = TypeVar("R", bound=RunSettings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.models.chat import Sampling
-from polar.models.trace import TraceRef
 from polar.training.groups import Excluded, Group, Material, Sample, baselines, material
-from polar.training.settings import Advantage, BatchSettings, ObjectiveSettings
+from polar.training.settings import Advantage, BatchSettings, Level, ObjectiveSettings
 from polar.training.versions import Versions
+from polar.trajectory.exclusion import LOGPROB_TOLERANCE
+from polar.trajectory.per_request import PerRequest
 from tests.fakes.scripted_rollouts import group, sample, turns, with_completions
 
 ANSWERS = ([[10, 11], [12]], [[20, 21], [22]])
@@ -146,8 +148,7 @@ def test_advantages_of_a_group_add_up_to_nothing(given_rewards: list[float], kin
     if against is None:
         assert len(set(given_rewards)) == 1
         return
-    ref = TraceRef(trained=(0,))
-    advantages = [one.advantage(ref, reward) for one, reward in zip(against, given_rewards, strict=True)]
+    advantages = [one.advantage(reward) for one, reward in zip(against, given_rewards, strict=True)]
     assert sum(advantages) == pytest.approx(0, abs=1e-6 * max(1, *map(abs, advantages)))
     order = sorted(range(len(given_rewards)), key=given_rewards.__getitem__)
     assert all(advantages[a] <= advantages[b] + 1e-9 for a, b in pairwise(order))
@@ -162,6 +163,83 @@ def test_leave_one_out_compares_with_the_others() -> None:
 def test_a_share_of_the_reward_is_compared_with_a_share_of_the_mean() -> None:
     against = baselines([1.0, 0.0], Advantage.GROUP)
     assert against is not None
-    half = TraceRef(trained=(0,), reward=0.5, share=0.5)
-    own = TraceRef(trained=(0,), reward=0.25)
-    assert [against[0].advantage(ref, 1.0) for ref in (half, own)] == [0.5, -0.5]
+    assert [against[0].advantage(1.0, share) for share in (1.0, 0.5)] == [1.0, 0.5]
+
+
+def judged(rewards: Sequence[float], of_traces: Sequence[Sequence[float | None]]) -> Group:
+    """Sessions of two turns, each a trace; of those, some have rewards of their own."""
+    scored = group([ANSWERS[0]] * len(rewards), rewards, builder=PerRequest(PerRequest.Options()))
+    return Group(
+        "judged", tuple(_judged(one, own) for one, own in zip(scored.samples, of_traces, strict=True))
+    )
+
+
+def _judged(one: Sample, own: Sequence[float | None]) -> Sample:
+    assert one.recording is not None
+    assert one.result.verdict is not None
+    named = {f"c{turn}": reward for turn, reward in enumerate(own) if reward is not None}
+    verdict = one.result.verdict.model_copy(update={"trace_rewards": named})
+    result = one.result.model_copy(update={"verdict": verdict})
+    trajectory = one.recording.trajectory.with_reward(verdict.reward, named)
+    return Sample(result, replace(one.recording, trajectory=trajectory, result=result))
+
+
+def advantages(found: Material) -> list[float]:
+    """Of each trained token, in any order."""
+    return sorted(round(float(one), 6) for batch in found.packing.batches for one in batch.terms.advantages)
+
+
+def test_rewards_of_traces_are_compared_with_those_of_other_traces() -> None:
+    """Not with the sessions' mean: 0.2 is more than 0.1, whatever the sessions got."""
+    found = made(judged([1.0, 0.6], [[0.2, 0.2], [0.1, 0.1]]))
+    assert advantages(found) == [-1.0] * 3 + [1.0] * 3
+
+
+def test_rewards_of_traces_count_where_those_of_their_sessions_are_equal() -> None:
+    found = made(judged([0.5, 0.5], [[1.0, 0.0], [0.0, 1.0]]))
+    assert (advantages(found), left_out(found)) == ([-1.0] * 3 + [1.0] * 3, {})
+
+
+def test_a_trace_without_a_reward_of_its_own_is_compared_with_the_sessions() -> None:
+    found = made(judged([1.0, 0.0], [[0.9, None], [0.1, None]]))
+    assert advantages(found) == [-1.0] * 3 + [1.0] * 3
+    alike = made(judged([1.0, 0.0], [[0.9, None], [0.9, None]]))
+    assert (advantages(alike), left_out(alike)) == ([-1.0, 1.0], {Excluded.TRACES_EQUAL: 2})
+
+
+def test_a_session_is_not_compared_with_its_own_traces_where_it_is_left_out() -> None:
+    leave = ObjectiveSettings(advantage=Advantage.LEAVE_ONE_OUT)
+    found = made(judged([0.5, 0.5], [[1.0, 0.0], [0.0, 0.0]]), objective=leave)
+    assert advantages(found) == [-0.5] * 3 + [0.0] + [1.0] * 2
+
+
+def test_rewards_that_hardly_differ_do_not_become_advantages_of_one() -> None:
+    found = group(([[10]], [[20]]), (0.5, 0.5 + 2e-9))
+    assert max(map(abs, advantages(made(found)))) < 1e-4
+    coarse = made(group(([[10]], [[20]]), (0.5, 0.7)), objective=ObjectiveSettings(min_std=1.0))
+    assert advantages(coarse) == [-0.1, 0.1]
+
+
+def test_the_mean_alone_leaves_the_rewards_their_size() -> None:
+    assert (
+        advantages(made(GOOD, objective=ObjectiveSettings(advantage=Advantage.MEAN)))
+        == [-0.5] * 3 + [0.5] * 3
+    )
+
+
+def test_a_constant_weight_does_not_grow_as_groups_die_out() -> None:
+    objective = ObjectiveSettings(level=Level.CONSTANT, session_tokens=10)
+    dead = group(ANSWERS, (0.5, 0.5), task_id="dead")
+    for groups, weight in (((GOOD,), 1 / 20), ((GOOD, dead), 1 / 40)):
+        found = made(*groups, objective=objective)
+        assert [
+            float(one) for batch in found.packing.batches for one in batch.terms.weights
+        ] == pytest.approx([weight] * 6)
+
+
+@pytest.mark.parametrize("logprob", [1e-7, LOGPROB_TOLERANCE])
+def test_what_the_builder_takes_for_rounding_is_trained(logprob: float) -> None:
+    rounded = group(ANSWERS, (1.0, 0.0), logprob=logprob)
+    found = made(rounded)
+    assert (trained(found), left_out(found)) == (6, {})
+    assert all(sample.result.stats.trainable_tokens == 3 for sample in rounded.samples)
