@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -37,16 +37,20 @@ HELD_OUT = "held-out.jsonl"
 
 
 class Turn(NamedTuple):
-    """When a task is rolled out: in which round through all of them."""
+    """When a task is rolled out: in which round through all of them, and for which step at the latest."""
 
     round: int
     task: int
+    due: int
+    """Later its first tokens might be too old."""
 
 
 class Rollouts:
-    """Submits tasks and takes their groups in the order in which they are complete.
+    """Submits tasks and takes their groups in the order in which they are complete, and none too late.
 
-    What is in flight while a step is trained is `ahead` steps of groups: none when synchronous.
+    What is in flight while a step is trained is `ahead` steps of groups: none when synchronous. A group is
+    due `ahead` steps after it was submitted. Slow ones are overtaken as long as they will still find a place
+    in time; then they are waited for.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class Rollouts:
         """Task → the last round that it sits out."""
         self._passed_over = 0
         """How many turns of resting tasks have come since the last step."""
+        self._step = 0
+        """Which step is being supplied."""
 
     def take(self, versions: Versions) -> Material:
         groups: list[Group] = []
@@ -80,8 +86,9 @@ class Rollouts:
         while missing:
             while len(self._in_flight) < missing + ahead:
                 self._submit()
-            patiently(self._read_until_one_is_complete)
-            groups.append(group := self._pop())
+            urgent = self._urgent(missing)
+            patiently(partial(self._read_until_one_is_complete, urgent))
+            groups.append(group := self._pop(urgent))
             if group.has_spread or not spares:
                 missing -= 1
             else:
@@ -89,7 +96,19 @@ class Rollouts:
         made = material(groups, self._settings.objective, self._settings.batch, versions)
         made.excluded[Excluded.TASKS_RESTING] += self._passed_over
         self._passed_over = 0
+        self._step += 1
         return made
+
+    def _urgent(self, missing: int) -> Collection[str]:
+        """The tasks one of which must be next, for all that are in flight to be taken in time.
+
+        Of a step and those before it no more groups may be due than they have places left.
+        """
+        for later in range(self._settings.ahead):
+            due = [id for id, turn in self._in_flight.items() if turn.due <= self._step + later]
+            if len(due) >= missing + self._settings.groups * later:
+                return due
+        return self._in_flight
 
     def state(self) -> dict[str, Any]:
         return {
@@ -97,6 +116,7 @@ class Rollouts:
             "position": self._order.position,
             "in_flight": {id: tuple(turn) for id, turn in self._in_flight.items()},
             "resting": dict(self._resting),
+            "step": self._step,
             "cursor": self._unsure_from,
         }
 
@@ -107,10 +127,12 @@ class Rollouts:
         self._order.position = state["position"]
         self._in_flight = {id: Turn(*turn) for id, turn in state["in_flight"].items()}
         self._resting = dict(state["resting"])
+        self._step = state["step"]
 
     def _submit(self) -> None:
         """Have the task whose turn it is rolled out, unless it rests."""
-        position, turn = self._order.position, Turn(self._order.round, self._order.next())
+        position, round = self._order.position, self._order.round
+        turn = Turn(round, self._order.next(), self._step + self._settings.ahead)
         if turn.round <= self._resting.get(turn.task, -1):
             self._passed_over += 1
             return
@@ -138,17 +160,20 @@ class Rollouts:
         self._complete.clear()
         self._seen_from.clear()
 
-    def _read_until_one_is_complete(self) -> None:
-        if self._complete:
+    def _read_until_one_is_complete(self, among: Collection[str]) -> None:
+        if self._is_one_complete(among):
             return
         for page in self._client.result_pages(list(self._in_flight), cursor=self._cursor, follow=True):
             self._page, self._cursor = self._cursor, page.cursor
             for result in page.results:
                 self._add(result)
-            if self._complete:
+            if self._is_one_complete(among):
                 return
         # Every task has ended: those that were cancelled are as complete as they will be.
         self._complete += [id for id in self._in_flight if id not in self._complete]
+
+    def _is_one_complete(self, among: Collection[str]) -> bool:
+        return any(id in among for id in self._complete)
 
     def _add(self, result: SessionResult) -> None:
         self._seen_from.setdefault(result.task_id, self._page)
@@ -157,9 +182,10 @@ class Rollouts:
         if len(samples) == self._rollouts.samples and result.task_id not in self._complete:
             self._complete.append(result.task_id)
 
-    def _pop(self) -> Group:
-        """The group that has been complete for longest; its task rests if there was nothing to learn."""
-        task_id = self._complete.pop(0)
+    def _pop(self, among: Collection[str]) -> Group:
+        """Of these the group that has been complete for longest; its task rests if it taught nothing."""
+        task_id = next(id for id in self._complete if id in among)
+        self._complete.remove(task_id)
         turn = self._in_flight.pop(task_id)
         results = [result for _, result in sorted(self._results.pop(task_id, {}).items())]
         self._seen_from.pop(task_id, None)
