@@ -1,11 +1,15 @@
 """Chooses which checkpoint of the warm start GRPO begins with: the first that solves enough of the tasks.
 
     python examples/grpo-pi/choose.py examples/grpo-pi/gpu.yaml runs/warm-start
+    python examples/grpo-pi/choose.py examples/grpo-pi/gpu.yaml runs/long-sft --held-out
 
 It asks for tasks that are trained on, so the held-out ones stay unseen, and leaves the link
 `runs/warm-start/chosen`. A policy that always fails has nothing to compare, and one that never does nothing
 to learn: somewhat below a half is a good beginning. Later checkpoints solve more, so it tries the middle one
 first, and then the middle of the half that is left.
+
+With `--held-out` nothing is chosen: every checkpoint is measured on the run's held-out tasks, which shows how
+far the teacher's data alone leads (the control that GRPO is compared with).
 """
 
 from __future__ import annotations
@@ -30,22 +34,33 @@ def main() -> None:
     parser.add_argument("warm_start", type=Path, help="the directory of the SFT run")
     parser.add_argument("--enough", type=float, default=0.4, help="share of sessions that solve their task")
     parser.add_argument("--tasks", type=int, default=78, help="how many are asked for")
-    parser.add_argument("--samples", type=int, default=2, help="sessions of each")
+    parser.add_argument(
+        "--samples", type=int, help="sessions of each; else 2, or the run's for held-out tasks"
+    )
+    parser.add_argument("--held-out", action="store_true", help="measure all checkpoints on held-out tasks")
     asked = parser.parse_args()
     settings = load_run(asked.run, GrpoSettings).model_copy(update={"out": asked.warm_start / "choice"})
     rollouts = settings.rollouts
     assert rollouts is not None
-    tasks = load_tasks(*rollouts.tasks)[: asked.tasks]
+    held_out = rollouts.held_out
+    if asked.held_out and held_out is None:
+        parser.error(f"{asked.run} names no held_out tasks")
+    if asked.held_out and held_out is not None:
+        tasks, samples = load_tasks(*held_out.tasks), asked.samples or held_out.samples
+    else:
+        tasks, samples = load_tasks(*rollouts.tasks)[: asked.tasks], asked.samples or 2
     # The first is the model as it was: step 0.
     checkpoints = sorted(asked.warm_start.glob("checkpoints/step-*/weights"))
     weights = settings.out / DATA / "weights"
     with (
         rollout_server(settings, rollouts, tasks, print) as place,
         Client(place.url, place.token) as client,
-        (asked.warm_start / "choice.jsonl").open("w", buffering=1) as told,
+        (asked.warm_start / ("held-out.jsonl" if asked.held_out else "choice.jsonl")).open(
+            "w", buffering=1
+        ) as told,
     ):
         temperature = settings.objective.temperature
-        trials = HeldOut(client, tasks, asked.samples, temperature, settings.out / HELD_OUT)
+        trials = HeldOut(client, tasks, samples, temperature, settings.out / HELD_OUT)
 
         def solved(checkpoint: Path) -> float:
             name = checkpoint.parent.name
@@ -56,6 +71,10 @@ def main() -> None:
             print(f"{name}: {share:.1%} of {len(tasks)} tasks", flush=True)
             return share
 
+        if asked.held_out:
+            for checkpoint in checkpoints:
+                solved(checkpoint)
+            return
         enough = bisect_left(checkpoints, asked.enough, key=solved)
     chosen = asked.warm_start / "chosen"
     chosen.unlink(missing_ok=True)

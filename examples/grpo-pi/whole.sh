@@ -8,18 +8,7 @@ here=examples/grpo-pi
 export PATH="$PWD/.venv/bin:$PATH"
 [ $# -gt 0 ] || set -- 0
 
-python $here/teacher.py --port 8701 &
-teacher=$!
-trap 'kill $teacher' EXIT
-until python -c 'import socket; socket.create_connection(("127.0.0.1", 8701))' 2>/dev/null; do
-    kill -0 $teacher
-    sleep 0.2
-done
-polar generate -t $here/train.yaml --engine-url http://127.0.0.1:8701 --engine-mode tokens \
-    --model smollm2-135m-instruct --samples 1 --seed 1 --out data/warm-start
-trap - EXIT
-kill $teacher
-
+sh $here/teach.sh
 polar train sft $here/sft.yaml
 [ -e runs/warm-start/chosen ] || python $here/choose.py $here/gpu.yaml runs/warm-start
 for seed; do
