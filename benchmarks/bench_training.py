@@ -2,6 +2,7 @@
 
 make bench-training                                       small, on a CPU; full size where there is a GPU
 python -m benchmarks.bench_training --sessions DIR        other recordings
+python -m benchmarks.bench_training --turns DIR           the same by the number of calls a session has
 python -m benchmarks.bench_training --faithfulness DIR    recorded logprobs against the trainer's
 python -m benchmarks.bench_training --faithfulness DIR --rescore    … against what the engine says of them now
 """
@@ -24,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import machine
-from benchmarks.training import faithfulness, models
+from benchmarks.training import faithfulness, models, turns
 from benchmarks.training.figure import chart
 from benchmarks.training.gradients import Agreement, compare_gradients
 from benchmarks.training.layouts import LAYOUTS, read_recordings, reduced
@@ -48,6 +49,9 @@ def main() -> None:
     asked = arguments()
     if asked.faithfulness:
         report_faithfulness(asked)
+        return
+    if asked.turns:
+        report_turns(asked)
         return
     asked.model = asked.model or (DEFAULT_MODEL if torch.cuda.is_available() else "small")
     with tempfile.TemporaryDirectory() as scratch:
@@ -81,6 +85,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile the model's layers")
     parser.add_argument("--limit", type=int, help="so many sessions only")
     parser.add_argument("--gradients", action="store_true", help="only whether those of the layouts agree")
+    parser.add_argument(
+        "--turns", type=Path, metavar="DIR", help="recordings of long sessions, cut after 5 to 100 calls"
+    )
     parser.add_argument("--calls", type=int, help="only so many model calls of each")
     parser.add_argument(
         "--name", default=f"training-{'gpu' if is_gpu else 'cpu'}", help="of the result files"
@@ -149,11 +156,7 @@ def report_speed(
         print(" · ".join(f"{name} {value}" for name, value in zip(header, rows[-1], strict=True)), flush=True)
     else:
         show("bench-training", header, rows, told)
-    document = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command(asked),
-        "machine": machine() | {"device": _device(), "torch": torch.__version__},
-        "about": told,
+    document = document_of(asked, told) | {
         "agreement": asdict(agreement) if agreement else None,
         "layouts": [asdict(one) | {"ratio": measured[0].seconds / one.seconds} for one in measured],
     }
@@ -203,6 +206,36 @@ def speed_rows(measured: Sequence[Measurement]) -> tuple[list[str], list[list[st
     return header, rows
 
 
+def report_turns(asked: argparse.Namespace) -> None:
+    asked.model = asked.model or ("shape" if torch.cuda.is_available() else "small")
+    asked.name = f"{asked.name}-turns"
+    recordings = read_recordings(asked.turns)[: asked.limit]
+    told = [IDENTICAL, f"{len(recordings)} sessions, passes of {asked.budget:,} tokens"]
+    told.append(f"model {asked.model}, all weights, {_device()}")
+    header = ["model calls a session", "trained tokens", "per_request s a step"]
+    header += [layout.name for layout in turns.ALL[1:]]
+    vocabulary = models.VOCABULARY if asked.model == "small" else None
+    points: list[turns.Point] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        model = model_settings(asked, Path(scratch) / "model")
+        for point in turns.curve(recordings, model, asked.budget, asked.seconds, vocabulary):
+            points.append(point)
+            rows = [turn_row(one) for one in points]
+            print(" · ".join(f"{name} {value}" for name, value in zip(header, rows[-1], strict=True)))
+            document = document_of(asked, told) | {"points": [asdict(one) for one in points]}
+            write(asked, document, "Training speed by the length of sessions", told, header, rows)
+    show("bench-training --turns", header, rows, told)
+
+
+def turn_row(point: turns.Point) -> list[str]:
+    first, *others = point.measured
+    cells = [
+        f"{ratio:.2f} × ({one.tokens / one.trained_tokens:.1f} computed a trained token)"
+        for one, ratio in zip(others, point.ratios[1:], strict=True)
+    ]
+    return [str(point.calls), f"{first.trained_tokens:,}", f"{first.seconds:.2f}", *cells]
+
+
 def report_faithfulness(asked: argparse.Namespace) -> None:
     recordings = read_recordings(asked.faithfulness)[: asked.limit]
     counted = faithfulness.versions(recordings)
@@ -232,13 +265,7 @@ def report_faithfulness(asked: argparse.Namespace) -> None:
         for one in found
     ]
     show("faithfulness", header, cells, told)
-    document = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command(asked),
-        "machine": machine() | {"device": _device(), "torch": torch.__version__},
-        "about": told,
-        "precisions": [asdict(one) for one in found],
-    }
+    document = document_of(asked, told) | {"precisions": [asdict(one) for one in found]}
     asked.name = asked.name.replace("training", "faithfulness")
     write(asked, document, "Faithfulness of the trainer's logprobs", told, header, cells)
 
@@ -260,6 +287,16 @@ def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], told:
     for row in rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def document_of(asked: argparse.Namespace, told: Sequence[str]) -> dict[str, Any]:
+    """What every file of numbers says of where they come from."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command(asked),
+        "machine": machine() | {"device": _device(), "torch": torch.__version__},
+        "about": list(told),
+    }
 
 
 def write(

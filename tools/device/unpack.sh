@@ -54,7 +54,7 @@ for wheel in sorted((device / "joined" / "wheels").glob("*.whl")):
 project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
 info = site / f"polar-{project['version']}.dist-info"
 info.mkdir(exist_ok=True)
-(info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: polar\nVersion: {project['version']}\n")
+(info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
 groups = {"console_scripts": project["scripts"], **project["entry-points"]}
 (info / "entry_points.txt").write_text(
     "\n".join(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in names.items()) for group, names in groups.items())
