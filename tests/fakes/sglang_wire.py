@@ -47,11 +47,16 @@ class SglangWire:
     """Of the clients' ends of the connections that generations came on."""
     url: str = ""
 
+    path: str = "small"
+    """Of its weights, by which it also calls itself."""
+
     async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "small", "max_model_len": 512}]})
+        return web.json_response({"object": "list", "data": [{"id": self.path, "max_model_len": 512}]})
 
     async def model_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"model_path": "small", "weight_version": self.weight_version})
+        return web.json_response(
+            {"model_path": self.path, "tokenizer_path": "small", "weight_version": self.weight_version}
+        )
 
     async def server_info(self, request: web.Request) -> web.Response:
         name = "incremental_streaming_output"
@@ -69,7 +74,7 @@ class SglangWire:
             return web.json_response({"message": "done"})
         if self.refuses_weights is not None:
             return web.json_response({"success": False, "message": self.refuses_weights}, status=400)
-        self.weight_version = body["weight_version"]
+        self.weight_version, self.path = body["weight_version"], body["model_path"]
         return web.json_response({"success": True, "message": "Succeeded to update model weights."})
 
     async def abort(self, request: web.Request) -> web.Response:

@@ -34,6 +34,8 @@ class VllmWire:
     """What was asked of the server itself, by path."""
     refused: str = ""
     """The path of orders that fail."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Those that are loaded, and where they come from."""
     weight_version: str = "default"
     logits: Mapping[str, float] | None = None
     """Of what may follow any prompt: then a completion that is not streamed tells the likeliest."""
@@ -45,6 +47,7 @@ class VllmWire:
     async def start_anew(self) -> None:
         """As a process that ended and was started again: nothing is left of it but its address."""
         self.weight_version = "default"
+        self.adapters.clear()
         while self.connections:
             self.connections.pop().abort()
 
@@ -55,7 +58,25 @@ class VllmWire:
         return await handler(request)
 
     async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "small", "max_model_len": 512}]})
+        cards: list[dict[str, Any]] = [{"id": "small", "max_model_len": 512, "root": "/models/small"}]
+        cards += [{"id": name, "root": path, "parent": "small"} for name, path in self.adapters.items()]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def load_adapter(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.orders.append(f"{request.path} {body['lora_name']}")
+        if request.path == self.refused:
+            return web.json_response({"error": {"message": "not now"}}, status=500)
+        if body["lora_name"] in self.adapters:
+            return web.json_response({"error": {"message": "has already been loaded"}}, status=400)
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return web.json_response("Success")
+
+    async def unload_adapter(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.orders.append(f"{request.path} {body['lora_name']}")
+        known = self.adapters.pop(body["lora_name"], None)
+        return web.json_response("Success", status=200 if known else 404)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         ids = character_chat.prompt_ids(await request.json())
@@ -86,6 +107,9 @@ class VllmWire:
         self.arrived.set()
         if request.path == "/v1/completions" and not body.get("stream") and isinstance(answer, Said):
             return web.json_response({"error": {"message": "it completes nothing"}}, status=400)
+        if body["model"].startswith("polar-") and body["model"] not in self.adapters:
+            message = f"The model `{body['model']}` does not exist."
+            return web.json_response({"error": {"message": message}}, status=404)
         if self.logits is not None and not body.get("stream"):
             return web.json_response(self._likeliest(body["temperature"] if self.counts_temperature else 1.0))
         if isinstance(answer, Said):
@@ -136,13 +160,18 @@ def usage(tokens: int, cached: int = 0) -> Any:
 
 
 @asynccontextmanager
-async def vllm_wire(*answers: Any, takes_orders: bool = False) -> AsyncIterator[VllmWire]:
+async def vllm_wire(
+    *answers: Any, takes_orders: bool = False, takes_adapters: bool = False
+) -> AsyncIterator[VllmWire]:
     wire = VllmWire(answers)
     app = web.Application(middlewares=[wire.connected])
     app.router.add_get("/v1/models", wire.models)
     app.router.add_post("/v1/completions", wire.completions)
     app.router.add_post("/v1/chat/completions", wire.completions)
     app.router.add_post("/tokenize", wire.tokenize)
+    if takes_adapters:
+        app.router.add_post("/v1/load_lora_adapter", wire.load_adapter)
+        app.router.add_post("/v1/unload_lora_adapter", wire.unload_adapter)
     if takes_orders:
         app.router.add_get("/weight_info", wire.weights)
         app.router.add_post("/{order}", wire.order)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import ClassVar
 
 from polar.errors import PolarError, Unavailable
@@ -15,6 +16,10 @@ from polar.models.policy import PauseMode
 from polar.rendering.base import MessageDelta
 from polar.rendering.constraints import Constraint
 from polar.telemetry.readings import Readings
+
+HALF_REPLACED = 2**31 - 1
+"""The version of weights of which some may be old and others new. Nobody asks for it, so they are loaded
+again, whichever are wanted."""
 
 PROCESSED = "processed_logprobs"
 RAW = "raw_logprobs"
@@ -112,6 +117,11 @@ class WeightUpdate:
     """As the engine's machine sees it: a model's directory, an adapter's, or one safetensors file, which may
     lie in shared memory. None: the weights that the engine was started with."""
 
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is a directory with a LoRA adapter, as far as can be seen from here."""
+        return self.path is not None and (Path(self.path) / "adapter_config.json").is_file()
+
 
 class EngineError(PolarError):
     """The engine could not answer."""
@@ -195,6 +205,10 @@ class Engine(ABC):
             f"{type(self).__name__} cannot change its weights",
             hint="go on with an engine that can, or begin anew with another data_dir",
         )
+
+    def begins_anew(self, update: WeightUpdate) -> bool:
+        """Whether a request keeps the weights that it began with: those under way must then end first."""
+        return False
 
     def expect(self, version: int) -> None:
         """Another client has had these weights loaded: they need not be loaded again if they are there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -122,6 +123,14 @@ def _response_format(output: JsonOutput) -> dict[str, Any]:
 
 class Versioned(Protocol):
     """What knows the version of the weights in use, where the server's answers do not tell it."""
+
+    @property
+    def policy_version(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A version that is known when a request begins, and stays."""
 
     policy_version: int
 

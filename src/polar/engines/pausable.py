@@ -124,7 +124,18 @@ class PausableEngine(Engine):
         self._open.set()
 
     async def update_weights(self, update: WeightUpdate) -> None:
+        if self._engine.begins_anew(update):
+            await self._end_what_is_under_way()
         await self._engine.update_weights(update)
+
+    async def _end_what_is_under_way(self) -> None:
+        """Break off what can be continued, and let the rest be sampled to its end; nothing new begins."""
+        await self._break_off()
+        await self._engine.resume()
+        await self._engine.pause(PauseMode.DRAIN)
+
+    def begins_anew(self, update: WeightUpdate) -> bool:
+        return self._engine.begins_anew(update)
 
     def expect(self, version: int) -> None:
         self._engine.expect(version)

@@ -13,6 +13,7 @@ from math import ceil
 from typing import TypeVar
 
 from polar.engines.base import (
+    HALF_REPLACED,
     ChatCall,
     ChatChunk,
     Engine,
@@ -144,7 +145,7 @@ class Replicas(Engine):
             raise InvalidInput(f"the engines must serve the same model: {said}")
         # While an update goes round, the oldest weights are what a token may still come from.
         asked = [info for name, info in infos.items() if self._replicas[name].is_up] or infos.values()
-        oldest = min(asked, key=lambda info: info.policy_version)
+        oldest = min(asked, key=lambda info: (info.policy_version != HALF_REPLACED, info.policy_version))
         modes = {info.logprobs_mode for info in asked}
         self._model = oldest if len(modes) == 1 else replace(oldest, logprobs_mode=None)
         return self._model
@@ -192,6 +193,9 @@ class Replicas(Engine):
         for replica in self._replicas.values():
             if replica.is_up and replica not in asked:
                 self._put_aside(replica, EngineDown("it came back while the others changed their weights"))
+
+    def begins_anew(self, update: WeightUpdate) -> bool:
+        return any(replica.engine.begins_anew(update) for replica in self._replicas.values())
 
     def expect(self, version: int) -> None:
         for replica in self._replicas.values():

@@ -49,6 +49,9 @@ class SglangEngine(HttpEngine):
     )
 
     _model: str | None = None
+    _first_name: str | None = None
+    _first_path: str | None = None
+    """What the model is called, and where its weights are, as long as none were replaced."""
     _asked = 0
     """Generations that are not answered yet."""
 
@@ -121,11 +124,14 @@ class SglangEngine(HttpEngine):
 
     async def model_info(self) -> ModelInfo:
         # Not /server_info: its context_length is null unless it was given on the command line.
-        _, name, context = await self._served_model()
-        self._model = name
+        _, self._model, context = await self._served_model()
         info = await self._get("/model_info", older="/get_model_info")
         # A server that started anew has no version, and the weights that it starts with.
         self.policy_version = chat_wire.weight_version(info.get("weight_version"))
+        if not str(info.get("weight_version")).isdecimal():
+            self._first_name, self._first_path = self._model, info.get("model_path")
+        # After an update it calls itself by the path of the new weights.
+        name = self._first_name or info.get("tokenizer_path") or self._model
         # SGLang refuses a prompt and max_new_tokens that together fill the context to the last token.
         return ModelInfo(name, context - 1, self.policy_version, self._logprobs_mode)
 
@@ -144,12 +150,15 @@ class SglangEngine(HttpEngine):
             raise EngineError(f"the engine at {self.url} does not resume: {reason_in(answer)}")
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        info = await self._get("/model_info", older="/get_model_info")
-        if info.get("weight_version") == str(update.version):
-            self.policy_version = update.version
+        if (await self.model_info()).policy_version == update.version:
             return
+        if update.is_adapter:
+            raise EngineError(
+                f"{update.path} holds an adapter, which SGLang would take for a model's weights",
+                hint="train all weights (no model.lora), or sample with vLLM or the embedded engine",
+            )
         body = {
-            "model_path": update.path or info.get("model_path"),
+            "model_path": update.path or self._first_weights(),
             "weight_version": str(update.version),
             "flush_cache": True,
         }
@@ -162,6 +171,14 @@ class SglangEngine(HttpEngine):
         if not is_done:
             raise EngineError(f"the engine at {self.url} keeps its weights: {reason}")
         self.policy_version = update.version
+
+    def _first_weights(self) -> str:
+        if self._first_path is None:
+            raise EngineError(
+                f"the engine at {self.url} does not say any more which weights it was started with",
+                hint="start SGLang anew, or name the weights",
+            )
+        return self._first_path
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

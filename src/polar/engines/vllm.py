@@ -17,6 +17,7 @@ import orjson
 from polar.engines import chat_wire
 from polar.engines.arrivals import at_once
 from polar.engines.base import (
+    HALF_REPLACED,
     ChatCall,
     ChatChunk,
     EngineError,
@@ -26,7 +27,7 @@ from polar.engines.base import (
     TokenChunk,
     WeightUpdate,
 )
-from polar.engines.chat_wire import Versioned
+from polar.engines.chat_wire import Fixed, Versioned
 from polar.engines.guidance import guided, token_biases
 from polar.engines.http import HttpEngine, NotAccepted, reason_in
 from polar.models.chat import ChatRequest, FinishReason, Sampling
@@ -41,6 +42,15 @@ PAUSE_PATIENCE_SECONDS = 60.0
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _PAUSES = {PauseMode.KEEP: "keep", PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort"}
 _DEV_MODE = "start vLLM 0.32 or newer with VLLM_SERVER_DEV_MODE=1"
+_RUNTIME_LORA = (
+    "start vLLM with --enable-lora --max-loras 2, a --max-lora-rank not below the adapter's, and"
+    " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or train all weights"
+)
+
+_ADAPTER = "polar-"
+"""How the names of adapters begin; the version follows."""
+_REPLACING = "being-replaced"
+"""What the weights are called while some of them may be old and others new."""
 
 
 class VllmEngine(HttpEngine):
@@ -54,12 +64,14 @@ class VllmEngine(HttpEngine):
     """Where vLLM's first weights are."""
     _names_version = False
     """Whether it is `polar engine`, whose answers name the version of each token."""
+    _adapter: str | None = None
+    """The name under which requests ask for the adapter in use; None: the model's own weights are."""
     _known_in = 0
     """The epoch of the connections in which vLLM was last asked for its version."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        stream = _TokenStream(self)
-        body = _request_body(request, await self._served_name())
+        body = _request_body(request, await self._sampled_name())
+        stream = _TokenStream(self._versions())
         with guided(request):
             async with aclosing(self._events("/v1/completions", body)) as arrivals:
                 async for events in arrivals:
@@ -69,8 +81,8 @@ class VllmEngine(HttpEngine):
         yield stream.last()
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
-        body = _chat_body(call, await self._served_name())
-        reader = chat_wire.ChatReader(call.sampling, self)
+        body = _chat_body(call, await self._sampled_name())
+        reader = chat_wire.ChatReader(call.sampling, self._versions())
         if call.chat.stream:
             async with aclosing(self._events(chat_wire.PATH, body)) as arrivals:
                 async for events in arrivals:
@@ -90,7 +102,7 @@ class VllmEngine(HttpEngine):
 
     async def score(self, ids: list[int]) -> list[float]:
         body = {
-            "model": await self._served_name(),
+            "model": await self._sampled_name(),
             "prompt": ids,
             "max_tokens": 1,
             "prompt_logprobs": 0,
@@ -110,6 +122,16 @@ class VllmEngine(HttpEngine):
         if self._model is None:
             self._model = (await self.model_info()).name
         return self._model
+
+    async def _sampled_name(self) -> str:
+        """What a request names to be sampled with the weights of now."""
+        if self._adapter is not None:
+            await self._recognise()
+        return self._adapter or await self._served_name()
+
+    def _versions(self) -> Versioned:
+        """Where a request's tokens have their version from: one that names an adapter keeps it."""
+        return self if self._adapter is None else Fixed(self.policy_version)
 
     async def model_info(self) -> ModelInfo:
         document, self._model, context = await self._served_model()
@@ -140,18 +162,58 @@ class VllmEngine(HttpEngine):
         if self._names_version:
             await self._order("/load_weights", {"version": update.version, "path": update.path}, needs="")
         elif await self._last_version() != update.version:
-            await self._reload(update)
+            await self._replace(update)
         self.policy_version = update.version
+
+    def begins_anew(self, update: WeightUpdate) -> bool:
+        return not self._names_version and (update.is_adapter or self._adapter is not None)
+
+    async def _replace(self, update: WeightUpdate) -> None:
+        if update.is_adapter:
+            await self._load_adapter(update)
+        elif update.path is None and self._adapter is not None:
+            # The model's own weights are there as they were.
+            await self._name_weights(f"{update.version}+first")
+            self._adapter = None
+        else:
+            await self._reload(update)
+            self._adapter = None
+
+    async def _load_adapter(self, update: WeightUpdate) -> None:
+        """Beside the one before, whose last requests may not have ended; older ones are let go."""
+        if (await self._weight_name() or "").isdecimal():
+            raise EngineError(
+                f"the engine at {self.url} has other weights than the adapter was trained on: its own were"
+                " replaced",
+                hint="start it anew, or push all weights",
+            )
+        name, document = f"{_ADAPTER}{update.version}", await self._get("/v1/models")
+        listed = {card["id"]: card.get("root") for card in document["data"]}
+        # Of the same number, but of another run.
+        is_there = listed.get(name) == update.path
+        for old in listed:
+            if old.startswith(_ADAPTER) and old != self._adapter and not (old == name and is_there):
+                await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": old})
+        if not is_there:
+            body = {"lora_name": name, "lora_path": update.path}
+            await self._order("/v1/load_lora_adapter", body, needs=_RUNTIME_LORA)
+        await self._name_weights(f"{update.version}+adapter")
+        self._adapter = name
+
+    async def _name_weights(self, name: str) -> None:
+        await self._order("/update_weight_version", {"new_version": name}, needs=_DEV_MODE)
 
     async def _reload(self, update: WeightUpdate) -> None:
         self._refuse_bad_path(update.path)
+        # Should it break off, nobody takes them for those that they were.
+        await self._name_weights(_REPLACING)
         # Left out, the path would be the last one.
         kwargs = {"weights_path": update.path or self._root}
         await self._order("/collective_rpc", {"method": "reload_weights", "kwargs": kwargs}, needs=_DEV_MODE)
         # Requests that a pause keeps hold blocks of the cache: these too are computed anew.
         await self._order("/reset_prefix_cache?reset_running_requests=true", needs=_DEV_MODE)
         # Last: whoever finds the weights under their name finds nothing of the old ones beside them.
-        await self._order("/update_weight_version", {"new_version": str(update.version)}, needs=_DEV_MODE)
+        await self._name_weights(str(update.version) if update.path else f"{update.version}+first")
 
     def _refuse_bad_path(self, path: str | None) -> None:
         """vLLM does not outlive weights that it cannot read: they are looked for where that can be done."""
@@ -161,17 +223,22 @@ class VllmEngine(HttpEngine):
 
     async def _last_version(self) -> int:
         """What the weights are called that vLLM was last given; 0 if it was given none since its start."""
-        if not self.policy_version:
-            return 0
+        named = await self._weight_name()
+        if named == _REPLACING:
+            self.policy_version = HALF_REPLACED
+        elif named is not None and self.policy_version:
+            version, _, kind = named.partition("+")
+            self.policy_version = int(version) if version.isdecimal() else 0
+            self._adapter = f"{_ADAPTER}{version}" if kind == "adapter" else None
+        return self.policy_version
+
+    async def _weight_name(self) -> str | None:
+        """What vLLM's weights are called; None: it gives them no name."""
         status, answer = await self._ask("GET", "/weight_info")
         try:
-            named = orjson.loads(answer)["weight_version"] if status == 200 else None
+            return str(orjson.loads(answer)["weight_version"]) if status == 200 else None
         except (ValueError, KeyError, TypeError):
-            named = None
-        if named is None:
-            return self.policy_version
-        self.policy_version = int(named) if str(named).isdecimal() else 0
-        return self.policy_version
+            return None
 
     async def _recognise(self) -> None:
         """Ask for the version again where vLLM may have been started anew, with its first weights."""

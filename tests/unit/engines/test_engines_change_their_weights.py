@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,16 @@ import pytest
 from aiohttp import web
 
 from polar.engines import vllm
-from polar.engines.base import ChatCall, Engine, EngineError, GenerateRequest, TokenChunk, WeightUpdate
+from polar.engines.base import (
+    HALF_REPLACED,
+    ChatCall,
+    Engine,
+    EngineDown,
+    EngineError,
+    GenerateRequest,
+    TokenChunk,
+    WeightUpdate,
+)
 from polar.engines.chat_wire import ChatReader
 from polar.engines.openai import OpenAIEngine
 from polar.engines.pausable import PausableEngine
@@ -25,6 +35,8 @@ from tests.fakes.sglang_wire import sglang_wire
 from tests.fakes.switchable_engine import SwitchableEngine
 from tests.fakes.vllm_wire import event, usage, vllm_wire
 
+ANSWER = [event([5], [-1.0]), event([2], [-1.0], "stop"), usage(2), "[DONE]"]
+SGLANG_ANSWER = [sglang_event([5, 2], [-1.0] * 2, 2, "stop"), "[DONE]"]
 REQUEST = GenerateRequest("r", [1, 2, 3], Sampling(temperature=1.0, max_tokens=8), session="s")
 
 
@@ -52,6 +64,146 @@ async def test_sglang_goes_back_to_the_weights_it_serves() -> None:
         engine = SglangEngine(wire.url)
         await engine.update_weights(WeightUpdate(2))
         assert wire.orders[0][1]["model_path"] == "small"
+        await engine.close()
+
+
+async def test_sglang_goes_back_to_its_first_weights_after_it_was_given_others() -> None:
+    """It calls itself by the path of the last ones by then."""
+    async with sglang_wire() as wire:
+        engine = SglangEngine(wire.url)
+        await engine.update_weights(WeightUpdate(1, "/weights/1"))
+        assert (await engine.model_info()).name == "small"
+        await engine.update_weights(WeightUpdate(2))
+        assert wire.path == "small"
+        await engine.update_weights(WeightUpdate(3, "/weights/3"))
+        late = SglangEngine(wire.url)
+        assert (await late.model_info()).name == "small"
+        with pytest.raises(EngineError, match="which weights it was started with"):
+            await late.update_weights(WeightUpdate(4))
+        for one in (engine, late):
+            await one.close()
+
+
+async def test_sglang_takes_no_adapter_for_a_model(tmp_path: Path) -> None:
+    async with sglang_wire() as wire:
+        engine = SglangEngine(wire.url)
+        with pytest.raises(EngineError, match="holds an adapter"):
+            await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        assert wire.orders == []
+        await engine.close()
+
+
+async def test_an_sglang_replica_that_was_started_anew_comes_back_among_those_that_call_themselves_otherwise(
+    tmp_path: Path,
+) -> None:
+    async with sglang_wire(SGLANG_ANSWER) as one, sglang_wire(SGLANG_ANSWER) as other:
+        clients = {"a": SglangEngine(one.url), "b": SglangEngine(other.url)}
+        replicas = Replicas(clients, first_backoff_seconds=0.01)
+        await replicas.model_info()
+        await replicas.update_weights(WeightUpdate(1, "/weights/1"))
+        assert (await replicas.model_info()).name == "small"
+        other.path, other.weight_version = "small", "default"
+        replicas._put_aside(replicas._replicas["b"], EngineDown("it is started anew"))
+        async with asyncio.timeout(30):
+            probe = replicas._replicas["b"].probe
+            assert probe is not None
+            await probe
+        assert (other.path, other.weight_version) == ("/weights/1", "1")
+        await replicas.close()
+
+
+def _adapter(directory: Path, name: str = "adapter") -> str:
+    path = directory / name
+    path.mkdir()
+    (path / "adapter_config.json").write_text("{}")
+    (path / "adapter_model.safetensors").touch()
+    return str(path)
+
+
+async def test_vllm_samples_with_an_adapter_by_its_name(tmp_path: Path) -> None:
+    one, two, three = (_adapter(tmp_path, name) for name in ("one", "two", "three"))
+    async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
+        engine = VllmEngine(wire.url)
+        for version, path in ((1, one), (2, two), (3, three)):
+            await engine.update_weights(WeightUpdate(version, path))
+            assert await _versions(engine, "tokens") == {version}
+            assert wire.bodies[-1]["model"] == f"polar-{version}"
+        assert "/collective_rpc" not in wire.orders
+        # Whoever has not heard of the newest yet may still ask for the one before.
+        assert wire.adapters == {"polar-2": two, "polar-3": three}
+        assert (await engine.model_info()).name == "small"
+        await engine.update_weights(WeightUpdate(4))
+        assert await _versions(engine, "tokens") == {4}
+        assert wire.bodies[-1]["model"] == "small"
+        await engine.close()
+
+
+async def test_an_adapter_that_another_client_had_loaded_is_found(tmp_path: Path) -> None:
+    """As by a gateway process that is started late and told of the version alone."""
+    async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
+        first, late = VllmEngine(wire.url), VllmEngine(wire.url)
+        await first.update_weights(WeightUpdate(5, _adapter(tmp_path)))
+        late.expect(5)
+        assert (await late.model_info()).policy_version == 5
+        assert await _versions(late, "tokens") == {5}
+        assert wire.bodies[-1]["model"] == "polar-5"
+        for one in (first, late):
+            await one.close()
+
+
+async def test_an_adapter_of_another_run_with_the_same_number_is_not_taken_for_it(tmp_path: Path) -> None:
+    async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
+        wire.adapters["polar-1"] = "/weights/of/another/run"
+        engine = VllmEngine(wire.url)
+        await engine.update_weights(WeightUpdate(1, path := _adapter(tmp_path)))
+        assert wire.adapters == {"polar-1": path}
+        await engine.close()
+
+
+async def test_a_vllm_that_cannot_load_adapters_says_what_it_needs(tmp_path: Path) -> None:
+    async with vllm_wire(ANSWER, takes_orders=True) as wire:
+        engine = VllmEngine(wire.url)
+        with pytest.raises(EngineError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+            await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        assert await _versions(engine, "tokens") == {0}
+        assert wire.bodies[-1]["model"] == "small"
+        await engine.close()
+
+
+async def test_an_adapter_is_not_put_on_weights_that_it_was_not_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
+        engine = VllmEngine(wire.url)
+        await engine.update_weights(WeightUpdate(1, str(tmp_path)))
+        with pytest.raises(EngineError, match="its own were replaced"):
+            await engine.update_weights(WeightUpdate(2, _adapter(tmp_path)))
+        await engine.close()
+
+
+async def test_a_vllm_that_lost_its_adapter_samples_as_what_it_is(tmp_path: Path) -> None:
+    async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
+        engine = VllmEngine(wire.url)
+        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        await wire.start_anew()
+        with suppress(EngineError):
+            await _versions(engine, "tokens")
+        assert await _versions(engine, "tokens") == {0}
+        await engine.close()
+
+
+async def test_what_began_with_another_adapter_is_continued_with_the_new_one(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    broken_off = [event([5], [-1.0]), gate]
+    async with vllm_wire(broken_off, ANSWER, takes_orders=True, takes_adapters=True) as wire:
+        engine = PausableEngine(VllmEngine(wire.url))
+        asking = asyncio.create_task(_versions(engine, "tokens"))
+        await asyncio.wait_for(wire.arrived.wait(), 30)
+        await engine.pause(PauseMode.KEEP)
+        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        await engine.resume()
+        assert 1 in await asyncio.wait_for(asking, 30)
+        assert [body["model"] for body in wire.bodies] == ["small", "polar-1"]
+        gate.set()
         await engine.close()
 
 
@@ -138,7 +290,9 @@ async def test_vllms_weights_have_their_version_only_once_nothing_is_cached_of_t
         wire.refused = "/reset_prefix_cache"
         with pytest.raises(EngineError, match="reset_prefix_cache"):
             await engine.update_weights(WeightUpdate(2, str(tmp_path)))
-        assert (await engine.model_info()).policy_version == 1
+        # Whichever version is wanted now, they are loaded again.
+        assert (await engine.model_info()).policy_version == HALF_REPLACED
+        assert (await VllmEngine(wire.url).model_info()).policy_version == HALF_REPLACED
         wire.refused = ""
         wire.orders.clear()
         await engine.update_weights(WeightUpdate(2, str(tmp_path)))
