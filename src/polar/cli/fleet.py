@@ -99,6 +99,7 @@ def fleet(
         case Action.UP:
             url = server_address(server or settings.node.server)
             order = FleetOrder.of(settings, url, server_token(token or settings.server.token))
+            _warn_of_open_cluster()
             with control.connected(address):
                 _print(control.up(order, show, wait_seconds=wait_seconds), as_json)
         case Action.STATUS:
@@ -108,6 +109,18 @@ def fleet(
             with control.connected(address):
                 control.down(show, wait_seconds=wait_seconds, now=now)
             typer.echo("the fleet is down", err=True)
+
+
+def _warn_of_open_cluster() -> None:
+    from polar.config.settings import environment_ray_auth
+
+    if environment_ray_auth() != "token":
+        typer.secho(
+            "warning: whoever reaches this Ray cluster may run programs on its machines: it asks for no token"
+            " (RAY_AUTH_MODE=token; see docs/scale-out.md)",
+            fg=typer.colors.YELLOW,
+            err=True,
+        )
 
 
 class _Progress:

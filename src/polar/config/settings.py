@@ -348,6 +348,11 @@ def environment_server() -> str | None:
     return os.environ.get("POLAR_SERVER") or None
 
 
+def environment_ray_auth() -> str | None:
+    """How processes of Ray that are started here know each other: `token`, or not at all."""
+    return os.environ.get("RAY_AUTH_MODE") or None
+
+
 def environment_otlp_endpoint() -> str | None:
     """Where OpenTelemetry's own variables send spans; its exporter reads the rest of them by itself."""
     names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
