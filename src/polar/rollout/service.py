@@ -80,7 +80,7 @@ class RolloutService:
         self._callback_secret = callback_secret or settings.callbacks.secret
         self._callback_hosts = AllowList.parse(settings.callbacks.allow)
         self._runtimes: frozenset[str] = frozenset()
-        """Those that a node allowed when it was last asked."""
+        """Those that nodes allowed when the store was last asked; forgotten when one joins."""
         self._closing = False
 
     @property
@@ -161,6 +161,7 @@ class RolloutService:
             )
         log.debug("node %s of version %s has joined", node, join.version)
         is_draining = await self.store.nodes.join(node, join.places, join.runtimes)
+        self._runtimes = frozenset()
         return Joined(
             version=__version__, lease_seconds=self._settings.lease_seconds, is_draining=is_draining
         )

@@ -54,11 +54,13 @@ async def test_a_runtime_that_some_node_allows_is_taken_also_while_it_is_away(
 
 
 async def test_a_node_that_allows_less_when_it_joins_again_is_believed(
-    store: Store, http: httpx.AsyncClient
+    http: httpx.AsyncClient,
 ) -> None:
-    await store.nodes.join("n", {}, ["idle"])
-    await store.nodes.join("n", {}, ["bubblewrap"])
-    assert (await http.post("/tasks", json=TASK)).status_code == 400
+    join = {"version": "1", "runtimes": ["idle"]}
+    assert (await http.post("/nodes/n/join", json=join)).status_code == 200
+    assert (await http.post("/tasks", json=TASK)).status_code == 201
+    assert (await http.post("/nodes/n/join", json={**join, "runtimes": ["bubblewrap"]})).status_code == 200
+    assert (await http.post("/tasks", json={**TASK, "id": "u"})).status_code == 400
 
 
 async def test_tasks_may_come_before_the_first_node(http: httpx.AsyncClient) -> None:
