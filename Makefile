@@ -5,9 +5,8 @@ BIN    := $(VENV)/bin
 WORKERS ?= 2
 ROUNDS ?= 20
 
-.PHONY: help audit docs quickstart test test-random test-vllm test-bridges test-containers test-faults test-ray test-gpu lint types check setup clean bench-import bench-engine bench-gateway \
-        bench-lifecycle bench-serve bench-tasksets bench-control-plane bench-dashboard bench-trajectory bench-training \
-        environment-run environment-dev
+# Nothing here makes a file of its own name.
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(MAKEFILE_LIST))
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -51,7 +50,10 @@ lint: environment-dev ## ruff, lint and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 audit: ## look every pinned package up in the databases of known vulnerabilities (says so where none answers)
-	@$(PYTHON) tools/audit.py
+	@$(PYTHON) -m tools.audit
+
+test-resolution: ## resolve Polar together with the newest vLLM, TRL and verl; a conflict fails (a minute)
+	@$(PYTHON) -m tools.resolution
 
 types: environment-dev ## mypy, strict
 	@$(BIN)/mypy

@@ -1,6 +1,6 @@
 """Looks every pinned package up in the public databases of known vulnerabilities.
 
-    python3 tools/audit.py
+    python3 -m tools.audit
 
 Fails if one is known. Where no database can be asked, it says so, says that nothing was checked, and
 does not fail: a machine without the network is no reason to stop. That a database answers at all is seen
@@ -10,13 +10,13 @@ by asking it about a release that is long known to be vulnerable.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 from typing import Any
+
+from tools.isolated import NotAnswered, isolated
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -24,10 +24,6 @@ AUDITOR = "pip-audit==2.10.1"
 SOURCES = ("pypi", "osv")
 KNOWN_BAD = "jinja2==2.10"
 SECONDS = 300
-
-
-class NotAnswered(Exception):
-    """A database could not be asked."""
 
 
 def main() -> int:
@@ -46,16 +42,7 @@ def main() -> int:
 
 
 def installed() -> Path:
-    """The auditor in an environment of its own, made once: it must not change what it looks at."""
-    cache = Path(os.environ.get("POLAR_CACHE") or Path.home() / ".cache" / "polar").expanduser()
-    place = cache / f"audit-{AUDITOR.partition('==')[2]}-{sys.version_info.major}.{sys.version_info.minor}"
-    auditor = place / "bin" / "pip-audit"
-    if not auditor.exists():
-        venv.create(place, with_pip=True)
-        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", AUDITOR]
-        if subprocess.run(pip, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
-            raise NotAnswered(f"{AUDITOR} cannot be installed here")
-    return auditor
+    return isolated(AUDITOR) / "pip-audit"
 
 
 def check_source(auditor: Path, source: str) -> None:
