@@ -46,6 +46,9 @@ test-bridges: environment-dev ## compare bridges with the types of verl, SkyRL a
 docs: environment-dev ## the documentation site into site/; a warning or a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build $(ARGS)
 
+locks: environment-dev ## lock the packages of harnesses anew, with hashes, after a version has changed
+	@$(BIN)/python -m tools.locks
+
 lint: environment-dev ## ruff, lint and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 

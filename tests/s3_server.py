@@ -11,24 +11,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from polar.assets.cache import asset
+from polar.assets.cache import asset, lock_tag
 from polar.assets.pytool import PYTHON_TAG, install_python
 
-VERSION = "5.1.22"
-
-
-def _install(into: Path) -> None:
-    # Apart from this environment: its botocore asks for a python-dateutil older than ours.
-    requirements = [f"moto[s3]=={VERSION}", "flask==3.1.3", "flask-cors==6.0.5", "python-dateutil<3"]
-    install_python(requirements, into)
+# Apart from this environment: its botocore asks for a python-dateutil older than ours.
+LOCK = Path(__file__).parent / "fakes" / "moto_server.txt"
 
 
 @contextmanager
 def s3_server(bucket: str) -> Iterator[str]:
     """The address of a server with one empty bucket."""
-    packages = asset(f"moto-server-{VERSION}-{PYTHON_TAG}", _install)
+    packages = asset(f"moto-server-{lock_tag(LOCK)}-{PYTHON_TAG}", partial(install_python, LOCK))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

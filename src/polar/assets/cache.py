@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
@@ -47,6 +48,11 @@ def asset(name: str, make: Callable[[Path], None]) -> Path:
             shutil.rmtree(part, ignore_errors=True)
             raise
     return target
+
+
+def lock_tag(lock: Path) -> str:
+    """For names in the cache: what a lock file lists, so that another list is another directory."""
+    return hashlib.sha256(lock.read_bytes()).hexdigest()[:8]
 
 
 @contextmanager

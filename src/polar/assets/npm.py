@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import shutil
 import subprocess
 import tarfile
@@ -31,38 +32,42 @@ def unpack_npm(package: str, version: str, integrity: str, into: Path) -> None:
         shutil.rmtree(fetched)
 
 
-def install_npm(package: str, version: str, into: Path) -> None:
-    """Install `package@version` with its dependencies (whatever registry npm is set up for).
+def install_npm(lock: Path, into: Path) -> None:
+    """Install all packages of a lock file (whatever registry npm is set up for) into `into/node_modules`.
 
-    Afterwards `into/node_modules/<package>` is there. No package's scripts are run: what a harness
-    would build or copy at installation is named by its preset instead.
+    A package without a hash in the lock, or with another than that, is refused. No package's scripts are
+    run: what a harness would build or copy at installation is named by its preset instead.
     """
-    wanted = f"{package}@{version}"
-    run, command = _npm("install", "--no-audit", "--no-fund", wanted, more=("--prefix", str(into)))
-    if run.returncode != 0 or not (into / "node_modules" / package / "package.json").is_file():
-        raise _failed(wanted, run, command)
+    packages = json.loads(lock.read_text())["packages"]
+    wanted = " ".join(f"{name}@{version}" for name, version in packages[""]["dependencies"].items())
+    if unlocked := [name for name, about in packages.items() if name and "integrity" not in about]:
+        raise DownloadFailed(f"{wanted}: {lock.name} has no hash for {', '.join(unlocked)}")
+    (into / "package.json").write_text(json.dumps(packages[""]))
+    shutil.copyfile(lock, into / "package-lock.json")
+    run = run_tool([*_npm("ci", "--no-audit", "--no-fund"), "--prefix", str(into)])
+    if run.returncode != 0:
+        raise _failed(wanted, run, _npm("view", wanted, "dist"))
 
 
 def _pack(wanted: str, into: Path) -> Path:
-    run, command = _npm("pack", wanted, more=("--pack-destination", str(into)))
+    command = _npm("pack", wanted)
+    run = run_tool([*command, "--pack-destination", str(into)])
     tarballs = list(into.glob("*.tgz"))
     if run.returncode != 0 or len(tarballs) != 1:
         raise _failed(wanted, run, command)
     return tarballs[0]
 
 
-def _npm(*arguments: str, more: tuple[str, ...]) -> tuple[subprocess.CompletedProcess[str], str]:
-    """Run the cached Node's npm; with the outcome comes the command a person can repeat (without `more`)."""
+def _npm(*arguments: str) -> list[str]:
+    """A command of the cached Node's npm that runs no package's scripts."""
     root = node()
-    command = [str(root / "bin" / "node"), str(root / NPM_CLI), *arguments, "--ignore-scripts"]
-    run = run_tool([*command, *more])
-    return run, " ".join(command)
+    return [str(root / "bin" / "node"), str(root / NPM_CLI), *arguments, "--ignore-scripts"]
 
 
-def _failed(wanted: str, run: subprocess.CompletedProcess[str], command: str) -> DownloadFailed:
+def _failed(wanted: str, run: subprocess.CompletedProcess[str], check: list[str]) -> DownloadFailed:
     return DownloadFailed(
         f"could not download {wanted} with npm: {_reason(run.stderr)}",
-        hint=f"check the network and npm's registry settings with: {command}",
+        hint=f"check the network and npm's registry settings with: {' '.join(check)}",
     )
 
 

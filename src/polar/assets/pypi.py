@@ -4,27 +4,57 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from polar.assets.cache import DownloadFailed
 from polar.assets.tool import run_tool
 
 
-def unpack_wheel(requirement: str, into: Path) -> None:
-    """Download `name==version` with pip (whatever index pip is set up for) and unpack it into a directory."""
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """One release of a package, and the files of it that may be taken."""
+
+    requirement: str
+    """`name==version`."""
+    sha256: Sequence[str]
+    """Of each file, one a platform."""
+
+    def __str__(self) -> str:
+        return self.requirement
+
+
+def unpack_wheel(wheel: Wheel, into: Path) -> None:
+    """Download a wheel with pip (whatever index pip is set up for) and unpack it; other files are refused."""
+    into.mkdir(parents=True, exist_ok=True)
+    lock = into / "wheel.txt"
+    lock.write_text(" ".join([wheel.requirement, *(f"--hash=sha256:{digest}" for digest in wheel.sha256)]))
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    run = run_tool([*command, "--dest", str(into), requirement])
+    run = run_tool([*command, "--dest", str(into), "--require-hashes", "--requirement", str(lock)])
     wheels = list(into.glob("*.whl"))
     if run.returncode != 0 or len(wheels) != 1:
-        reason = next((line for line in reversed(run.stderr.splitlines()) if line.strip()), "no wheel came")
         raise DownloadFailed(
-            f"could not download {requirement} with pip: {reason.strip()}",
-            hint=f"check the network and pip's index settings with: {' '.join(command[1:])} {requirement}",
+            f"could not download {wheel} with pip: {pip_reason(run.stderr)}",
+            hint=f"check the network and pip's index settings with: {' '.join(command[1:])} {wheel}",
         )
-    with zipfile.ZipFile(wheels[0]) as archive:
+    _unpack(wheels[0], into)
+    wheels[0].unlink()
+    lock.unlink()
+
+
+def pip_reason(stderr: str) -> str:
+    """Why pip failed, in a line."""
+    if "DO NOT MATCH THE HASHES" in stderr:
+        return "the index has other files than the pinned ones (their hashes differ)"
+    said = [line.removeprefix("ERROR:").strip() for line in stderr.splitlines() if line.startswith("ERROR:")]
+    return said[-1] if said else "no package came"
+
+
+def _unpack(wheel: Path, into: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             path = Path(archive.extract(member, into))
             mode = member.external_attr >> 16
             if mode & 0o111 and path.is_file():
                 path.chmod(path.stat().st_mode | 0o555)
-    wheels[0].unlink()

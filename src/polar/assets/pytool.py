@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Sequence
 from pathlib import Path
 
 from polar.assets.cache import DownloadFailed
+from polar.assets.pypi import pip_reason
 from polar.assets.tool import run_tool
 
 PYTHON_TAG = f"py{sys.version_info.major}.{sys.version_info.minor}-{sysconfig.get_platform()}"
@@ -24,19 +24,17 @@ def python_program() -> Path:
     return Path("bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
 
 
-def install_python(requirements: Sequence[str], into: Path, *, with_dependencies: bool = True) -> None:
-    """Install pinned requirements (whatever index pip is set up for) as importable packages below `into`.
+def install_python(lock: Path, into: Path) -> None:
+    """Install all packages of a lock file (whatever index pip is set up for) as importable below `into`.
 
-    May be called again for the same directory: requirements already there are not looked at.
+    A package without a hash in the lock, or with another than that, is refused; so is one that has to be
+    built, for that runs code.
     """
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
-    command += [] if with_dependencies else ["--no-deps"]
-    run = run_tool([*command, "--target", str(into), *requirements])
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--no-deps"]
+    command += ["--require-hashes", "--requirement", str(lock)]
+    run = run_tool([*command, "--target", str(into)])
     if run.returncode != 0:
-        errors = [line for line in run.stderr.splitlines() if line.startswith("ERROR:")]
-        reason = errors[-1].removeprefix("ERROR:").strip() if errors else "pip failed"
         raise DownloadFailed(
-            f"could not install {requirements[0]} with pip: {reason}",
-            hint=f"check the network and pip's index settings with: {' '.join(command[1:])} "
-            f"--dry-run {' '.join(requirements)}",
+            f"could not install the packages of {lock.name} with pip: {pip_reason(run.stderr)}",
+            hint=f"check the network and pip's index settings with: {' '.join(command[1:])} --dry-run",
         )

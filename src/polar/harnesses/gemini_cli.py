@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from polar.assets.cache import asset
+from polar.assets.cache import asset, lock_tag
 from polar.assets.node import node
 from polar.assets.npm import install_npm
 from polar.harnesses.base import Harness, HarnessContext, Installation
@@ -17,6 +18,7 @@ from polar.runtimes.base import Command, Mount
 
 PACKAGE = "@google/gemini-cli"
 VERSION = "0.61.0"
+LOCK = Path(__file__).parent / "locks" / "gemini_cli.json"
 
 NODE = PurePosixPath("/opt/polar/node")
 GEMINI = PurePosixPath("/opt/polar/gemini-cli")
@@ -156,7 +158,7 @@ class GeminiCli(Harness):
 
 
 def _download() -> tuple[Path, Path]:
-    return node(), asset(f"gemini-cli-{VERSION}", lambda into: install_npm(PACKAGE, VERSION, into))
+    return node(), asset(f"gemini-cli-{VERSION}-{lock_tag(LOCK)}", partial(install_npm, LOCK))
 
 
 def _plain(instruction: str) -> str:

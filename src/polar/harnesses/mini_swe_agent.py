@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, Field
 
-from polar.assets.cache import asset
+from polar.assets.cache import asset, lock_tag
 from polar.assets.pytool import PYTHON_TAG, install_python, python_program, python_root
 from polar.harnesses.base import Harness, HarnessContext, Installation
 from polar.runtimes.base import Command, Mount
 
 VERSION = "2.4.6"
-DEPENDENCIES = (
-    "jinja2==3.1.6",
-    "litellm==1.106.2",
-    # litellm imports it for every call with tools, but does not ask for it.
-    "mcp==2.3.0",
-    "openai==2.54.0",
-    "platformdirs==4.14.5",
-    "prompt-toolkit==3.0.53",
-    "pydantic==2.14.3",
-    "python-dotenv==1.2.4",
-    "pyyaml==6.0.3",
-    "requests==2.34.2",
-    "rich==15.0.0",
-    "tenacity==9.2.1",
-    "textual==8.2.8",
-    "typer==0.29.0",
-)
-"""All that mini-swe-agent names but `datasets`: only its benchmark runners use that, at 300 MB."""
+LOCK = Path(__file__).parent / "locks" / "mini_swe_agent.txt"
 
 # A Python with a shared library knows where that is by absolute path, so it keeps its place.
 PYTHON = PurePosixPath(python_root())
@@ -66,7 +50,8 @@ class MiniSweAgent(Harness):
     options: Options
 
     async def install(self) -> Installation:
-        root = await asyncio.to_thread(asset, f"mini-swe-agent-{VERSION}-{PYTHON_TAG}", _make)
+        name = f"mini-swe-agent-{VERSION}-{lock_tag(LOCK)}-{PYTHON_TAG}"
+        root = await asyncio.to_thread(asset, name, partial(install_python, LOCK))
         return Installation(version=VERSION, mounts=(Mount(python_root(), PYTHON), Mount(root, MINI)))
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
@@ -116,11 +101,6 @@ class MiniSweAgent(Harness):
                 },
             },
         }
-
-
-def _make(into: Path) -> None:
-    install_python(DEPENDENCIES, into)
-    install_python([f"mini-swe-agent=={VERSION}"], into, with_dependencies=False)
 
 
 def _state(context: HarnessContext) -> PurePosixPath:

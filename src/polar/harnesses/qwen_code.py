@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from polar.assets.cache import asset
+from polar.assets.cache import asset, lock_tag
 from polar.assets.node import node
 from polar.assets.npm import install_npm
 from polar.harnesses.base import Harness, HarnessContext, Installation
@@ -17,6 +17,7 @@ from polar.runtimes.base import Command, Mount
 
 PACKAGE = "@qwen-code/qwen-code"
 VERSION = "0.24.4"
+LOCK = Path(__file__).parent / "locks" / "qwen_code.json"
 
 NODE = PurePosixPath("/opt/polar/node")
 QWEN = PurePosixPath("/opt/polar/qwen-code")
@@ -145,11 +146,11 @@ class QwenCode(Harness):
 
 
 def _download() -> tuple[Path, Path]:
-    return node(), asset(f"qwen-code-{VERSION}", _make)
+    return node(), asset(f"qwen-code-{VERSION}-{lock_tag(LOCK)}", _make)
 
 
 def _make(into: Path) -> None:
-    install_npm(PACKAGE, VERSION, into)
+    install_npm(LOCK, into)
     for ripgrep in (into / "node_modules" / PACKAGE / "vendor" / "ripgrep").glob("*/rg"):
         # The tarball holds it without its exec bit, and Qwen Code cannot set it in a read-only place.
         ripgrep.chmod(0o755)

