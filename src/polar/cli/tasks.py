@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,12 @@ from polar.cli.options import AsJson, Server, Token, connect, one_of
 from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
     from polar.models.views import SessionView, TaskView
+    from polar.validation import Outcome, TaskReport
 
 
 def tasks(
@@ -23,7 +28,7 @@ def tasks(
         list[Path] | None,
         typer.Argument(
             metavar="[PATH...]",
-            help="After the word check: tasksets and task files to check.",
+            help="After the word check or validate: tasksets and task files.",
             show_default=False,
         ),
     ] = None,
@@ -32,17 +37,37 @@ def tasks(
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel TASK: end its sessions.")] = False,
     harness: Annotated[
-        str | None, typer.Option(help="With check: as if every task had this harness.", show_default=False)
+        str | None,
+        typer.Option(help="With check and validate: as if every task had this harness.", show_default=False),
+    ] = None,
+    attacks: Annotated[
+        bool, typer.Option("--attacks/--no-attacks", help="With validate: whether cheating is tried too.")
+    ] = True,
+    pass_reward: Annotated[
+        float, typer.Option(help="With validate: the minimum reward for a session to pass.")
+    ] = 1.0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="With validate: sandboxes at a time (default: one per core)."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="With validate: YAML settings (default: ./polar.yaml if there)."),
     ] = None,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """List tasks, show one, cancel one, or check files of tasks.
+    """List tasks, show one, cancel one, or try files of tasks out before they are submitted.
 
     `polar tasks` lists, `polar tasks TASK` shows one with its instruction and sessions, and --cancel
     ends those of its sessions that have not ended. `polar tasks check PATH...` reads tasksets and task
     files without submitting anything, and names every problem by file, line and field.
+
+    `polar tasks validate PATH...` runs each task in its sandbox without a model: with nothing done, with its
+    reference solution where it has one, and with the attacks that fit how it is graded. It tells which
+    tasks cannot be solved, reward no work, can be cheated, or score the same work differently, and exits
+    with 1 if there are any.
 
     Examples:
 
@@ -50,15 +75,21 @@ def tasks(
       polar tasks fix-typo
       polar tasks fix-typo --cancel
       polar tasks check taskset.yaml
+      polar tasks validate taskset.yaml
     """
     from polar.cli.output import print_json, print_json_line, print_parts
     from polar.cli.summary import cancellation, task_table
     from polar.models.task import TaskStatus
 
     if paths:
-        if task_id != "check":
-            raise InvalidInput(f"one TASK at a time, not {task_id!r} and {paths[0]}")
-        _check(paths, harness, as_json)
+        over = {"harness": {"name": harness}} if harness is not None else None
+        match task_id:
+            case "check":
+                _check(paths, over, as_json)
+            case "validate":
+                _validate(paths, over, attacks, pass_reward, jobs, config, as_json)
+            case _:
+                raise InvalidInput(f"one TASK at a time, not {task_id!r} and {paths[0]}")
         return
     wanted = one_of(TaskStatus, status, "--status")
     if task_id is None and cancel:
@@ -83,12 +114,12 @@ def tasks(
             print_parts(f"\n{note}")
 
 
-def _check(paths: list[Path], harness: str | None, as_json: bool) -> None:
+def _check(paths: list[Path], over: dict[str, Any] | None, as_json: bool) -> None:
     from polar.cli.output import print_json, print_parts
     from polar.tasksets.files import read_tasks
     from polar.tasksets.task_document import unknown_names
 
-    loaded = read_tasks(*paths, over={"harness": {"name": harness}} if harness is not None else None)
+    loaded = read_tasks(*paths, over=over)
     sessions = sum(task.samples for task in loaded.tasks)
     if as_json:
         found = {"tasks": len(loaded.tasks), "sessions": sessions, "problems": loaded.problems}
@@ -99,6 +130,85 @@ def _check(paths: list[Path], harness: str | None, as_json: bool) -> None:
     loaded.all_or_nothing()
     count = f"{len(loaded.tasks)} task{'s' * (len(loaded.tasks) != 1)}"
     print_parts(f"{count} with {sessions} session{'s' * (sessions != 1)}: all sound")
+
+
+def _validate(
+    paths: list[Path],
+    over: dict[str, Any] | None,
+    attacks: bool,
+    pass_reward: float,
+    jobs: int | None,
+    config: Path | None,
+    as_json: bool,
+) -> None:
+    import os
+    from dataclasses import asdict
+
+    from polar.cli.interruption import until_interrupted
+    from polar.cli.output import console, print_json, print_parts, visible
+    from polar.config.settings import load_settings
+    from polar.tasksets.files import read_tasks
+    from polar.validation import bench, validate
+
+    loaded = read_tasks(*paths, over=over)
+    tasks = loaded.all_or_nothing()
+    node = load_settings(config).node
+    notes = console(stderr=True)
+    reports: list[TaskReport] = []
+
+    def told(report: TaskReport) -> None:
+        troubles = ", ".join(report.troubles) or "sound"
+        notes.print(visible(f"{len(reports) + 1}/{len(tasks)} {report.task_id}: {troubles}"), markup=False)
+        reports.append(report)
+
+    async def work() -> None:
+        async with bench(node) as place:
+            await validate(
+                tasks,
+                loaded.solutions,
+                place,
+                jobs=jobs or os.cpu_count() or 1,
+                attacks=attacks,
+                pass_reward=pass_reward,
+                told=told,
+            )
+
+    until_interrupted(work())
+    if as_json:
+        print_json([asdict(report) | {"troubles": _named(report)} for report in reports])
+    else:
+        print_parts(*_validation_parts(reports))
+    if any(report.troubles for report in reports):
+        raise typer.Exit(1)
+
+
+def _validation_parts(reports: list[TaskReport]) -> list[RenderableType]:
+    from polar.cli.output import table
+
+    rows = [
+        (
+            report.task_id,
+            _rewards(report.nothing),
+            _rewards(report.solution),
+            f"{len(report.successful_attacks)} of {len(report.attacks)}" if report.attacks else None,
+            "; ".join(f"{trouble}: {seen}" for trouble, seen in _named(report).items()) or "sound",
+        )
+        for report in reports
+    ]
+    without = sum(not report.solution for report in reports)
+    wrong = sum(bool(report.troubles) for report in reports)
+    lines = [f"\n{len(reports)} tasks, {wrong} with problems"]
+    if without:
+        lines.append(f"{without} without a reference solution: whether they can be solved was not tried")
+    return [table(["TASK", "NOTHING", "SOLUTION", "ATTACKS REWARDED", "VERDICT"], rows), *lines]
+
+
+def _named(report: TaskReport) -> dict[str, str]:
+    return {trouble.value: seen for trouble, seen in report.troubles.items()}
+
+
+def _rewards(outcomes: Sequence[Outcome]) -> str | None:
+    return " ".join("failed" if one.reward is None else f"{one.reward:g}" for one in outcomes) or None
 
 
 def _print_task(task: TaskView, sessions: list[SessionView]) -> None:

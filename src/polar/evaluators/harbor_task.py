@@ -64,6 +64,8 @@ class HarborTask:
     files: dict[str, FileContent]
     """What the agent finds in its workspace."""
     tests: dict[str, FileContent]
+    solution: dict[str, FileContent]
+    """solve.sh and what it needs; empty where the task has none."""
     unmet: tuple[str, ...]
     """What the environment asks for that only an image built from its Dockerfile would have."""
 
@@ -121,6 +123,7 @@ def read_harbor_task(directory: Path, *, ignore_unmet: bool = False) -> HarborTa
         workdir=place.workdir,
         files=place.files,
         tests=tests,
+        solution=_files(directory / "solution") if (directory / "solution" / "solve.sh").is_file() else {},
         unmet=tuple(unmet),
     )
 

@@ -118,6 +118,15 @@ class Exec(Frozen):
 PrepareStep = Upload | Exec
 
 
+class Solution(Frozen):
+    """How a task can be solved, for `polar tasks validate` alone: it is never submitted with the task."""
+
+    script: str = Field(min_length=1, max_length=1_000_000)
+    """Run by `/bin/sh -c` in the workspace, as the agent would be."""
+    files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
+    """What the script needs, in the directory that `$POLAR_SOLUTION` names."""
+
+
 class TaskSpec(Frozen):
     """A task as a user writes it."""
 

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from polar import plugins
+from polar.config.settings import NodeSettings
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.gateways import Address
-from polar.models.session import Lease
 from polar.models.task import Exec, TaskSpec, Upload
-from polar.node.workshop import Workshop
+from polar.node.snapshots import Snapshots
 from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxError, SandboxSpec
 
@@ -30,13 +31,28 @@ class PreparationFailed(PolarError):
     """A prepare step of the task did not succeed; trying again would not help."""
 
 
+class SandboxPlace(Protocol):
+    """Where a node's sandboxes are made, and what its owner allows there."""
+
+    @property
+    def settings(self) -> NodeSettings: ...
+
+    @property
+    def snapshots(self) -> Snapshots: ...
+
+    @property
+    def sessions_dir(self) -> Path: ...
+
+
 class Sandboxes:
     """Makes the sandboxes of one session: the agent's own, and others like it before the agent came."""
 
-    def __init__(self, lease: Lease, shop: Workshop, name: str, gateway: Address) -> None:
-        self._session_id = lease.session_id
-        self._task = lease.task
-        self._shop = shop
+    def __init__(
+        self, session_id: str, task: TaskSpec, place: SandboxPlace, name: str, gateway: Address
+    ) -> None:
+        self._session_id = session_id
+        self._task = task
+        self._place = place
         self._name = name
         self._gateway = gateway
         self._made = 0
@@ -53,12 +69,12 @@ class Sandboxes:
         name = self._name if self._made == 1 else f"{self._name}.{self._made}"
         return SandboxSpec(
             session_id=self._session_id,
-            root=self._shop.sessions_dir / name,
+            root=self._place.sessions_dir / name,
             gateway_host=self._gateway.host,
             # Only the agent has anything to ask of the gateway.
             gateway_port=self._gateway.port if self._made == 1 else 0,
             mounts=mounts,
-            image_roots=self._shop.settings.upload_roots,
+            image_roots=self._place.settings.upload_roots,
         )
 
     async def _ready(self, runtime: Runtime, spec: SandboxSpec, stack: AsyncExitStack) -> Sandbox:
@@ -68,7 +84,7 @@ class Sandboxes:
             sandbox = await self._start(runtime, spec, stack)
             await self._prepare(sandbox)
             return sandbox
-        entry = await stack.enter_async_context(self._shop.snapshots.use(task, runtime))
+        entry = await stack.enter_async_context(self._place.snapshots.use(task, runtime))
         async with entry.lock:
             if entry.snapshot is None:
                 sandbox = await self._start(runtime, spec, stack)
@@ -89,7 +105,7 @@ class Sandboxes:
             log.exception("session %s: a sandbox could not be cleared away", self._session_id)
 
     async def _runtime(self) -> Runtime:
-        component, allowed = self._task.runtime, self._shop.settings.runtimes
+        component, allowed = self._task.runtime, self._place.settings.runtimes
         if component.name not in allowed:
             raise NotInstalled(
                 f"runtime {component.name!r} is not allowed on this node",
@@ -107,7 +123,7 @@ class Sandboxes:
 
     def _check_network(self, runtime: Runtime) -> None:
         try:
-            allowed = AllowList.parse(self._shop.settings.network_allow)
+            allowed = AllowList.parse(self._place.settings.network_allow)
         except ValueError as error:
             raise InvalidInput(f"node.network_allow: {error}") from None
         if beyond := runtime.reaches.beyond(allowed):
@@ -122,7 +138,7 @@ class Sandboxes:
         for number, step in enumerate(self._task.prepare):
             match step:
                 case Upload():
-                    await _upload(sandbox, step, self._shop.settings.upload_roots, f"prepare.{number}")
+                    await _upload(sandbox, step, self._place.settings.upload_roots, f"prepare.{number}")
                 case Exec():
                     await _exec(sandbox, step, f"prepare.{number}", self._task)
 

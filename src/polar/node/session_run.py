@@ -109,7 +109,9 @@ class SessionRun:
 
     async def _stages(self, seat: Seat) -> None:
         with self.shop.gateway.placed(self.lease.session_id) as gateway:
-            await self._stages_with(Sandboxes(self.lease, self.shop, self.name, gateway), seat)
+            await self._stages_with(
+                Sandboxes(self.lease.session_id, self.lease.task, self.shop, self.name, gateway), seat
+            )
 
     async def _stages_with(self, sandboxes: Sandboxes, seat: Seat) -> None:
         evaluator: Evaluator = plugins.create("evaluators", "evaluator", self.lease.task.evaluator)

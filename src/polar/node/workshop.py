@@ -45,7 +45,7 @@ class Workshop:
             snapshots=Snapshots(directory / "snapshots"),
             metrics=Metrics(pools),
             directory=directory,
-            judges={name: _endpoint(name, judge) for name, judge in settings.judges.items()},
+            judges=judge_endpoints(settings),
         )
 
     @property
@@ -67,6 +67,11 @@ class Workshop:
     def cache_dir(self) -> Path:
         """What evaluators remember from one session to the next."""
         return self.directory / "cache"
+
+
+def judge_endpoints(settings: NodeSettings) -> dict[str, JudgeEndpoint]:
+    """The models that tasks may name as judges on this node, with their keys."""
+    return {name: _endpoint(name, judge) for name, judge in settings.judges.items()}
 
 
 def _endpoint(name: str, judge: JudgeSettings) -> JudgeEndpoint:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polar.errors import InvalidInput
-from polar.models.task import TaskSpec
+from polar.models.task import Solution, TaskSpec
 from polar.tasksets.defaults import check_defaults, with_defaults
 from polar.tasksets.documents import FORMATS, Format, guess_format, parse
 from polar.tasksets.harbor import is_harbor
@@ -36,6 +36,7 @@ def read_tasks(*paths: Path, over: Mapping[str, Any] | None = None) -> Loaded:
     sorted by name. The fields in `over` are laid over every task.
     """
     tasks: dict[str, TaskSpec] = {}
+    solutions: dict[str, Solution] = {}
     problems: list[str] = []
     origins: dict[str, str] = {}
     for made in _documents(paths, problems):
@@ -43,7 +44,7 @@ def read_tasks(*paths: Path, over: Mapping[str, Any] | None = None) -> Loaded:
             problems.append(f"{made.where}: {made.problem}")
             continue
         document = with_defaults(dict(over), dict(made.document)) if over else made.document
-        task, found = check_task(document, made.directory)
+        task, solution, found = check_task(document, made.directory)
         label = (
             f"{made.where}: task {document['id']!r}" if isinstance(document.get("id"), str) else made.where
         )
@@ -55,7 +56,9 @@ def read_tasks(*paths: Path, over: Mapping[str, Any] | None = None) -> Loaded:
             continue
         origins[task.id] = made.where
         tasks[task.id] = task
-    return Loaded(tuple(tasks.values()), tuple(problems))
+        if solution is not None:
+            solutions[task.id] = solution
+    return Loaded(tuple(tasks.values()), tuple(problems), solutions)
 
 
 def _documents(paths: tuple[Path, ...], problems: list[str]) -> Iterator[TaskDocument | BadRow]:

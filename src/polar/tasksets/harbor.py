@@ -13,6 +13,7 @@ from polar.evaluators.harbor_task import read_harbor_task
 from polar.tasksets.rows import BadRow, Row, RowSource
 
 MARK = "task.toml"
+_SOLVE = 'exec /bin/bash "$POLAR_SOLUTION/solve.sh"'
 
 
 def is_harbor(directory: Path) -> bool:
@@ -65,4 +66,7 @@ class HarborTasks(RowSource):
             **task.fields(runtime=self.options.runtime),
             "metadata": task.config.metadata,
         }
+        if task.solution:
+            files = {path: file.model_dump(exclude_none=True) for path, file in task.solution.items()}
+            fields["solution"] = {"script": _SOLVE, "files": files}
         return Row(str(directory), columns, fields)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from polar.errors import InvalidInput
-from polar.models.task import TaskSpec
+from polar.models.task import Solution, TaskSpec
 
 MAX_PROBLEMS_SHOWN = 20
 
@@ -16,6 +17,8 @@ class Loaded:
 
     tasks: tuple[TaskSpec, ...]
     problems: tuple[str, ...] = ()
+    solutions: Mapping[str, Solution] = field(default_factory=dict)
+    """Task id → how it can be solved, where its author says so. Kept apart: no session comes near it."""
 
     def all_or_nothing(self) -> tuple[TaskSpec, ...]:
         """The tasks if there is no problem; else InvalidInput that lists them."""

@@ -12,7 +12,8 @@ from polar.errors import InvalidInput
 from polar.evaluators.swe_row import SweRow
 
 _NOT_GRADED_WITH = {"patch", "problem_statement", "files"}
-"""The gold patch goes nowhere near a session; the others are the task's own, and checked with it."""
+"""The gold patch goes nowhere near a session: it is the task's solution, which is never submitted. The others
+are the task's own, and checked with it."""
 _TOLD = ("repo", "version", "base_commit")
 
 
@@ -45,7 +46,16 @@ def swe_task(columns: Mapping[str, Any]) -> dict[str, Any]:
         "files": _files(columns.get("files")),
         "evaluator": {"name": "swebench", "options": {"row": graded}},
         "metadata": {"instance_id": row.instance_id, **told},
+        **_solution(columns.get("patch")),
     }
+
+
+def _solution(patch: Any) -> dict[str, Any]:
+    """The gold patch, applied as the hidden tests' is: with git where there is a repository, else without."""
+    if not isinstance(patch, str) or not patch.strip():
+        return {}
+    script = 'git apply --whitespace=nowarn "$POLAR_SOLUTION/gold.patch"'
+    return {"solution": {"script": script, "files": {"gold.patch": {"text": patch}}}}
 
 
 def _files(files: Any) -> Any:

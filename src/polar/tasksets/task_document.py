@@ -16,8 +16,11 @@ from pydantic import ValidationError
 from polar import plugins
 from polar.errors import InvalidInput, finding
 from polar.models.component import Component
-from polar.models.task import TaskSpec
+from polar.models.task import Solution, TaskSpec
 
+SOLUTION = "solution"
+"""The one field of a task document that is no part of the task."""
+FIELDS = frozenset((*TaskSpec.model_fields, SOLUTION))
 _COMPONENTS = {
     "harness": "harnesses",
     "evaluator": "evaluators",
@@ -26,8 +29,34 @@ _COMPONENTS = {
 }
 
 
-def check_task(document: Mapping[str, Any], directory: Path) -> tuple[TaskSpec | None, list[str]]:
-    """The task, or what is wrong with it; `path`s of files lead from `directory`."""
+def check_task(
+    document: Mapping[str, Any], directory: Path
+) -> tuple[TaskSpec | None, Solution | None, list[str]]:
+    """The task and its solution, or what is wrong with them; `path`s of files lead from `directory`."""
+    solution, problems = _check_solution(document.get(SOLUTION), directory)
+    task, found = _check_spec({key: document[key] for key in document if key != SOLUTION}, directory)
+    problems = [*found, *problems]
+    return (None, None, problems) if problems else (task, solution, [])
+
+
+def _check_solution(document: Any, directory: Path) -> tuple[Solution | None, list[str]]:
+    """A script alone may be written as plain text."""
+    if document is None:
+        return None, []
+    problems: list[str] = []
+    written = {"script": document} if isinstance(document, str) else document
+    if isinstance(written, Mapping):
+        written = _with_contents(written, f"{SOLUTION}.files", directory, problems)
+    if problems:
+        return None, problems
+    try:
+        return Solution.model_validate(written), []
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)
+        return None, [f"{SOLUTION}.{_explain(item)}" for item in found]
+
+
+def _check_spec(document: Mapping[str, Any], directory: Path) -> tuple[TaskSpec | None, list[str]]:
     problems: list[str] = []
     document = _with_contents(document, "files", directory, problems)
     evaluator = document.get("evaluator")
@@ -131,5 +160,5 @@ def _explain(item: Any) -> str:
     """One of pydantic's errors in words of the file."""
     field = ".".join(map(str, item["loc"])) or "task"
     is_unknown = item["type"] == "extra_forbidden"
-    near = difflib.get_close_matches(field, TaskSpec.model_fields, n=1) if is_unknown else []
+    near = difflib.get_close_matches(field, sorted(FIELDS), n=1) if is_unknown else []
     return f"{field}: {finding(item)}" + (f" (did you mean {near[0]!r}?)" if near else "")

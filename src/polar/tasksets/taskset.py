@@ -15,12 +15,12 @@ from polar import plugins
 from polar.config.settings import explain
 from polar.errors import InvalidInput
 from polar.models.component import Component, Frozen
-from polar.models.task import TaskSpec
 from polar.tasksets.defaults import check_defaults, with_defaults
 from polar.tasksets.expressions import Condition, parse_condition
 from polar.tasksets.harbor import is_harbor
 from polar.tasksets.rows import BadRow, Row, RowSource
 from polar.tasksets.swe_tasks import is_swe_row, swe_task
+from polar.tasksets.task_document import FIELDS
 from polar.tasksets.templates import compile_template
 
 KIND = "tasksets"
@@ -124,9 +124,7 @@ class Taskset:
     def _given(self, row: Row, names: Mapping[str, Any]) -> Mapping[str, Any]:
         """The fields that a row has without any template."""
         spec = self.spec
-        named = {
-            name: names[name] for name in spec.columns if name in TaskSpec.model_fields and name in names
-        }
+        named = {name: names[name] for name in spec.columns if name in FIELDS and name in names}
         if missing := [column for column in spec.columns.values() if column not in row.columns]:
             raise InvalidInput(
                 f"columns: no column {missing[0]!r}; there are {', '.join(row.columns) or 'none'}"
@@ -145,8 +143,7 @@ def make_taskset(document: Any, directory: Path, name: str) -> Taskset:
     except ValidationError as error:
         raise InvalidInput(f"{name}: {explain(error)}") from None
     problems, _ = check_defaults(spec.defaults)
-    fields = TaskSpec.model_fields
-    problems += [f"template.{field}: unknown key" for field in spec.template if field not in fields]
+    problems += [f"template.{field}: unknown key" for field in spec.template if field not in FIELDS]
     if problems:
         raise InvalidInput(f"{name}: {'; '.join(problems)}")
     try:

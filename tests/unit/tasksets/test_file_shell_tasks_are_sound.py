@@ -13,7 +13,7 @@ from polar.errors import InvalidInput
 from polar.tasksets.file_shell.draw import NOUNS, PEOPLE, Split
 from polar.tasksets.file_shell.families import FAMILIES, HELD_OUT_ALONE
 from polar.tasksets.file_shell.source import FileShell
-from polar.tasksets.files import load_tasks
+from polar.tasksets.files import load_tasks, read_tasks
 from polar.tasksets.rows import Row
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "grpo-pi"
@@ -67,7 +67,9 @@ def test_some_compositions_are_held_out_alone() -> None:
 
 
 def test_what_solves_a_task_is_no_part_of_it() -> None:
-    assert set(task(TRAIN[0])) == {"id", "instruction", "files", "evaluator", "metadata"}
+    loaded = read_tasks(EXAMPLES / "train.yaml")
+    script = loaded.solutions[loaded.tasks[0].id].script
+    assert script not in loaded.tasks[0].model_dump_json()
 
 
 def test_the_examples_are_whole_tasks() -> None:
@@ -117,3 +119,6 @@ def test_every_solution_passes_and_doing_nothing_does_not(row: Row, tmp_path: Pa
         for call in solution:
             carry_out(call["tool"], call["arguments"], workspace)
         assert passes(row, workspace)
+    by_script = lay_out(row, tmp_path / "script")
+    subprocess.run(["/bin/sh", "-c", task(row)["solution"]], cwd=by_script, check=True)
+    assert passes(row, by_script)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,35 @@ class Puzzle:
     @property
     def check(self) -> str:
         return " && ".join(self.checks)
+
+
+def as_script(solution: Solution) -> str:
+    """What the calls do, for a shell."""
+    return "\n".join(_as_shell(call.tool, call.arguments) for call in solution)
+
+
+def _as_shell(tool: str, arguments: Mapping[str, Any]) -> str:
+    path = arguments.get("path", "")
+    match tool:
+        case "bash":
+            return str(arguments["command"])
+        case "write":
+            text = shlex.quote(arguments["content"])
+            return f'mkdir -p "$(dirname {path})" && printf %s {text} > {path}'
+        case "edit":
+            edits = [(one["oldText"], one["newText"]) for one in arguments["edits"]]
+            return f"python3 -c {shlex.quote(_EDIT)} {path} {shlex.quote(json.dumps(edits))}"
+        case _:
+            return f"cat {path}"
+
+
+_EDIT = """
+import json, sys
+text = open(sys.argv[1]).read()
+for old, new in json.loads(sys.argv[2]):
+    text = text.replace(old, new, 1)
+open(sys.argv[1], "w").write(text)
+"""
 
 
 def bash(command: str) -> Solution:

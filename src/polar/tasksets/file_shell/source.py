@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from polar.errors import InvalidInput
 from polar.tasksets.file_shell.draw import Draw, Split
 from polar.tasksets.file_shell.families import FAMILIES, HELD_OUT_ALONE, Family
-from polar.tasksets.file_shell.puzzle import Puzzle
+from polar.tasksets.file_shell.puzzle import Puzzle, as_script
 from polar.tasksets.rows import BadRow, Row, RowSource
 
 
@@ -58,6 +58,7 @@ class FileShell(RowSource):
             "files": {path: {"text": content} for path, content in puzzle.files.items()},
             "evaluator": {"name": "command", "options": {"command": puzzle.check, "reward": "exit_code"}},
             "metadata": {"family": name, "split": split.value},
+            "solution": as_script(puzzle.solutions[0]),
         }
         columns = {"family": name, "instruction": puzzle.instruction, "solutions": _plain(puzzle)}
         return Row(f"{name} {number + 1}", columns, task)
