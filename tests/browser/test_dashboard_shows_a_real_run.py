@@ -219,3 +219,10 @@ def test_training_run_is_a_curve_for_each_number(reader: Opens) -> None:
     expect(page.locator(".charts .card")).to_have_count(6)
     page.get_by_role("img", name="loss over steps").hover()
     expect(page.get_by_role("img", name="loss over steps")).to_contain_text("step 2")
+
+
+def test_number_that_never_changes_has_no_made_up_scale(reader: Opens) -> None:
+    page = reader().open("/runs", "main tbody tr")
+    page.get_by_role("link", name="grpo-small").click()
+    # Its value, and which step is read.
+    expect(page.get_by_role("img", name="kl over steps").locator("text")).to_have_text(["0", "step 60"])

@@ -228,11 +228,17 @@ def _names(cell: Cell, report: Report) -> tuple[str, ...]:
 def _interval(estimate: Estimate | None) -> str:
     if estimate is None:
         return "–"
-    return f"{estimate.value:.3f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+    return f"{estimate.value:.3f} {_bounds(estimate, '.2f')}"
 
 
 def _signed(estimate: Estimate) -> str:
-    return f"{estimate.value:+.3f} [{estimate.low:+.2f}, {estimate.high:+.2f}]"
+    return f"{estimate.value:+.3f} {_bounds(estimate, '+.2f')}"
+
+
+def _bounds(estimate: Estimate, form: str) -> str:
+    if not estimate.has_interval:
+        return "[n/a: one task]"
+    return f"[{estimate.low:{form}}, {estimate.high:{form}}]"
 
 
 def _percent(estimate: Estimate | None) -> str:

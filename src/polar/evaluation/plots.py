@@ -133,8 +133,10 @@ def _interval(drawing: _Drawing, label: str, estimate: Estimate, low: float, hig
     y = drawing.down(LINE - 2)
     drawing.text(LEFT - 8, y + 4, label, "soft", "end")
     drawing.line(LEFT, y, RIGHT, y, "rule")
-    drawing.line(_place(estimate.low, low, high), y, _place(estimate.high, low, high), y, "whisker")
-    tip = f"{estimate.value:.3f}, from {estimate.low:.3f} to {estimate.high:.3f}, {estimate.tasks} tasks"
+    tip = f"{estimate.value:.3f}, one task, which says nothing of others"
+    if estimate.has_interval:
+        drawing.line(_place(estimate.low, low, high), y, _place(estimate.high, low, high), y, "whisker")
+        tip = f"{estimate.value:.3f}, from {estimate.low:.3f} to {estimate.high:.3f}, {estimate.tasks} tasks"
     drawing.dot(_place(estimate.value, low, high), y, "one", tip)
 
 

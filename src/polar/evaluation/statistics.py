@@ -51,6 +51,11 @@ class Estimate(Frozen):
     tasks: int
     """Over how many tasks."""
 
+    @property
+    def has_interval(self) -> bool:
+        """Whether `low` and `high` say anything: they are the value itself where one task is all there is."""
+        return self.method is not Method.NONE
+
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """The chance that of k samples drawn without replacement at least one passed: unbiased for pass@k."""

@@ -245,12 +245,13 @@ class HeldOut:
             return {}
         with self._told.open("a") as file:
             file.write(json.dumps({"step": step, "passed": passed}) + "\n")
-        return {
+        numbers = {
             "held_out_reward": fmean(result.reward or 0.0 for result in results),
             "held_out_success": success.value,
-            "held_out_low": success.low,
-            "held_out_high": success.high,
         }
+        if success.has_interval:
+            numbers |= {"held_out_low": success.low, "held_out_high": success.high}
+        return numbers
 
 
 def rollout_of(task: TaskSpec, prefix: str, samples: int, temperature: float) -> TaskSpec:

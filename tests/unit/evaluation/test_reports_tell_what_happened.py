@@ -48,6 +48,18 @@ def test_metrics_are_means_over_tasks() -> None:
     assert metrics["completed"].value == pytest.approx(11 / 12)
 
 
+def test_one_task_has_no_interval(tmp_path: Path) -> None:
+    made = report(cell({"a": [1.0, 0.0]}), samples=2)
+    write(report_files(made), tmp_path)
+    written = [path for path in tmp_path.iterdir() if path.suffix in (".md", ".html")]
+    texts = [path.read_text().replace("\\", "") for path in written]
+    assert texts
+    for text in texts:
+        assert "0.500 [n/a: one task]" in text
+        assert "[0.50, 0.50]" not in text
+        assert "from 0.500 to 0.500" not in text
+
+
 def test_a_cancelled_session_is_no_attempt() -> None:
     cancelled = attempt("t", 1, None, status=SessionStatus.CANCELLED)
     tasks = [TaskOutcome(id="t", digest="d", attempts=(attempt("t", 0), cancelled))]

@@ -33,6 +33,11 @@ def test_each_time_is_an_interval_over_tasks_and_a_line(tmp_path: Path) -> None:
     assert all(TaskSpec.model_validate(task.model_dump()).priority == 100 for task in client.submitted)
 
 
+def test_one_task_has_no_interval(tmp_path: Path) -> None:
+    held_out = HeldOut(cast(Any, RolloutClient()), TASKS[:1], 2, 1.0, tmp_path / "held-out.jsonl")
+    assert held_out.numbers(0).keys() == {"held_out_reward", "held_out_success"}
+
+
 def test_nothing_held_out_is_nothing_told(tmp_path: Path) -> None:
     told = tmp_path / "held-out.jsonl"
     assert HeldOut(cast(Any, RolloutClient()), [], 2, 1.0, told).numbers(0) == {}

@@ -28,16 +28,16 @@ export function bars(values, label) {
 
 const FEW = 20;
 
-/** One number over steps; steps at which it has no value are passed over, and few values are marked. */
+/** One number over steps; steps at which it has no value are passed over, and few values are marked. One
+ * that never changes is a line half-way up, with its value as the only one on the scale. */
 export function curve(steps, values, label) {
   const [W, H, LEFT, BOTTOM] = [320, 130, 44, 18];
   const known = values.filter((value) => value !== null);
-  let [low, high] = [Math.min(...known), Math.max(...known)];
-  if (low === high) [low, high] = [low - 0.5, high + 0.5];
+  const [low, high] = [Math.min(...known), Math.max(...known)];
   const first = steps[0];
   const span = steps[steps.length - 1] - first || 1;
   const x = (step) => LEFT + ((W - LEFT - 6) * (step - first)) / span;
-  const y = (value) => 6 + ((H - BOTTOM - 12) * (high - value)) / (high - low);
+  const y = (value) => 6 + (H - BOTTOM - 12) * (low === high ? 0.5 : (high - value) / (high - low));
   const points = steps.map((step, at) => [step, values[at]]).filter(([, value]) => value !== null);
   const path = points.map(
     ([step, value], at) => `${at ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`,
@@ -59,10 +59,10 @@ export function curve(steps, values, label) {
   const svg = h(
     "svg",
     { class: "chart", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label, onpointermove: show },
-    h("line", { class: "grid", x1: LEFT, x2: W - 6, y1: y(high), y2: y(high) }),
-    h("line", { class: "grid", x1: LEFT, x2: W - 6, y1: y(low), y2: y(low) }),
-    h("text", { x: LEFT - 6, y: y(high) + 4, "text-anchor": "end" }, number(high)),
-    h("text", { x: LEFT - 6, y: y(low) + 4, "text-anchor": "end" }, number(low)),
+    [...new Set([high, low])].map((value) => [
+      h("line", { class: "grid", x1: LEFT, x2: W - 6, y1: y(value), y2: y(value) }),
+      h("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, number(value)),
+    ]),
     h("path", { class: "line", d: path.join("") }),
     marks.map(([step, value]) => h("circle", { class: "mark", r: 2, cx: x(step), cy: y(value) })),
     place,
