@@ -138,5 +138,5 @@ class _Trained:
 
     trainer: Any
 
-    def save(self, directory: Path) -> None:
+    def export(self, directory: Path) -> None:
         self.trainer.save_model(str(directory))

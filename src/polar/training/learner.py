@@ -12,7 +12,7 @@ from torch import Tensor
 from polar.errors import PolarError
 from polar.training.objective import Loss, Measured
 from polar.training.policy import Policy
-from polar.training.settings import Limits, OptimizerSettings
+from polar.training.settings import ADAPTER_LR, FULL_LR, Limits, OptimizerSettings
 from polar.trajectory.packing.batch import Batch
 
 LossOf = Callable[[Batch, Measured], Loss]
@@ -40,9 +40,11 @@ class Learner:
         self._settings = settings
         self._limits = limits
         self._has_reference = has_reference
+        self.lr = settings.lr or (ADAPTER_LR if policy.is_adapter else FULL_LR)
+        """After warm-up."""
         self._optimizer = torch.optim.AdamW(
             policy.parameters,
-            lr=settings.lr,
+            lr=self.lr,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
             fused=policy.device.type == "cuda",
@@ -52,7 +54,7 @@ class Learner:
 
     def learn(self, batches: Sequence[Batch]) -> dict[str, float]:
         """Make the step's updates; a step without a trained token makes none."""
-        numbers = {"lr": self._settings.lr * self._share(self._steps)}
+        numbers = {"lr": self.lr * self._share(self._steps)}
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = numbers["lr"]
         batches = [batch for batch in batches if len(batch.terms)]

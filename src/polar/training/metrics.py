@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -61,6 +62,13 @@ class Board:
         with ExitStack() as stack:
             for writer in self._writers:
                 stack.callback(writer.close)
+
+
+def require(settings: MetricsSettings) -> None:
+    """Refuse to begin where a package is missing that the numbers are to go to."""
+    for package, is_asked in (("tensorboard", settings.tensorboard), ("wandb", settings.wandb is not None)):
+        if is_asked and find_spec(package) is None:
+            raise NotInstalled(f"metrics.{package} needs {package}", hint=f"pip install {package}")
 
 
 def board(settings: MetricsSettings, out: Path, step: int, console: Console) -> Board:
@@ -128,12 +136,8 @@ class Terminal:
 
 class TensorBoard:
     def __init__(self, directory: Path, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise NotInstalled(
-                "metrics.tensorboard needs tensorboard", hint="pip install tensorboard"
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(str(directory), purge_step=step + 1)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -146,10 +150,7 @@ class TensorBoard:
 
 class WeightsAndBiases:
     def __init__(self, project: str, out: Path) -> None:
-        try:
-            wandb = import_module("wandb")
-        except ImportError:
-            raise NotInstalled("metrics.wandb needs wandb", hint="pip install wandb") from None
+        wandb = import_module("wandb")
         # Kept with the run, so that one that goes on is one run there too.
         kept = out / "wandb.id"
         if not kept.exists():

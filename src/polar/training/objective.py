@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polar.training.placing import placed
-from polar.training.settings import ObjectiveSettings
+from polar.training.settings import MOST_TOKEN_KL, ObjectiveSettings
 from polar.trajectory.packing.batch import Batch
 
 MOST_LOG_RATIO = 20.0
@@ -58,7 +58,7 @@ def policy_loss(batch: Batch, measured: Measured, settings: ObjectiveSettings) -
     value = -(weights * importance.clamp(max=settings.max_importance) * surrogate).sum()
     sums = {
         "entropy": measured.entropy.detach().sum(),
-        "behaviour_kl": _divergence(recorded, now.detach()).sum(),
+        "behaviour_kl": _divergence(recorded, now.detach()).clamp(max=MOST_TOKEN_KL).sum(),
         "clip_fraction": (clipped * advantages < ratio * advantages).detach().sum(),
         "tis_fraction": (importance > settings.max_importance).sum(),
     }

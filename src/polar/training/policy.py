@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,8 @@ class Policy:
         self.directory = directory
         """Where the model came from: of an adapter, what it is an adapter to."""
         self._causal = model.get_base_model() if settings.lora else model
-        self._is_adapter = settings.lora is not None
+        self.is_adapter = settings.lora is not None
+        """Whether an adapter is trained, and the model's own weights stay."""
         self._device = next(model.parameters()).device
         self._dtype = _computed_in(settings, self._device)
         self._manner = Manner(self._dtype, settings.chunk, temperature)
@@ -98,6 +99,20 @@ class Policy:
     def save(self, directory: Path) -> None:
         """Write the weights, or the adapter alone, as `from_pretrained` reads them."""
         self.model.save_pretrained(directory)
+        self._add_tokenizer(directory)
+
+    def export(self, directory: Path) -> None:
+        """Write them as engines compute with them: in the precision that is computed in here, too.
+
+        What is trained is kept in float32, twice the bytes, and rounded before each product all the same.
+        """
+        if self.is_adapter:
+            self.save(directory)
+            return
+        self.model.save_pretrained(directory, state_dict=_rounded(self.model.state_dict(), self._dtype))
+        self._add_tokenizer(directory)
+
+    def _add_tokenizer(self, directory: Path) -> None:
         for pattern in _TOKENIZER_FILES:
             for file in self.directory.glob(pattern):
                 shutil.copy(file, directory)
@@ -136,7 +151,7 @@ class Policy:
 
     def _frozen_copy(self, settings: ModelSettings) -> Any:
         """The model as it is now; None where leaving the adapter out gives the same."""
-        if self._is_adapter and settings.start is None:
+        if self.is_adapter and settings.start is None:
             return None
         return copy.deepcopy(self._causal).requires_grad_(False)
 
@@ -228,6 +243,18 @@ def load_policy(
         for layer in _layers(model):
             layer.compile()
     return policy
+
+
+def _rounded(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors in another precision; those that are tied to each other stay so."""
+    made: dict[tuple[int, torch.Size], Tensor] = {}
+    found = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tensor.shape)
+        if key not in made:
+            made[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        found[name] = made[key]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint
 from polar.training.learner import Learner, LossOf
 from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Training, nothing_held_out
-from polar.training.metrics import board
+from polar.training.metrics import board, require
 from polar.training.objective import likelihood_loss, policy_loss
 from polar.training.policy import load_policy
 from polar.training.rollouts import HELD_OUT, HeldOut, Rollouts
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 def train(settings: RunSettings, console: Console) -> Checkpoint:
     """Carry the run out to its last step; the checkpoint it ends with."""
+    require(settings.metrics)
     settings.out.mkdir(parents=True, exist_ok=True)
     if (done := checkpoint.latest(settings.out / CHECKPOINTS)) and done.step >= settings.steps:
         more = f"--steps {done.step + settings.steps}"
@@ -53,6 +54,9 @@ def assemble(settings: RunSettings, stack: ExitStack, say: Say) -> Training:
     found = checkpoint.latest(settings.out / CHECKPOINTS)
     supply = _supply(settings, stack, say)
     learner = _learner(settings, found)
+    if settings.optimizer.lr is None:
+        what = "an adapter" if learner.policy.is_adapter else "all weights"
+        say(f"the learning rate is {learner.lr:g}, for {what}; optimizer.lr names another")
     training = Training(settings, supply.source, learner, supply.sink, supply.held_out)
     if found is not None:
         log.info("going on after step %d", found.step)

@@ -85,11 +85,16 @@ class ModelSettings(Frozen):
     """How many tokens' logits are there at once: tokens × vocabulary is what fills a memory."""
 
 
+FULL_LR = 1e-6
+ADAPTER_LR = 1e-5
+"""Where a file names none. An adapter begins at nothing and moves few weights: it takes larger steps."""
+
+
 class OptimizerSettings(Frozen):
     """AdamW and its learning rate."""
 
-    lr: float = Field(default=1e-6, gt=0)
-    """The learning rate, after warm-up."""
+    lr: float | None = Field(default=None, gt=0)
+    """The learning rate, after warm-up. None: 1e-6 where all weights are trained, 1e-5 for an adapter."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -154,11 +159,16 @@ class MetricsSettings(Frozen):
     """The project; None: not used."""
 
 
+MOST_TOKEN_KL = 20.0
+"""What one token adds at most to a mean KL divergence from the recorded policy."""
+
+
 class Limits(Frozen):
     """What stops a run as diverged, beside a loss or gradient that is not finite."""
 
-    behaviour_kl: float | None = Field(default=10.0, gt=0)
-    """Mean KL divergence between the recorded policy and the trainer's, over a step."""
+    behaviour_kl: float | None = Field(default=10.0, gt=0, lt=MOST_TOKEN_KL)
+    """Mean KL divergence between the recorded policy and the trainer's, over a step. No token counts more
+    than 20, so a single one that is far off stops no run."""
     loss: float | None = Field(default=None, gt=0)
     """Of a step; None: any."""
 

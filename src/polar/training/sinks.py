@@ -20,24 +20,24 @@ SHARED_MEMORY = Path("/dev/shm")
 """Nodes take weights from there unless their settings say otherwise, and no disk is written."""
 
 
-class Saves(Protocol):
+class Exports(Protocol):
     """A policy whose weights can be written down."""
 
-    def save(self, directory: Path) -> None:
+    def export(self, directory: Path) -> None:
         """Write the weights, or an adapter alone, as engines read them."""
 
 
 class WeightSink(Protocol):
     """Takes the policy as it is now."""
 
-    def push(self, policy: Saves) -> int:
+    def push(self, policy: Exports) -> int:
         """Have everything that is sampled from now on sampled with these weights; the version it carries."""
 
 
 class Nowhere:
     """Nobody samples: recordings and datasets are learnt from as they are."""
 
-    def push(self, policy: Saves) -> int:
+    def push(self, policy: Exports) -> int:
         return 0
 
 
@@ -57,7 +57,7 @@ class Engines:
         run = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]
         self._root = (directory or SHARED_MEMORY).absolute() / f"polar-weights-{run}"
 
-    def push(self, policy: Saves) -> int:
+    def push(self, policy: Exports) -> int:
         """Engines that cannot load, or that somebody pauses, keep what they have: the version stays."""
         version = patiently(self._client.policy).newest + 1
         path = self._written(policy)
@@ -77,12 +77,12 @@ class Engines:
             log.error("the engines stay at version %d: %s", self._version, refusal)
         return self._version
 
-    def _written(self, policy: Saves) -> Path:
+    def _written(self, policy: Exports) -> Path:
         self._root.mkdir(parents=True, exist_ok=True)
         path = Path(tempfile.mkdtemp(dir=self._root))
         path.chmod(0o755)
         try:
-            policy.save(path)
+            policy.export(path)
         except BaseException:
             # Half of them would take the room of the next attempt.
             shutil.rmtree(path)

@@ -129,7 +129,7 @@ class Saved:
     def __init__(self, content: str = "whole") -> None:
         self._content = content
 
-    def save(self, directory: Path) -> None:
+    def export(self, directory: Path) -> None:
         (directory / "weights").write_text(self._content)
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,18 @@ from polar.training.groups import Material, material
 from polar.training.learner import Diverged
 from polar.training.loop import CHECKPOINTS
 from polar.training.metrics import board
+from polar.training.objective import Measured, policy_loss
 from polar.training.policy import load_policy
 from polar.training.run import _alone, assemble, train
-from polar.training.settings import GrpoSettings, ModelSettings
-from polar.training.sinks import Saves
+from polar.training.settings import BatchSettings, GrpoSettings, ModelSettings, ObjectiveSettings
+from polar.training.sinks import Exports
 from polar.training.versions import Versions
 from tests.fakes.scripted_rollouts import group
 from tests.fakes.training_runs import (
     BAD,
     GOOD,
     LOGPROB,
+    groups,
     preference,
     quiet,
     same_tensors,
@@ -127,7 +130,7 @@ class Versioned:
     def __init__(self) -> None:
         self.version = 0
 
-    def push(self, policy: Saves) -> int:
+    def push(self, policy: Exports) -> int:
         self.version += 1
         return self.version
 
@@ -153,7 +156,7 @@ class Stuck(Versioned):
         super().__init__()
         self.asked = 0
 
-    def push(self, policy: Saves) -> int:
+    def push(self, policy: Exports) -> int:
         self.asked += 1
         return self.version if 1 < self.asked < 6 else super().push(policy)
 
@@ -290,6 +293,29 @@ def test_a_policy_far_from_the_recorded_one_counts_as_diverged(tiny_model: Path,
     run = settings(tiny_model, tmp_path, limits={"behaviour_kl": 1e-6})
     with pytest.raises(Diverged, match="behaviour_kl"):
         train(run, quiet())
+
+
+def test_one_token_far_from_the_recorded_policy_stops_no_run() -> None:
+    made = material(groups(1), ObjectiveSettings(), BatchSettings(), Versions(0))
+    (batch,) = made.packing.batches
+    now = torch.full((len(batch.terms),), -1.0)
+    logprobs = now.numpy().copy()
+    logprobs[0] = -40.0
+    odd = replace(batch, terms=replace(batch.terms, logprobs=logprobs))
+    loss = policy_loss(odd, Measured(now, torch.zeros_like(now)), ObjectiveSettings())
+    assert float(loss.sums["behaviour_kl"]) / len(now) < 10
+
+
+@pytest.mark.parametrize(("lora", "lr"), [(None, 1e-6), ({"rank": 2}, 1e-5)], ids=["all", "adapter"])
+def test_the_learning_rate_is_chosen_by_what_is_trained_and_said(
+    tiny_model: Path, tmp_path: Path, lora: dict[str, int] | None, lr: float
+) -> None:
+    model = {"name": str(tiny_model), "device": "cpu", "lora": lora}
+    said: list[str] = []
+    with ExitStack() as stack:
+        training = assemble(settings(tiny_model, tmp_path, model=model, optimizer={}), stack, said.append)
+    assert training.learner.lr == lr
+    assert any(f"{lr:g}" in line for line in said)
 
 
 def test_a_step_without_anything_to_learn_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:

@@ -62,6 +62,18 @@ def test_an_engine_computes_with_what_was_pushed(
     assert float((ours - server.engine(IDS).logits.detach()).abs().max()) < 1e-4
 
 
+def test_all_weights_are_pushed_as_they_are_computed_with(tiny_model: Path, tmp_path: Path) -> None:
+    settings = ModelSettings(name=str(tiny_model), device="cpu", precision="bfloat16")
+    policy = load_policy(settings)
+    policy.export(tmp_path / "pushed")
+    policy.save(tmp_path / "kept")
+    pushed, kept = (load_file(tmp_path / name / "model.safetensors") for name in ("pushed", "kept"))
+    assert pushed.keys() == kept.keys()
+    assert {tensor.dtype for tensor in pushed.values()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in kept.values()} == {torch.float32}
+    assert all(torch.equal(pushed[name], kept[name].bfloat16()) for name in kept)
+
+
 def test_only_the_newest_weights_are_kept(tiny_model: Path, tmp_path: Path) -> None:
     policy, server = load_policy(ModelSettings(name=str(tiny_model), device="cpu")), Server(tiny_model)
     for _ in range(2):
@@ -91,7 +103,7 @@ def test_engines_that_cannot_load_stay_where_they_are(
 
 def test_weights_that_do_not_fit_leave_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
     class Large:
-        def save(self, directory: Path) -> None:
+        def export(self, directory: Path) -> None:
             (directory / "half").write_bytes(b"half of them")
             raise OSError(ENOSPC, "No space left on device")
 
