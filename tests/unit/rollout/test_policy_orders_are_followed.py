@@ -36,6 +36,8 @@ class FakeNode:
         self._client = client
         self._name = name
         self._error: str | None = None
+        self._next: PolicyOrder | None = None
+        """What the answer to the last report brought, if that was new."""
         self.order: PolicyOrder
 
     async def report(self, wait: float = 0.0) -> PolicyOrder:
@@ -51,13 +53,14 @@ class FakeNode:
 
     async def follow(self, error: str | None = None) -> PolicyOrder:
         """Take the next order that is new, and report that it is followed, or why it is not."""
-        async with asyncio.timeout(10):
-            await self.report(wait=10)
+        async with asyncio.timeout(30):
+            taken = self._next or await self.report(wait=10)
             # Told again with every report until there is another order, as a node does: one told once could
             # be overwritten before anybody has read it.
             self._error = error
-            await self.report()
-        return self.order
+            answer = await self.report()
+        self._next = answer if answer.step != taken.step else None
+        return taken
 
 
 @pytest.fixture
