@@ -20,6 +20,7 @@ from polar.engines.base import (
     HALF_REPLACED,
     ChatCall,
     ChatChunk,
+    EngineDown,
     EngineError,
     GenerateRequest,
     Mode,
@@ -70,6 +71,7 @@ class VllmEngine(HttpEngine):
     """The epoch of the connections in which vLLM was last asked for its version."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        self._refuse_half_replaced(request.session)
         body = _request_body(request, await self._sampled_name())
         stream = _TokenStream(self._versions())
         with guided(request):
@@ -81,6 +83,7 @@ class VllmEngine(HttpEngine):
         yield stream.last()
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+        self._refuse_half_replaced(call.session)
         body = _chat_body(call, await self._sampled_name())
         reader = chat_wire.ChatReader(call.sampling, self._versions())
         if call.chat.stream:
@@ -128,6 +131,11 @@ class VllmEngine(HttpEngine):
         if self._adapter is not None:
             await self._recognise()
         return self._adapter or await self._served_name()
+
+    def _refuse_half_replaced(self, session: str) -> None:
+        """What a check samples is nobody's; a session's tokens must have a version."""
+        if session and self.policy_version == HALF_REPLACED:
+            raise EngineDown(f"the engine at {self.url} has weights that are half replaced")
 
     def _versions(self) -> Versioned:
         """Where a request's tokens have their version from: one that names an adapter keeps it."""
@@ -181,11 +189,12 @@ class VllmEngine(HttpEngine):
 
     async def _load_adapter(self, update: WeightUpdate) -> None:
         """Beside the one before, whose last requests may not have ended; older ones are let go."""
-        if (await self._weight_name() or "").isdecimal():
+        named = await self._weight_name() or ""
+        if named.isdecimal() or named == _REPLACING:
             raise EngineError(
                 f"the engine at {self.url} has other weights than the adapter was trained on: its own were"
                 " replaced",
-                hint="start it anew, or push all weights",
+                hint="`polar policy update` returns to them, or start it anew",
             )
         name, document = f"{_ADAPTER}{update.version}", await self._get("/v1/models")
         listed = {card["id"]: card.get("root") for card in document["data"]}

@@ -175,8 +175,15 @@ async def test_an_adapter_is_not_put_on_weights_that_it_was_not_trained_on(tmp_p
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
         engine = VllmEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, str(tmp_path)))
+        adapter = _adapter(tmp_path)
         with pytest.raises(EngineError, match="its own were replaced"):
-            await engine.update_weights(WeightUpdate(2, _adapter(tmp_path)))
+            await engine.update_weights(WeightUpdate(2, adapter))
+        wire.refused = "/reset_prefix_cache"
+        with pytest.raises(EngineError, match="reset_prefix_cache"):
+            await engine.update_weights(WeightUpdate(3, str(tmp_path)))
+        with pytest.raises(EngineError, match="its own were replaced"):
+            await engine.update_weights(WeightUpdate(4, adapter))
+        assert not wire.adapters
         await engine.close()
 
 
@@ -293,6 +300,8 @@ async def test_vllms_weights_have_their_version_only_once_nothing_is_cached_of_t
         # Whichever version is wanted now, they are loaded again.
         assert (await engine.model_info()).policy_version == HALF_REPLACED
         assert (await VllmEngine(wire.url).model_info()).policy_version == HALF_REPLACED
+        with pytest.raises(EngineDown, match="half replaced"):
+            await _all(engine)
         wire.refused = ""
         wire.orders.clear()
         await engine.update_weights(WeightUpdate(2, str(tmp_path)))
