@@ -1,7 +1,8 @@
 """A real vLLM server with the quickstart's model.
 
 On the CPU, in an environment of its own in the cache; or the one that POLAR_VLLM_URL names, on a GPU for
-example: started with the same model, in float32, with `--logprobs-mode processed_logprobs`.
+example: started with the same model, with `--logprobs-mode processed_logprobs --enable-lora --max-loras 2`
+and the two variables below.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ def _vllm_on_cpu(log: Path) -> Iterator[str]:
                 "vllm.entrypoints.openai.api_server",
                 "--enforce-eager",
                 "--enable-auto-tool-choice",
+                "--enable-lora",
+                "--max-loras=2",
                 *arguments,
             ],
             stdout=output,
@@ -84,6 +87,7 @@ def _vllm_on_cpu(log: Path) -> Iterator[str]:
                 "VLLM_NO_USAGE_STATS": "1",
                 # Pauses and weight updates.
                 "VLLM_SERVER_DEV_MODE": "1",
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             },
         )
     try:

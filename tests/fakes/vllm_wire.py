@@ -16,6 +16,9 @@ from aiohttp.typedefs import Handler
 from tests.fakes import character_chat
 from tests.fakes.character_chat import Said
 
+HOTTEST = 2.0
+"""The highest temperature that vLLM accepts."""
+
 
 @dataclass
 class VllmWire:
@@ -36,7 +39,8 @@ class VllmWire:
     """The path of orders that fail."""
     adapters: dict[str, str] = field(default_factory=dict)
     """Those that are loaded, and where they come from."""
-    weight_version: str = "default"
+    weight_version: str | None = "default"
+    """None: a server before 0.32, which gives weights no names."""
     logits: Mapping[str, float] | None = None
     """Of what may follow any prompt: then a completion that is not streamed tells the likeliest."""
     counts_temperature: bool = False
@@ -87,6 +91,8 @@ class VllmWire:
         self.orders.append(request.path)
         if request.path == self.refused:
             return web.json_response({"error": {"message": "not now"}}, status=500)
+        if request.path == "/update_weight_version" and self.weight_version is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
         if request.path == "/update_weight_version":
             self.weight_version = (await request.json())["new_version"]
         return web.json_response({})
@@ -98,6 +104,8 @@ class VllmWire:
         return {"choices": [{"index": 0, "text": "x", "token_ids": [5], "logprobs": logprobs}]}
 
     async def weights(self, request: web.Request) -> web.Response:
+        if self.weight_version is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
         return web.json_response({"weight_version": self.weight_version})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -110,6 +118,9 @@ class VllmWire:
         if body["model"].startswith("polar-") and body["model"] not in self.adapters:
             message = f"The model `{body['model']}` does not exist."
             return web.json_response({"error": {"message": message}}, status=404)
+        if body.get("temperature", 1.0) > HOTTEST:
+            message = f"temperature must be in [0, 2], got {body['temperature']}."
+            return web.json_response({"error": {"message": message}}, status=400)
         if self.logits is not None and not body.get("stream"):
             return web.json_response(self._likeliest(body["temperature"] if self.counts_temperature else 1.0))
         if isinstance(answer, Said):

@@ -61,7 +61,7 @@ _PROMPT_LENGTH = re.compile(
 """How the engines' versions tell the length of a prompt that, or whose answer, does not fit."""
 _DONE = b"[DONE]"
 """What stands in the last event of a stream instead of JSON."""
-PROBE_TEMPERATURES = (1.0, 4.0)
+PROBE_TEMPERATURES = (1.0, 2.0)
 """What an engine that does not say so is asked at, to see whether temperature counts in its logprobs."""
 PROBE_TOLERANCE = 0.05
 """Logprobs of one token that are closer than this are the same: engines round, and add up in any order."""

@@ -124,9 +124,17 @@ class PausableEngine(Engine):
         self._open.set()
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        if self._engine.begins_anew(update):
+        if not self._engine.begins_anew(update):
+            await self._engine.update_weights(update)
+            return
+        was_paused = self.is_paused
+        self._open.clear()
+        try:
             await self._end_what_is_under_way()
-        await self._engine.update_weights(update)
+            await self._engine.update_weights(update)
+        finally:
+            if not was_paused:
+                await self.resume()
 
     async def _end_what_is_under_way(self) -> None:
         """Break off what can be continued, and let the rest be sampled to its end; nothing new begins."""

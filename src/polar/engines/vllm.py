@@ -181,7 +181,8 @@ class VllmEngine(HttpEngine):
             await self._load_adapter(update)
         elif update.path is None and self._adapter is not None:
             # The model's own weights are there as they were.
-            await self._name_weights(f"{update.version}+first")
+            if await self._weight_name() is not None:
+                await self._name_weights(f"{update.version}+first")
             self._adapter = None
         else:
             await self._reload(update)
@@ -189,8 +190,8 @@ class VllmEngine(HttpEngine):
 
     async def _load_adapter(self, update: WeightUpdate) -> None:
         """Beside the one before, whose last requests may not have ended; older ones are let go."""
-        named = await self._weight_name() or ""
-        if named.isdecimal() or named == _REPLACING:
+        named = await self._weight_name()
+        if named is not None and (named.isdecimal() or named == _REPLACING):
             raise EngineError(
                 f"the engine at {self.url} has other weights than the adapter was trained on: its own were"
                 " replaced",
@@ -206,7 +207,10 @@ class VllmEngine(HttpEngine):
         if not is_there:
             body = {"lora_name": name, "lora_path": update.path}
             await self._order("/v1/load_lora_adapter", body, needs=_RUNTIME_LORA)
-        await self._name_weights(f"{update.version}+adapter")
+        # Where vLLM (before 0.32) has no names for weights, the adapter's own is enough: a server that was
+        # started anew does not know it, and refuses the request.
+        if named is not None:
+            await self._name_weights(f"{update.version}+adapter")
         self._adapter = name
 
     async def _name_weights(self, name: str) -> None:

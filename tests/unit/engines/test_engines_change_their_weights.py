@@ -214,6 +214,31 @@ async def test_what_began_with_another_adapter_is_continued_with_the_new_one(tmp
         await engine.close()
 
 
+async def test_an_adapter_that_comes_without_a_pause_leaves_none(tmp_path: Path) -> None:
+    async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
+        engine = PausableEngine(VllmEngine(wire.url))
+        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        assert wire.orders[-1] == "/resume"
+        assert not engine.is_paused
+        await engine.pause(PauseMode.KEEP)
+        await engine.update_weights(WeightUpdate(2, _adapter(tmp_path, "two")))
+        assert engine.is_paused
+        assert wire.orders[-1] != "/resume"
+        await engine.close()
+
+
+async def test_a_vllm_without_names_for_weights_takes_adapters(tmp_path: Path) -> None:
+    async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
+        wire.weight_version = None
+        engine = VllmEngine(wire.url)
+        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        assert await _versions(engine, "tokens") == {1}
+        await engine.update_weights(WeightUpdate(2))
+        assert await _versions(engine, "tokens") == {2}
+        assert [body["model"] for body in wire.bodies] == ["polar-1", "small"]
+        await engine.close()
+
+
 async def test_weights_that_sglang_refuses_change_no_version() -> None:
     async with sglang_wire(refuses_weights="no such directory") as wire:
         engine = SglangEngine(wire.url)
