@@ -300,7 +300,7 @@ async def test_refusals_are_the_sdks_own_errors(serve: Serve) -> None:
         await service.client.responses.create(model="other", input="Hi")
     with pytest.raises(openai.BadRequestError) as malformed:
         await service.client.responses.create(model=MODEL, input=[{"type": "item_reference", "id": "msg_1"}])
-    assert malformed.value.param == "input[0]"
+    assert malformed.value.param == "input[0].id"
     with pytest.raises(openai.BadRequestError):
         await service.client.responses.create(model=MODEL, input="Hi", previous_response_id="resp_unknown")
     with pytest.raises(openai.BadRequestError) as overflow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import ClassVar
@@ -12,6 +12,13 @@ from polar.errors import PolarError
 from polar.models.chat import ChatRequest, FinishReason, Message, ToolCall, Usage
 
 _LONGEST_HINT = 200
+
+Recall = Callable[[str], tuple[Message, ...] | None]
+"""The whole conversation of a completion of the same session by its id, its answer last; None: unknown."""
+
+
+def nothing_recalled(_completion: str) -> None:
+    return None
 
 
 class Action(Enum):
@@ -55,6 +62,8 @@ class HttpRequest:
     """Of the path."""
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    recall: Recall = nothing_recalled
+    """For requests that name what was said before instead of repeating it."""
 
 
 class Refusal(StrEnum):
@@ -190,10 +199,6 @@ class Dialect(ABC):
     @abstractmethod
     def parse(self, request: HttpRequest) -> ChatRequest:
         """The request in no provider's words; RequestRefused names the field that is wrong."""
-
-    def continued(self, request: ChatRequest, before: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The whole conversation of a request that continues another's, which is `before`."""
-        return before + request.messages
 
     @abstractmethod
     def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes: ...

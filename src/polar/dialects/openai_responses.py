@@ -14,6 +14,7 @@ from polar.dialects.base import (
     Dialect,
     HttpAnswer,
     HttpRequest,
+    Recall,
     Refusal,
     RequestRefused,
     Route,
@@ -111,16 +112,13 @@ class OpenAIResponses(Dialect):
         model = fields.needed_string("model")
         _refuse_what_is_not_here(fields)
         toolbox = Toolbox(fields)
-        continues, had_instructions = _continued(fields)
-        instructions = _instructions(fields)
-        messages = input_messages(fields, toolbox)
-        if not messages and continues is None:
+        before = _continued(fields, request.recall)
+        messages = before + input_messages(fields, toolbox, request.recall)
+        if not messages:
             raise malformed("input", "is required and must hold at least one message")
-        if continues is None:
-            messages = instructions + messages
         return ChatRequest(
             model=model,
-            messages=messages,
+            messages=_instructions(fields) + messages,
             tools=toolbox.definitions,
             tool_choice=_tool_choice(fields, toolbox),
             output=_output(fields),
@@ -131,19 +129,8 @@ class OpenAIResponses(Dialect):
             ),
             stream=fields.boolean("stream"),
             stream_usage=True,
-            continues=continues,
-            wire={
-                "asked": _asked(fields, toolbox),
-                "instructions": instructions,
-                "had_instructions": had_instructions,
-            },
+            wire={"asked": _asked(fields, toolbox)},
         )
-
-    def continued(self, request: ChatRequest, before: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Instructions are not carried over: the request's own, if any, stand in their place."""
-        kept = before[1:] if request.wire["had_instructions"] else before
-        instructions: tuple[Message, ...] = request.wire["instructions"]
-        return instructions + kept + request.messages
 
     def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
         asked: Asked = request.wire["asked"]
@@ -156,8 +143,8 @@ class OpenAIResponses(Dialect):
             said = "completed" if message.tool_calls else status
             text = text_part(message.content)
             output.append(message_item(place(identity, len(output)), [text], said))
-        for call in message.tool_calls:
-            output.append(asked.toolbox.item_of(call, place(identity, len(output))))
+        for ordinal, call in enumerate(message.tool_calls):
+            output.append(asked.toolbox.item_of(call, place(identity, ordinal)))
         return orjson.dumps(response(identity, asked, status, output, answer.usage))
 
     def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
@@ -167,9 +154,7 @@ class OpenAIResponses(Dialect):
         return _CHAT.models(model, max_context, created)
 
     def error(self, error: RequestRefused) -> HttpAnswer:
-        if error.refusal is Refusal.UNKNOWN_RESPONSE and error.field is None:
-            error = RequestRefused(error.refusal, error.message, field="previous_response_id")
-        elif error.field in _FIELDS:
+        if error.field in _FIELDS:
             error = RequestRefused(error.refusal, error.message, field=_FIELDS[error.field])
         return _CHAT.error(error)
 
@@ -185,13 +170,20 @@ def _refuse_what_is_not_here(fields: Fields) -> None:
         raise malformed("background", "is not supported: wait for the response, or stream it")
 
 
-def _continued(fields: Fields) -> tuple[str | None, bool]:
-    """The completion that `previous_response_id` names, and whether it had instructions."""
+def _continued(fields: Fields, recall: Recall) -> tuple[Message, ...]:
+    """What `previous_response_id` names, without its instructions: each request has its own."""
     previous = fields.string("previous_response_id")
     if previous is None:
-        return None, False
+        return ()
     completion, _, mark = previous.removeprefix("resp_").partition("_")
-    return completion, bool(mark)
+    before = recall(completion)
+    if before is None:
+        raise RequestRefused(
+            Refusal.UNKNOWN_RESPONSE,
+            "The response to continue is not one of this session.",
+            field="previous_response_id",
+        )
+    return before[1:] if mark else before
 
 
 def _tool_choice(fields: Fields, toolbox: Toolbox) -> ToolChoice:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from polar.dialects.base import Recall
 from polar.dialects.json_fields import Fields, kind, malformed
-from polar.dialects.responses_output import completion_of, unsealed
+from polar.dialects.responses_output import ItemId, item_id, unsealed
 from polar.dialects.responses_tools import Toolbox, call_id
 from polar.models.chat import Message, Role, ToolCall
 
@@ -15,7 +16,7 @@ _ROLES = {
 }
 
 
-def input_messages(fields: Fields, toolbox: Toolbox) -> tuple[Message, ...]:
+def input_messages(fields: Fields, toolbox: Toolbox, recall: Recall) -> tuple[Message, ...]:
     value = fields.get("input")
     if isinstance(value, str):
         return (Message(Role.USER, value),)
@@ -23,7 +24,7 @@ def input_messages(fields: Fields, toolbox: Toolbox) -> tuple[Message, ...]:
         raise malformed("input", f"must be a string or an array of items, not {kind(value)}")
     history = _History()
     for item in fields.children("input"):
-        _read(item, toolbox, history)
+        _read(item, toolbox, history, recall)
     return history.messages()
 
 
@@ -37,21 +38,23 @@ class _History:
         self._completion: str | None = None
         self._messages: list[Message] = []
         self._is_open = False
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
+        self._content = ""
+        self._reasoning = ""
         self._calls: list[ToolCall] = []
 
     def said(
         self, item: Fields, content: str = "", *, reasoning: str = "", calls: tuple[ToolCall, ...] = ()
     ) -> None:
-        completion = completion_of(item.string("id"))
-        if None not in (completion, self._completion) and completion != self._completion:
-            self._close()
-        self._completion = completion or self._completion
-        self._is_open = True
-        self._content.append(content)
-        self._reasoning.append(reasoning)
+        self._begin(item)
+        self._content += content
+        self._reasoning += reasoning
         self._calls.extend(calls)
+
+    def recalled(self, item: Fields, content: str = "", *, reasoning: str = "") -> None:
+        """As `said`, for all of a turn's text or reasoning: in several items, each of them stands for it."""
+        self._begin(item)
+        self._content = self._content or content
+        self._reasoning = self._reasoning or reasoning
 
     def heard(self, message: Message) -> None:
         self._close()
@@ -61,16 +64,23 @@ class _History:
         self._close()
         return tuple(self._messages)
 
+    def _begin(self, item: Fields) -> None:
+        id = item_id(item.string("id"))
+        if id is not None and self._completion not in (None, id.completion):
+            self._close()
+        self._completion = id.completion if id is not None else self._completion
+        self._is_open = True
+
     def _close(self) -> None:
         if not self._is_open:
             return
-        content, reasoning = "".join(self._content), "".join(self._reasoning) or None
-        self._messages.append(Message(Role.ASSISTANT, content, reasoning, tuple(self._calls)))
+        message = Message(Role.ASSISTANT, self._content, self._reasoning or None, tuple(self._calls))
+        self._messages.append(message)
         self._is_open, self._completion = False, None
-        self._content, self._reasoning, self._calls = [], [], []
+        self._content, self._reasoning, self._calls = "", "", []
 
 
-def _read(item: Fields, toolbox: Toolbox, history: _History) -> None:
+def _read(item: Fields, toolbox: Toolbox, history: _History, recall: Recall) -> None:
     match item.string("type"):
         case "message":
             _read_message(item, history)
@@ -86,11 +96,11 @@ def _read(item: Fields, toolbox: Toolbox, history: _History) -> None:
             if reasoning := _reasoning(item):
                 history.said(item, reasoning=reasoning)
         case "item_reference":
-            raise _no_references(item)
+            _read_reference(item, history, recall)
         case None if item.get("role") is not None:
             _read_message(item, history)
         case None if item.get("id") is not None:
-            raise _no_references(item)
+            _read_reference(item, history, recall)
         case None:
             raise malformed(
                 item.at("type"), "is required: an item is a message, a call, an output or reasoning"
@@ -100,10 +110,21 @@ def _read(item: Fields, toolbox: Toolbox, history: _History) -> None:
             pass
 
 
-def _no_references(item: Fields) -> Exception:
-    return malformed(
-        item.path, "items are not kept here to be referred to: send them whole, or use previous_response_id"
-    )
+def _read_reference(item: Fields, history: _History, recall: Recall) -> None:
+    """An item that was given out before, named instead of repeated."""
+    text = item.needed_string("id")
+    id = item_id(text)
+    said = recall(id.completion) if id is not None else None
+    message = said[-1] if said is not None else Message(Role.ASSISTANT)
+    match id:
+        case ItemId("msg") if said is not None:
+            history.recalled(item, message.content)
+        case ItemId("rs") if message.reasoning:
+            history.recalled(item, reasoning=message.reasoning)
+        case ItemId("fc" | "ctc" | "lsh", index=index) if index < len(message.tool_calls):
+            history.said(item, calls=(message.tool_calls[index],))
+        case _:
+            raise malformed(item.at("id"), f"no response of this session has an item {text!r}: send it whole")
 
 
 def _read_message(item: Fields, history: _History) -> None:

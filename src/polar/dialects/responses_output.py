@@ -16,7 +16,7 @@ from polar.models.chat import FinishReason, Usage
 _SEAL = "polar.reasoning.1."
 """Begins the tokens that stand for reasoning, so that those of other providers are not taken for ours."""
 
-_ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]+)_[0-9]+")
+_ITEM_ID = re.compile(r"([a-z]+)_([0-9a-f]+)_([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,24 @@ def status_of(finish_reason: FinishReason) -> str:
 
 
 def place(identity: CallIdentity, index: int) -> str:
-    """What follows the kind in an item's id: whose output it is, and where in it."""
+    """What follows the kind in an item's id: whose output it is, and which of its kind.
+
+    Calls are counted by themselves, so that their ids tell which they are; other items by where they stand.
+    """
     return f"{identity.id}_{index}"
 
 
-def completion_of(item_id: str | None) -> str | None:
-    """The completion that an item with this id came from; None if the id is not one of ours."""
-    match = _ITEM_ID.fullmatch(item_id or "")
-    return match[1] if match else None
+@dataclass(frozen=True, slots=True)
+class ItemId:
+    kind: str
+    completion: str
+    index: int
+
+
+def item_id(text: str | None) -> ItemId | None:
+    """An item's id in its parts; None if it is not one of ours."""
+    match = _ITEM_ID.fullmatch(text or "")
+    return ItemId(match[1], match[2], int(match[3])) if match else None
 
 
 def message_item(id: str, content: Sequence[Mapping[str, Any]], status: str) -> dict[str, Any]:

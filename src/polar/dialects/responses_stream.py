@@ -55,6 +55,7 @@ class ResponsesStream(StreamEncoder):
         self._blank = ""
         """White space that begins a message only if text follows it."""
         self._has_spoken = False
+        self._calls = 0
 
     def start(self) -> bytes:
         return self._lifecycle("created", "in_progress") + self._lifecycle("in_progress", "in_progress")
@@ -77,7 +78,7 @@ class ResponsesStream(StreamEncoder):
 
     def tool_call(self, call: ToolCall) -> bytes:
         events = [self._close()]
-        item = self._asked.toolbox.item_of(call, self._item_id)
+        item = self._asked.toolbox.item_of(call, place(self._identity, self._calls))
         filled = _FILLED.get(item["type"])
         begun = item | {"status": "in_progress"} | ({filled[0]: ""} if filled else {})
         events.append(self._event("output_item.added", output_index=self._index, item=begun))
@@ -88,6 +89,7 @@ class ResponsesStream(StreamEncoder):
             events.append(self._of_item(f"{name}.done", item["id"], **named, **{field: item[field]}))
         events.append(self._done(item))
         self._has_spoken = True
+        self._calls += 1
         return b"".join(events)
 
     def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:

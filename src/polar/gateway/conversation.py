@@ -210,9 +210,10 @@ class Conversations:
         """How long these tools are in writing."""
         return len(self._key(tools))
 
-    def turn(self, completion_id: str) -> Turn | None:
-        """A finished completion of this session by its id."""
-        return self._turns.get(completion_id)
+    def recall(self, completion_id: str) -> tuple[Message, ...] | None:
+        """The whole conversation of a finished completion of this session, its answer last."""
+        turn = self._turns.get(completion_id)
+        return turn.messages if turn is not None else None
 
     def _matched(self, root: _Place, messages: Sequence[Message]) -> tuple[_Place | None, int]:
         """As `_walk`, from the end of the longest history that is known to the letter."""

@@ -55,7 +55,7 @@ from polar.gateway.session import Session, SessionGrant, new_key
 from polar.gateway.sessions import Sessions
 from polar.gateway.source import Source
 from polar.gateway.token_source import TokenSource
-from polar.models.chat import ChatRequest, Message
+from polar.models.chat import ChatRequest
 from polar.models.completion import Completion
 from polar.models.policy import PauseMode
 from polar.models.session import Progress
@@ -276,7 +276,10 @@ class Gateway(Gateways):
         self, dialect: Dialect, route: Route, request: web.Request, body: bytes, session: Session
     ) -> ChatRequest:
         """The request as it reads with the whole conversation before it; refused if not for our model."""
-        asked = HttpRequest(route, body, request.match_info, request.query, request.headers)
+        asked = HttpRequest(
+            *(route, body, request.match_info, request.query, request.headers),
+            recall=session.conversations.recall,
+        )
         chat = dialect.parse(asked)
         if hints := dialect.hints(asked):
             chat = replace(chat, hints=hints)
@@ -284,18 +287,7 @@ class Gateway(Gateways):
         if tools is not chat.tools:
             chat = replace(chat, tools=tools)
         self._refuse_other_models(session, chat.model)
-        messages = in_call_order(self._conversation(dialect, chat, session))
-        return replace(chat, messages=messages, continues=None)
-
-    def _conversation(self, dialect: Dialect, chat: ChatRequest, session: Session) -> tuple[Message, ...]:
-        if chat.continues is None:
-            return chat.messages
-        before = session.conversations.turn(chat.continues)
-        if before is None:
-            raise RequestRefused(
-                Refusal.UNKNOWN_RESPONSE, "The response to continue is not one of this session."
-            )
-        return dialect.continued(chat, before.messages)
+        return replace(chat, messages=in_call_order(chat.messages))
 
     async def _complete(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
         session = self._session_of(dialect, request)

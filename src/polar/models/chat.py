@@ -131,8 +131,6 @@ class ChatRequest:
     stream: bool = False
     stream_usage: bool = False
     """Whether a stream must end with a usage chunk (OpenAI's stream_options.include_usage)."""
-    continues: str | None = None
-    """Id of a completion of this session whose whole conversation stands before `messages`."""
     hints: Mapping[str, str] = field(default_factory=dict)
     """What the client says of its own doings (which of its agents asks), recorded and never believed."""
     wire: Mapping[str, Any] = field(default_factory=dict)

@@ -6,10 +6,19 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.dialects.base import Answer, CallIdentity, HttpRequest
+from polar.dialects.base import (
+    Answer,
+    CallIdentity,
+    HttpRequest,
+    Recall,
+    Refusal,
+    RequestRefused,
+    nothing_recalled,
+)
 from polar.dialects.openai_responses import OpenAIResponses
 from polar.gateway.conversation import Conversations, Turn
 from polar.models.chat import ChatRequest, FinishReason, Message, Role, ToolCall, Usage
@@ -41,14 +50,14 @@ PIECES = st.lists(
 )
 
 
-def request(*items: Any) -> ChatRequest:
+def request(*items: Any, recall: Recall = nothing_recalled) -> ChatRequest:
     body = {
         "model": "m",
         "input": [USER, *items],
         "tools": TOOLS,
         "include": ["reasoning.encrypted_content"],
     }
-    return DIALECT.parse(HttpRequest(DIALECT.routes[0], json.dumps(body).encode()))
+    return DIALECT.parse(HttpRequest(DIALECT.routes[0], json.dumps(body).encode(), recall=recall))
 
 
 def said(pieces: list[tuple[str, Any]]) -> Message:
@@ -62,15 +71,18 @@ def said(pieces: list[tuple[str, Any]]) -> Message:
 
 def check_echo(output: list[Any], message: Message) -> None:
     """What follows the echo extends the turn that sampled the message, which is read as it was."""
-    first, echoed = request(), request(*output, USER)
+    first = request()
     ids = np.array([1], np.int32)
     turn = Turn("abc", None, ids, ids, (*first.messages, message))
     conversations = Conversations()
     conversations.add(turn, first.tools)
-    extension = conversations.find(echoed.messages, echoed.tools)
-    assert extension.turn is turn
-    assert len(extension.new_messages) == 1
-    assert echoed.messages[1].reasoning == message.reasoning
+    references = [{"type": "item_reference", "id": item["id"]} for item in output]
+    for items in (output, references, [{"id": item["id"]} for item in output]):
+        echoed = request(*items, USER, recall=conversations.recall)
+        extension = conversations.find(echoed.messages, echoed.tools)
+        assert extension.turn is turn
+        assert len(extension.new_messages) == 1
+        assert echoed.messages[1].reasoning == message.reasoning
 
 
 @given(PIECES)
@@ -86,3 +98,13 @@ def test_a_streamed_answer_is_found_again(pieces: list[tuple[str, Any]]) -> None
 def test_a_plain_answer_is_found_again(pieces: list[tuple[str, Any]]) -> None:
     answer = Answer(said(pieces), FinishReason.STOP, Usage(1, 1))
     check_echo(json.loads(DIALECT.respond(WHO, request(), answer))["output"], said(pieces))
+
+
+@pytest.mark.parametrize(
+    "id", ["fc_abc_1", "fc_abd_0", "rs_abc_0", "x_abc_0", "msg_abc", "fc_abc_" + "9" * 5000, "", "resp_abc"]
+)
+def test_a_reference_to_no_item_of_the_session_is_refused(id: str) -> None:
+    said = {"abc": (Message(Role.ASSISTANT, "", None, (ToolCall("c", "f", "{}"),)),)}
+    with pytest.raises(RequestRefused) as caught:
+        request({"type": "item_reference", "id": id}, recall=said.get)
+    assert (caught.value.refusal, caught.value.field) == (Refusal.MALFORMED, "input[1].id")

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from polar.dialects.base import CallIdentity, HttpRequest, Refusal, RequestRefused
+from polar.dialects.base import (
+    CallIdentity,
+    HttpRequest,
+    Recall,
+    Refusal,
+    RequestRefused,
+    nothing_recalled,
+)
 from polar.dialects.openai_responses import OpenAIResponses
 from polar.dialects.responses_output import seal
 from polar.models.chat import ChatRequest, Message, Role, Sampling, ToolCall, ToolDefinition
@@ -17,8 +24,9 @@ ROUTE = DIALECT.routes[0]
 FREEFORM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
-def parse(**fields: Any) -> ChatRequest:
-    return DIALECT.parse(HttpRequest(ROUTE, json.dumps({"model": "m", "input": "hi"} | fields).encode()))
+def parse(recall: Recall = nothing_recalled, /, **fields: Any) -> ChatRequest:
+    body = json.dumps({"model": "m", "input": "hi"} | fields).encode()
+    return DIALECT.parse(HttpRequest(ROUTE, body, recall=recall))
 
 
 def messages(*items: dict[str, Any], **fields: Any) -> tuple[Message, ...]:
@@ -195,13 +203,12 @@ def test_instructions_of_a_continuation_stand_in_the_place_of_those_before() -> 
     created = json.loads(encoder.start().split(b"\n")[1].removeprefix(b"data: "))
     id = created["response"]["id"]
     for instructions in ("Be good.", "Be bad.", None):
-        request = parse(instructions=instructions, previous_response_id=id)
-        assert request.continues == "abc123"
+        request = parse({"abc123": before}.get, instructions=instructions, previous_response_id=id)
         place = (Message(Role.SYSTEM, instructions),) if instructions else ()
-        assert DIALECT.continued(request, before) == (*place, *before[1:], Message(Role.USER, "hi"))
-    request = parse(instructions="Be good.", previous_response_id="resp_abc123")
-    assert request.continues == "abc123"
-    assert DIALECT.continued(request, before[1:]) == (*before, Message(Role.USER, "hi"))
+        assert request.messages == (*place, *before[1:], Message(Role.USER, "hi"))
+    said = {"abc123": before[1:]}
+    request = parse(said.get, instructions="Be good.", previous_response_id="resp_abc123")
+    assert request.messages == (*before, Message(Role.USER, "hi"))
 
 
 CALL = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
@@ -217,8 +224,8 @@ CALL = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
         ({"input": ["hi"]}, "input[0]"),
         ({"input": [{}]}, "input[0].type"),
         ({"input": [{"type": 5}]}, "input[0].type"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
-        ({"input": [{"id": "x"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
+        ({"input": [{"id": "x"}]}, "input[0].id"),
         ({"input": [{"role": "robot", "content": ""}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),

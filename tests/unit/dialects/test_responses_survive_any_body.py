@@ -134,9 +134,12 @@ VALID: dict[str, Any] = {
 }
 
 
+SAID = {"1": (Message(Role.SYSTEM, "s"), Message(Role.USER, "u"), Message(Role.ASSISTANT, "a"))}
+
+
 def read(body: bytes) -> ChatRequest | None:
     try:
-        return DIALECT.parse(HttpRequest(DIALECT.routes[0], body))
+        return DIALECT.parse(HttpRequest(DIALECT.routes[0], body, recall=SAID.get))
     except RequestRefused as error:
         refused = error
     assert 400 <= DIALECT.error(refused).status < 500
