@@ -207,7 +207,7 @@ class CompletionLine(Frozen):
     conversation: int
     """Index of its conversation."""
     lineage: str
-    """main, subagent, compacted or auxiliary."""
+    """main, subagent, compacted, summary or auxiliary."""
     rule: str | None = None
     """Why it is taken for a side call."""
     continues: int | None = None
@@ -248,7 +248,7 @@ class ConversationLine(Frozen):
     """A chain of completions, and where it came from."""
 
     lineage: str
-    """main, subagent, compacted or auxiliary."""
+    """main, subagent, compacted, summary or auxiliary."""
     parent: int | None = None
     """Index of the conversation that it came out of; None: of none."""
     completions: tuple[int, ...]
@@ -276,7 +276,7 @@ class PathLine(Frozen):
     leaf: int
     """Its last segment."""
     lineage: str
-    """main, subagent, compacted or auxiliary."""
+    """main, subagent, compacted, summary or auxiliary."""
     trace: int | None = None
     """Index of the trace; None: no trace trains it."""
     reward: float | None = None

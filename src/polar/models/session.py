@@ -141,7 +141,7 @@ class TrajectoryStats(Frozen):
     drift: dict[str, int] = Field(default_factory=dict)
     """How completions stand to the one they continue: clean, drift or rewritten → how many."""
     lineage: dict[str, int] = Field(default_factory=dict)
-    """main, subagent, compacted or auxiliary → how many traces."""
+    """main, subagent, compacted, summary or auxiliary → how many traces."""
     auxiliary: dict[str, int] = Field(default_factory=dict)
     """The rule by which a completion was taken for a side call → how many."""
     approximate_tokens: int = 0

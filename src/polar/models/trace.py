@@ -22,6 +22,8 @@ class Lineage(StrEnum):
     """A conversation that another one started."""
     COMPACTED = "compacted"
     """A context that took the place of an earlier one: its history was summarised or rewritten."""
+    SUMMARY = "summary"
+    """A summary with which a later context begins."""
     AUXILIARY = "auxiliary"
     """A side call of the harness; only trained when asked for."""
 

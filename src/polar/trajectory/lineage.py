@@ -1,4 +1,4 @@
-"""What part of a session's work each completion is: main conversation, sub-agent, compacted, side call.
+"""What part of a session's work each completion is: main line, summary, sub-agent or side call.
 
 Harnesses seldom say. Everything here is told from what was recorded: whom a completion continues, what
 it was asked for and offered, when it came, and the agent ids that some harnesses send along.
@@ -6,6 +6,7 @@ it was asked for and offered, when it came, and the agent ids that some harnesse
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,10 +14,18 @@ from enum import StrEnum
 from polar.models.chat import Role
 from polar.models.completion import Completion, CompletionKind
 from polar.models.trace import Lineage
-from polar.trajectory.relation import Relation
+from polar.trajectory.relation import Continuation, Relation
 
 AGENT, PARENT_AGENT = "agent_id", "parent_agent_id"
 """Keys of `Completion.extra` under which the gateway keeps a harness's own names of its agents."""
+
+
+_CONTEXTS_AFTER = 4
+"""How many contexts that begin after a call are searched for its answer."""
+_LINES = 64
+"""How many lines of an answer are looked for."""
+_LEAST_QUOTED = 100
+"""Characters of a summary that stand in the context after it; titles and stock phrases are shorter."""
 
 
 class AuxiliaryRule(StrEnum):
@@ -27,7 +36,7 @@ class AuxiliaryRule(StrEnum):
     PROBE = "probe"
     """It asked for a single token: a check of quota or connection."""
     TOOLLESS = "toolless"
-    """A single question without tools, beside a main conversation that has tools: a title, a summary."""
+    """A single question without tools, beside a main conversation that has tools: a title, a topic check."""
 
 
 @dataclass(slots=True)
@@ -64,6 +73,8 @@ def trace_ancestry(completions: Sequence[Completion], relations: Sequence[Relati
     found, of = _conversations(completions, relations)
     main = _main(completions, found, of)
     rules = [_rule(completions[place], found[of[place]], found, main) for place in range(len(completions))]
+    for place in _summaries(completions, relations, rules):
+        rules[place], found[of[place]].lineage = None, Lineage.SUMMARY
     _name(completions, found, rules, main)
     return Ancestry(tuple(found), tuple(of), tuple(rules))
 
@@ -110,6 +121,37 @@ def _rule(
     return AuxiliaryRule.TOOLLESS if is_single and found[main].offers_tools else None
 
 
+def _summaries(
+    completions: Sequence[Completion],
+    relations: Sequence[Relation],
+    rules: Sequence[AuxiliaryRule | None],
+) -> list[int]:
+    """The seeming side calls with whose answer a later context begins: the work went on from there."""
+    begun = [
+        place
+        for place, relation in enumerate(relations)
+        if rules[place] is None and relation.kind in (None, Continuation.REWRITTEN)
+    ]
+    return [
+        place
+        for place, rule in enumerate(rules)
+        if rule is AuxiliaryRule.TOOLLESS
+        and any(
+            _quotes(completions[later], completions[place])
+            for later in begun[bisect(begun, place) :][:_CONTEXTS_AFTER]
+        )
+    ]
+
+
+def _quotes(context: Completion, call: Completion) -> bool:
+    """Whether a context holds most lines of an answer, which stood nowhere in what was asked."""
+    given = "\n".join(message.content for message in context.messages if message.role is not Role.TOOL)
+    asked = "\n".join(message.content for message in call.messages)
+    lines = [line.strip() for line in call.response.content.split("\n", _LINES)[:_LINES]]
+    quoted = sum(len(line) for line in lines if line in given and line not in asked)
+    return quoted >= max(_LEAST_QUOTED, sum(map(len, lines)) / 2)
+
+
 def _name(
     completions: Sequence[Completion],
     found: Sequence[Conversation],
@@ -128,7 +170,9 @@ def _name(
         first = completions[conversation.first]
         agent = first.extra.get(AGENT)
         head = heads.get(agent)
-        if rules[conversation.first] is not None:
+        if conversation.lineage is Lineage.SUMMARY:
+            conversation.parent = head if head is not None else heads[main_agent]
+        elif rules[conversation.first] is not None:
             conversation.lineage, conversation.parent = Lineage.AUXILIARY, heads[main_agent]
         elif head is not None and _takes_over(completions, found[head], conversation):
             conversation.lineage, conversation.parent = Lineage.COMPACTED, head

@@ -29,10 +29,10 @@ class Credit(StrEnum):
     DIVIDED = "divided"
     """An equal part to every trace, so that a session counts once however many traces it has."""
     MAIN = "main"
-    """All of it to the main conversation (and what took its place); the others are not trained."""
+    """All of it to the main line: the main conversation, its summaries and what took its place; no others."""
 
 
-_MAIN_LINE = (Lineage.MAIN, Lineage.COMPACTED)
+_MAIN_LINE = (Lineage.MAIN, Lineage.COMPACTED, Lineage.SUMMARY)
 
 
 class PrefixMerging(Builder):

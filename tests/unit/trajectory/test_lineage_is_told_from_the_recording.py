@@ -68,6 +68,58 @@ def test_a_context_that_takes_the_place_of_another_is_compacted() -> None:
     }
 
 
+SUMMARY = """The user wants the parser to accept trailing commas.
+The grammar is in grammar.py; tests are run with make check.
+Two of five cases pass, the nested ones are left."""
+
+
+def compacting(summary: str, begins_with: str, *, asked: str = "Summarise.") -> tuple[Completion, ...]:
+    """A conversation, a call without tools, and a context that takes the conversation's place."""
+    first = call(0, [1])
+    question = (Message(Role.SYSTEM, "you summarise"), Message(Role.USER, asked))
+    told = call(1, [7], tools=(), messages=question, response=Message(Role.ASSISTANT, summary, "thoughts"))
+    again = (Message(Role.SYSTEM, "be useful"), Message(Role.USER, begins_with))
+    return first, told, call(2, [1, 9], messages=again)
+
+
+@pytest.mark.parametrize("credit", list(Credit))
+def test_the_summary_that_a_compacted_context_begins_with_is_trained(credit: Credit) -> None:
+    wrapped = "Continue from here:\n" + "\n  ".join(SUMMARY.splitlines()) + "\nGo on."
+    trajectory = build(*compacting(f"<summary>\n{SUMMARY}\n</summary>", wrapped), credit=credit)
+    assert lineages(trajectory) == {
+        "c0": ("main", None),
+        "c1": ("summary", "c0"),
+        "c2": ("compacted", "c0"),
+    }
+    assert (trajectory.stats.excluded, trajectory.stats.auxiliary) == ({}, {})
+    assert trajectory.stats.lineage == {"main": 1, "summary": 1, "compacted": 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "begins_with", "asked"),
+    [
+        ("Trailing commas", "Trailing commas\nGo on.", "Name this."),
+        (SUMMARY, "Go on.", "Summarise."),
+        (SUMMARY, f"{SUMMARY}\nGo on.", f"Is this about weather? {SUMMARY}"),
+        (SUMMARY + "\nMore." * 60, f"{SUMMARY}\nGo on.", "Think aloud."),
+    ],
+)
+def test_titles_and_answers_that_nothing_begins_with_stay_side_calls(
+    answer: str, begins_with: str, asked: str
+) -> None:
+    trajectory = build(*compacting(answer, begins_with, asked=asked))
+    assert trajectory.stats.auxiliary == {"toolless": 1}
+    assert trajectory.stats.excluded == {"auxiliary": 1}
+
+
+def test_of_two_summaries_the_one_that_was_taken_is_trained() -> None:
+    first, told, after = compacting(SUMMARY, SUMMARY)
+    other = replace(told, id="other", response=Message(Role.ASSISTANT, "It was about something else."))
+    trajectory = build(first, other, told, after)
+    assert lineages(trajectory)["c1"] == ("summary", "c0")
+    assert trajectory.stats.excluded == {"auxiliary": 1}
+
+
 def test_agent_ids_of_the_harness_name_parents() -> None:
     first = call(0, [1])
     one = call(1, [2], extra={"agent_id": "one"})

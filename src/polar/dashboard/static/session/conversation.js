@@ -9,6 +9,7 @@ const NAMES = {
   main: "Main conversation",
   subagent: "Sub-agent",
   compacted: "Compacted: the history was rewritten",
+  summary: "Summary that a later context begins with",
   auxiliary: "Side call",
 };
 
