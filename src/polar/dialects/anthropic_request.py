@@ -60,6 +60,7 @@ def read_request(body: bytes, *, is_count: bool) -> ChatRequest:
         tool_choice=_tool_choice(fields, tools),
         output=_output(fields),
         sampling=_sampling(fields),
+        omitted=fields.omitted,
         stream=fields.boolean("stream"),
         stream_usage=True,
     )
@@ -188,7 +189,7 @@ def _text(block: Fields) -> str:
         case "tool_use" | "tool_result" as misplaced:
             raise malformed(block.at("type"), f"{misplaced!r} cannot stand here")
         case other:
-            return f"[{other} omitted: this model reads only text]"
+            return block.placeholder(other)
 
 
 def _document(block: Fields) -> str:
@@ -200,7 +201,7 @@ def _document(block: Fields) -> str:
         case "content":
             text = "\n".join(_texts(source, "content"))
         case _:
-            text = "[document omitted: this model reads only text]"
+            text = block.placeholder("document")
     return f"{title}\n{text}" if title else text
 
 

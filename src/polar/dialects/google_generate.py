@@ -89,6 +89,7 @@ class GoogleGenerate(Dialect):
             tool_choice=google_request.tool_choice(fields, tools),
             output=google_request.output(fields),
             sampling=google_request.sampling(fields),
+            omitted=fields.omitted,
             choices=google_request.candidate_count(fields, stream=stream),
             stream=stream,
             wire={

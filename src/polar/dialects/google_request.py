@@ -277,14 +277,15 @@ class _Transcript:
 
 
 def _text(part: Fields) -> str:
-    """A part in words; what a text model cannot see is named."""
+    """A part in words."""
     text = part.string("text")
     if text is not None:
         return text
     for name in ("inlineData", "fileData"):
         data = _child(part, name)
         if data is not None:
-            return f"[{data.string(_spelt(data, 'mimeType')) or 'a file'}, not shown]"
+            media = (data.string(_spelt(data, "mimeType")) or "").partition("/")[0]
+            return part.placeholder(media if media in ("image", "audio", "video") else "file")
     code = _child(part, "executableCode")
     if code is not None:
         return code.string("code") or ""

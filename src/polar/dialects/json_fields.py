@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -17,6 +18,11 @@ _REMEMBERED = 32
 """How many different values of a field are remembered."""
 _LONGEST_REMEMBERED = 128 * 1024
 """Bytes of JSON; a longer value is read every time, so that no client decides how much memory this takes."""
+
+
+_OMITTED = frozenset({"image", "audio", "video", "file", "document"})
+"""What requests hold besides text, as it is counted; all else is counted as `other`."""
+_LONGEST_KIND = 32
 
 
 def malformed(field: str | None, message: str) -> RequestRefused:
@@ -53,7 +59,7 @@ def _with_lone_surrogates(body: bytes, reason: str) -> Any:
 class Fields:
     """A JSON object and where it stands in the body. Absent and null are the same."""
 
-    __slots__ = ("_index", "_name", "_parent", "_value")
+    __slots__ = ("_index", "_name", "_omitted", "_parent", "_value")
 
     def __init__(
         self, value: dict[str, Any], parent: Fields | None = None, name: str = "", index: int | None = None
@@ -62,6 +68,7 @@ class Fields:
         self._parent = parent
         self._name = name
         self._index = index
+        self._omitted: Counter[str] = Counter() if parent is None else parent._omitted
 
     @property
     def path(self) -> str:
@@ -77,6 +84,17 @@ class Fields:
 
     def get(self, name: str) -> Any:
         return self._value.get(name)
+
+    @property
+    def omitted(self) -> Counter[str]:
+        """What of the whole body was left out of the text so far, by kind."""
+        return self._omitted
+
+    def placeholder(self, kind: str) -> str:
+        """What the model reads in the place of this part, which is no text; counted by its kind."""
+        self._omitted[kind if kind in _OMITTED else "other"] += 1
+        name = kind if kind.isidentifier() and len(kind) <= _LONGEST_KIND else "content"
+        return f"[{name} omitted: this model reads only text]"
 
     def string(self, name: str) -> str | None:
         value = self._value.get(name)

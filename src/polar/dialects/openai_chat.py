@@ -45,6 +45,9 @@ _ROLES = {
     "function": Role.TOOL,
 }
 
+_KINDS = {"image_url": "image", "input_audio": "audio", "video_url": "video"}
+"""What parts that are no text are called in every dialect."""
+
 _ERRORS: dict[Refusal, tuple[int, str, str | None]] = {
     Refusal.UNKNOWN_KEY: (401, "invalid_request_error", "invalid_api_key"),
     Refusal.SESSION_ENDED: (410, "invalid_request_error", "session_ended"),
@@ -97,6 +100,7 @@ class OpenAIChat(Dialect):
             output=response_format(fields),
             sampling=_sampling(fields),
             choices=choices,
+            omitted=fields.omitted,
             stream=fields.boolean("stream"),
             stream_usage=options is not None and options.boolean("include_usage"),
         )
@@ -404,7 +408,7 @@ def _part(part: Fields) -> str:
         case "refusal":
             return part.needed_string("refusal")
         case other:
-            raise malformed(part.at("type"), f"only text parts are supported, not {other!r}")
+            return part.placeholder(_KINDS.get(other, other))
 
 
 def _tool_calls(message: Fields) -> tuple[ToolCall, ...]:

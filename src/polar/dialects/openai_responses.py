@@ -127,6 +127,7 @@ class OpenAIResponses(Dialect):
                 top_p=fields.number("top_p", 0, 1),
                 max_tokens=fields.integer("max_output_tokens", 1),
             ),
+            omitted=fields.omitted,
             stream=fields.boolean("stream"),
             stream_usage=True,
             wire={"asked": _asked(fields, toolbox)},

@@ -159,7 +159,6 @@ def _text(item: Fields, name: str) -> str:
 
 
 def _part(part: Fields) -> str:
-    """The text of a content part; what is no text is named in its place, for a text model cannot see it."""
     type_ = part.needed_string("type")
     match type_:
         case "input_text" | "output_text" | "text":
@@ -167,4 +166,4 @@ def _part(part: Fields) -> str:
         case "refusal":
             return part.needed_string("refusal")
         case _:
-            return part.string("text") or f"[{type_.removeprefix('input_')}]"
+            return part.string("text") or part.placeholder(type_.removeprefix("input_"))

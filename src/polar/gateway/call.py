@@ -20,7 +20,7 @@ from polar.gateway.session import Session
 from polar.gateway.source import Generation, Source
 from polar.gateway.stop_strings import StopStrings
 from polar.models.chat import ChatRequest, FinishReason, Message, Role, ToolCall, Usage
-from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, Completion, Ids
+from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, OMITTED, Completion, Ids
 from polar.rendering.base import MessageDelta
 
 Send = Callable[[MessageDelta], Awaitable[None]]
@@ -163,7 +163,13 @@ class ModelCall:
             first_token_at=tokens.first_at,
             ended_at=time.time(),
             untrainable=tokens.untrainable or (None if len(prompt.ids) else "the engine gave no prompt ids"),
-            extra={**self._request.hints, **self._generation.record, **tokens.counts, **(extra or {})},
+            extra={
+                **self._request.hints,
+                **{f"{OMITTED}{kind}": str(count) for kind, count in self._request.omitted.items()},
+                **self._generation.record,
+                **tokens.counts,
+                **(extra or {}),
+            },
         )
         whole = finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
         if not whole and not tokens.first_at:

@@ -131,6 +131,8 @@ class ChatRequest:
     stream: bool = False
     stream_usage: bool = False
     """Whether a stream must end with a usage chunk (OpenAI's stream_options.include_usage)."""
+    omitted: Mapping[str, int] = field(default_factory=dict)
+    """Parts of the request that are no text, by kind: a placeholder stands for each in `messages`."""
     hints: Mapping[str, str] = field(default_factory=dict)
     """What the client says of its own doings (which of its agents asks), recorded and never believed."""
     wire: Mapping[str, Any] = field(default_factory=dict)

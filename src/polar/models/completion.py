@@ -25,6 +25,11 @@ CACHED = "cached_tokens"
 """In `Completion.extra`: how much of the prompt the engine took from its prefix cache, where it says so."""
 
 
+OMITTED = "omitted_"
+"""Begins a name in `Completion.extra`, which ends with a kind: how many such parts of the request, no text,
+the model was shown a placeholder for."""
+
+
 class CompletionKind(StrEnum):
     GENERATION = "generation"
     AUXILIARY = "auxiliary"
@@ -76,6 +81,15 @@ class Completion:
     def prompt_tokens(self) -> int:
         """How long the prompt was, also where the engine only counted it."""
         return len(self.prompt_ids) or int(self.extra.get(COUNTED_PROMPT, 0))
+
+    @property
+    def omitted(self) -> dict[str, int]:
+        """Images and the like that the request held and the model was not shown, by kind."""
+        return {
+            name.removeprefix(OMITTED): int(count)
+            for name, count in self.extra.items()
+            if name.startswith(OMITTED)
+        }
 
     @property
     def cached_tokens(self) -> int:

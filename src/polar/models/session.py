@@ -144,6 +144,8 @@ class TrajectoryStats(Frozen):
     """main, subagent, compacted, summary or auxiliary → how many traces."""
     auxiliary: dict[str, int] = Field(default_factory=dict)
     """The rule by which a completion was taken for a side call → how many."""
+    omitted: dict[str, int] = Field(default_factory=dict)
+    """Images and the like that the model was not shown, by kind → how many completions had one to omit."""
     approximate_tokens: int = 0
     """Of the trainable tokens: those that stand after others than the policy saw (drift: approximate)."""
     trace_tokens: int = 0

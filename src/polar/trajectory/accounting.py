@@ -49,6 +49,7 @@ def account(
         drift=dict(Counter(relation.kind for relation in forest.relations if relation.kind is not None)),
         lineage=dict(Counter(ref.lineage for ref in traces)),
         auxiliary=dict(Counter(rule for rule in ancestry.rules if rule is not None)),
+        omitted=dict(Counter(kind for completion in completions for kind in completion.omitted)),
         approximate_tokens=_tokens(segments, (index for index in trained if not segments[index].exact)),
         trace_tokens=trace_tokens,
         merge_ratio=sum(ends[index] for index in trained) / trace_tokens if trace_tokens else 1.0,

@@ -92,6 +92,7 @@ def test_a_full_request_is_understood() -> None:
         tools=(ToolDefinition("f", "d", SCHEMA), ToolDefinition("g")),
         tool_choice=ToolChoice(parallel=False),
         sampling=Sampling(temperature=0.5, top_p=0.9, top_k=7, max_tokens=10, stop=("END",)),
+        omitted={"image": 1},
         stream=True,
         stream_usage=True,
     )

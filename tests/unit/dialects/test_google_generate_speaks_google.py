@@ -191,7 +191,9 @@ def test_what_a_text_model_cannot_see_is_named() -> None:
         {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "2"}},
     ]
     text = parse(contents=[{"role": "user", "parts": parts}]).messages[0].content
-    assert text == "look:\n[image/png, not shown]\n[text/csv, not shown]\n1+1\n2"
+    assert text == "look:\n{}\n{}\n1+1\n2".format(
+        "[image omitted: this model reads only text]", "[file omitted: this model reads only text]"
+    )
 
 
 def test_googles_schema_becomes_json_schema() -> None:

@@ -101,7 +101,6 @@ def test_the_older_function_fields_are_understood() -> None:
         ({"messages": [USER, {"role": "robot", "content": ""}]}, "messages[1].role"),
         ({"messages": [USER, USER, {"role": "user", "content": 5}]}, "messages[2].content"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),

@@ -85,7 +85,7 @@ def test_a_codex_like_request_is_understood() -> None:
     assert request.messages == (
         Message(Role.SYSTEM, "Be good."),
         Message(Role.SYSTEM, "Rules"),
-        Message(Role.USER, "ab[image]"),
+        Message(Role.USER, "ab[image omitted: this model reads only text]"),
         Message(
             Role.ASSISTANT,
             "I look",

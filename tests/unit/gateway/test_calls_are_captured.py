@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from polar.engines.base import EngineError
 from polar.models.chat import FinishReason
 from polar.rendering.chatml import ChatML
+from polar.trajectory.per_request import PerRequest
 from tests.fakes.scripted_engine import Answer, logprob_of
 from tests.unit.gateway.conftest import SetScene
 
@@ -247,3 +248,15 @@ async def test_a_full_disk_fails_the_call_and_keeps_the_log_sound(
         assert response.status == 500
     monkeypatch.undo()
     assert [completion.response.content for completion in await scene.captured()] == ["one"]
+
+
+async def test_what_the_model_is_not_shown_is_counted_by_name(set_scene: SetScene) -> None:
+    scene = await set_scene(["One.", "Two."])
+    parts = [{"type": "text", "text": "See "}, {"type": "image_url"}, {"type": "image_url"}]
+    body = {"model": "scripted", "messages": [{"role": "user", "content": parts}]}
+    for sent in (body, scene.body()):
+        async with scene.post(sent) as response:
+            assert response.status == 200
+    shown, plain = await scene.captured()
+    assert (shown.omitted, plain.omitted) == ({"image": 2}, {})
+    assert PerRequest(PerRequest.Options()).build([shown, plain]).stats.omitted == {"image": 1}
