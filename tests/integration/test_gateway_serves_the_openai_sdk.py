@@ -100,6 +100,35 @@ async def test_a_streamed_completion(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+async def test_functions_from_before_there_were_tools_are_called_in_their_own_shape(
+    serve: Serve, streamed: bool
+) -> None:
+    call = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    service = await serve(call, "Two files.")
+    asked: dict[str, Any] = {"model": MODEL, "functions": [TOOLS[0]["function"]]}
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
+    create = service.client.chat.completions.create
+    if streamed:
+        chunks = [chunk async for chunk in await create(messages=messages, stream=True, **asked)]
+        finish = chunks[-1].choices[0].finish_reason
+        called = next(delta for chunk in chunks if (delta := chunk.choices[0].delta.function_call))
+        assert not any(chunk.choices[0].delta.tool_calls for chunk in chunks)
+    else:
+        choice = (await create(messages=messages, **asked)).choices[0]
+        finish, called = choice.finish_reason, choice.message.function_call
+        assert choice.message.tool_calls is None
+    assert (finish, called.name, called.arguments) == ("function_call", "bash", '{"command": "ls"}')
+    messages += [
+        {"role": "assistant", "content": "I look.", "function_call": called.model_dump()},
+        {"role": "function", "name": "bash", "content": "a\nb"},
+    ]
+    assert (await create(messages=messages, **asked)).choices[0].message.content == "Two files."
+    await service.gateway.close_session("s1")
+    first, second = read_capture(service.grant.capture)
+    assert second.parent == first.id
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 async def test_a_tool_loop_extends_the_sampled_tokens_exactly(serve: Serve, streamed: bool) -> None:
     service = await serve(
         'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>', "Two files."

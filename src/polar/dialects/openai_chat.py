@@ -92,17 +92,19 @@ class OpenAIChat(Dialect):
             raise malformed("messages", "is required and must hold at least one message")
         options = fields.child("stream_options")
         tools = _tools(fields)
+        is_legacy = bool(tools) and not fields.get("tools")
         return ChatRequest(
             model=model,
             messages=messages,
             tools=tools,
-            tool_choice=_tool_choice(fields, tools),
+            tool_choice=_tool_choice(fields, tools, parallel=not is_legacy),
             output=response_format(fields),
             sampling=_sampling(fields),
             choices=choices,
             omitted=fields.omitted,
             stream=fields.boolean("stream"),
             stream_usage=options is not None and options.boolean("include_usage"),
+            wire={"legacy": True} if is_legacy else {},
         )
 
     def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
@@ -112,20 +114,26 @@ class OpenAIChat(Dialect):
         self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]
     ) -> bytes:
         usage = usage_of_all([answer.usage for answer in answers])
-        choices = [_choice(index, answer) for index, answer in enumerate(answers)]
+        choices = [_choice(index, request, answer) for index, answer in enumerate(answers)]
         return orjson.dumps(
             _envelope(identity, "chat.completion") | {"choices": choices, "usage": _usage(usage)}
         )
 
     def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
-        return ChatStream(self, identity, with_usage=request.stream_usage)
+        return self._stream(identity, request, 0, _StreamEnd())
 
     def stream_choices(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
         end = _StreamEnd(request.choices)
-        return [
-            ChatStream(self, identity, with_usage=request.stream_usage, index=index, end=end)
-            for index in range(request.choices)
-        ]
+        return [self._stream(identity, request, index, end) for index in range(request.choices)]
+
+    def _stream(
+        self, identity: CallIdentity, request: ChatRequest, index: int, end: _StreamEnd
+    ) -> ChatStream:
+        return ChatStream(
+            *(self, identity, index, end),
+            with_usage=request.stream_usage,
+            is_legacy=_is_legacy(request),
+        )
 
     def models(self, model: str, max_context: int, created: int) -> bytes:
         return orjson.dumps({"object": "list", "data": [_model(model, max_context, created)]})
@@ -157,16 +165,19 @@ class ChatStream(StreamEncoder):
         self,
         dialect: OpenAIChat,
         identity: CallIdentity,
+        index: int,
+        end: _StreamEnd,
         *,
         with_usage: bool,
-        index: int = 0,
-        end: _StreamEnd | None = None,
+        is_legacy: bool,
     ) -> None:
         self._index = index
-        self._end = end or _StreamEnd()
+        self._end = end
         self._dialect = dialect
         self._envelope = _envelope(identity, "chat.completion.chunk")
         self._with_usage = with_usage
+        self._is_legacy = is_legacy
+        """Whether tools were offered as `functions`, from before there were tools: one call a turn."""
         self._calls = 0
 
     def start(self) -> bytes:
@@ -180,10 +191,12 @@ class ChatStream(StreamEncoder):
 
     def tool_call(self, call: ToolCall) -> bytes:
         index, self._calls = self._calls, self._calls + 1
+        if self._is_legacy:
+            return self._delta({"function_call": _function_body(call)}) if index == 0 else b""
         return self._delta({"tool_calls": [{"index": index} | _call_body(call)]})
 
     def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
-        chunks = self._delta({}, _finish(finish_reason))
+        chunks = self._delta({}, _finish(finish_reason, is_legacy=self._is_legacy))
         total = self._end.finish(usage)
         if total is None:
             return chunks
@@ -212,7 +225,11 @@ def error_body(error: RequestRefused) -> dict[str, Any]:
     return {"message": error.message, "type": type_, "param": error.field, "code": code}
 
 
-def _choice(index: int, answer: Answer) -> dict[str, Any]:
+def _is_legacy(request: ChatRequest) -> bool:
+    return bool(request.wire.get("legacy"))
+
+
+def _choice(index: int, request: ChatRequest, answer: Answer) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
         "content": answer.message.content or None if answer.message.tool_calls else answer.message.content,
@@ -220,13 +237,16 @@ def _choice(index: int, answer: Answer) -> dict[str, Any]:
     }
     if answer.message.reasoning:
         message["reasoning_content"] = answer.message.reasoning
-    if answer.message.tool_calls:
+    is_legacy = _is_legacy(request)
+    if answer.message.tool_calls and is_legacy:
+        message["function_call"] = _function_body(answer.message.tool_calls[0])
+    elif answer.message.tool_calls:
         message["tool_calls"] = [_call_body(call) for call in answer.message.tool_calls]
     return {
         "index": index,
         "message": message,
         "logprobs": None,
-        "finish_reason": _finish(answer.finish_reason),
+        "finish_reason": _finish(answer.finish_reason, is_legacy=is_legacy),
     }
 
 
@@ -254,18 +274,21 @@ def _model(model: str, max_context: int, created: int) -> dict[str, Any]:
 
 
 def _call_body(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
+    return {"id": call.id, "type": "function", "function": _function_body(call)}
 
 
-def _finish(reason: FinishReason) -> str:
+def _function_body(call: ToolCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def _finish(reason: FinishReason, *, is_legacy: bool) -> str:
     match reason:
         case FinishReason.STOP | FinishReason.CANCELLED | FinishReason.ERROR:
             return "stop"
         case FinishReason.LENGTH:
             return "length"
         case FinishReason.TOOL_CALLS:
-            return "tool_calls"
+            return "function_call" if is_legacy else "tool_calls"
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
@@ -307,8 +330,8 @@ def _tools(fields: Fields) -> tuple[ToolDefinition, ...]:
     return tuple(tools or (_tool(function) for function in fields.children("functions")))
 
 
-def _tool_choice(fields: Fields, tools: tuple[ToolDefinition, ...]) -> ToolChoice:
-    parallel = fields.boolean_or("parallel_tool_calls", True)
+def _tool_choice(fields: Fields, tools: tuple[ToolDefinition, ...], *, parallel: bool) -> ToolChoice:
+    parallel = fields.boolean_or("parallel_tool_calls", True) and parallel
     # `function_call` is the same field from before there were tools.
     at = "tool_choice" if fields.get("tool_choice") is not None else "function_call"
     value = fields.get(at)
