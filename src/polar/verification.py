@@ -45,7 +45,7 @@ class Uncompared(StrEnum):
     CUT = "cut"
     """Sampled from the likeliest tokens only (top_p, top_k)."""
     BIASED = "biased"
-    """Sampled with a logit bias."""
+    """Sampled with logit biases or penalties."""
     CONSTRAINED = "constrained"
     """Sampled under a grammar, from the tokens it allowed."""
     APPROXIMATE = "approximate"
@@ -270,7 +270,7 @@ def uncompared(completion: Completion, logprobs_mode: str | None) -> Uncompared 
         return None
     if "constraint" in completion.extra:
         return Uncompared.CONSTRAINED
-    if used.logit_bias:
+    if used.is_reshaped:
         return Uncompared.BIASED
     if used.temperature is not None and used.temperature != 1.0 and used.temperature >= GREEDY_BELOW:
         return Uncompared.TEMPERATURE

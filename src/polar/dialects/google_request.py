@@ -116,6 +116,8 @@ def sampling(fields: Fields) -> Sampling:
         seed=config.integer("seed", -(2**63)),
         max_tokens=config.integer(_spelt(config, "maxOutputTokens"), 1),
         stop=_stop(config),
+        presence_penalty=config.number(_spelt(config, "presencePenalty"), -2, 2) or 0.0,
+        frequency_penalty=config.number(_spelt(config, "frequencyPenalty"), -2, 2) or 0.0,
     )
 
 

@@ -311,6 +311,8 @@ def _sampling(fields: Fields) -> Sampling:
         max_tokens=fields.integer(limit, 1),
         stop=_stop(fields),
         logit_bias=logit_bias(fields),
+        presence_penalty=fields.number("presence_penalty", -2, 2) or 0.0,
+        frequency_penalty=fields.number("frequency_penalty", -2, 2) or 0.0,
     )
 
 

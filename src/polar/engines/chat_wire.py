@@ -110,6 +110,8 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
         "max_tokens": sampling.max_tokens,
         "stop": list(sampling.stop) or None,
         "logit_bias": {str(id): bias for id, bias in sampling.logit_bias} or None,
+        "presence_penalty": sampling.presence_penalty or None,
+        "frequency_penalty": sampling.frequency_penalty or None,
     }
     return {name: value for name, value in wishes.items() if value is not None}
 

@@ -18,7 +18,7 @@ def guided(request: GenerateRequest) -> Iterator[None]:
     try:
         yield
     except NotAccepted as error:
-        if request.constraint is None and not request.sampling.logit_bias:
+        if request.constraint is None and not request.sampling.is_reshaped:
             raise
         raise Unconstrainable(f"the model cannot be held to what is asked: {error.reason}") from error
 

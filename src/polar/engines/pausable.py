@@ -60,8 +60,8 @@ class PausableEngine(Engine):
         return not self._open.is_set()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        if request.constraint is not None:
-            # A grammar begins with the first token: this one cannot be continued.
+        if request.constraint is not None or request.sampling.is_penalised:
+            # A grammar begins with the first token, and penalties count from it: these cannot be continued.
             await self._opened()
             async with aclosing(self._asked(request)) as chunks:
                 async for chunk in chunks:

@@ -331,6 +331,8 @@ def _request_body(request: GenerateRequest) -> dict[str, Any]:
         "stop": list(sampling.stop) or None,
         "stop_token_ids": list(request.stop_token_ids) or None,
         "logit_bias": token_biases(request),
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
         "json_schema": request.constraint.json_schema if request.constraint else None,
         "structural_tag": request.constraint.structural_tag if request.constraint else None,
     }
@@ -345,8 +347,6 @@ def _request_body(request: GenerateRequest) -> dict[str, Any]:
             "no_stop_trim": True,
             # A server may prefer others: name the neutral values.
             "min_p": 0.0,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
             "repetition_penalty": 1.0,
         }
         | {name: value for name, value in wishes.items() if value is not None},

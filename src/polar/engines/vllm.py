@@ -361,6 +361,8 @@ def _request_body(request: GenerateRequest, model: str) -> dict[str, Any]:
         "stop": list(sampling.stop) or None,
         "stop_token_ids": list(request.stop_token_ids) or None,
         "logit_bias": token_biases(request),
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
         "structured_outputs": _structured(request.constraint),
     }
     return {

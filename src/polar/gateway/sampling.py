@@ -32,6 +32,8 @@ def pinned(
         max_tokens=min(limits, default=None),
         stop=asked.stop,
         logit_bias=asked.logit_bias,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
     )
 
 

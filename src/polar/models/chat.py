@@ -86,6 +86,19 @@ class Sampling:
     stop: tuple[str, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Token id → what is added to its logit before sampling."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of every token that the answer holds already."""
+    frequency_penalty: float = 0.0
+    """As `presence_penalty`, once for each time that the answer holds it."""
+
+    @property
+    def is_penalised(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty)
+
+    @property
+    def is_reshaped(self) -> bool:
+        """Whether tokens are drawn from other logits than the model's own."""
+        return bool(self.logit_bias) or self.is_penalised
 
 
 class ToolUse(StrEnum):

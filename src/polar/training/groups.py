@@ -301,7 +301,7 @@ def sampled_otherwise(trace: Trace, recording: Recording, temperature: float) ->
 def _as_computed(completion: Completion, logprobs_mode: str | None, temperature: float) -> bool:
     used = completion.used
     is_cut = (used.top_p is not None and used.top_p < 1.0) or (used.top_k or 0) > 0
-    if is_cut or used.logit_bias or "constraint" in completion.extra:
+    if is_cut or used.is_reshaped or "constraint" in completion.extra:
         return False
     if logprobs_mode != PROCESSED and temperature != 1.0:
         # Before temperature, or nobody knows.

@@ -96,7 +96,9 @@ def test_a_full_request_is_understood() -> None:
         ),
         tools=(ToolDefinition("f", "d", {"x": 1}),),
         output=JsonOutput({"type": "object"}),
-        sampling=Sampling(temperature=0.5, top_p=1.0, top_k=40, seed=3, max_tokens=20, stop=("END",)),
+        sampling=Sampling(
+            temperature=0.5, top_p=1.0, top_k=40, seed=3, max_tokens=20, stop=("END",), presence_penalty=0.1
+        ),
         wire={"events": False, "thoughts": False},
     )
 
@@ -257,6 +259,7 @@ def test_a_count_may_wrap_the_request_it_asks_about() -> None:
         ({"generationConfig": {"temperature": 3}}, "generationConfig.temperature"),
         ({"generation_config": {"top_p": "x"}}, "generation_config.top_p"),
         ({"generationConfig": {"candidateCount": 9}}, "generationConfig.candidateCount"),
+        ({"generationConfig": {"presencePenalty": 3}}, "generationConfig.presencePenalty"),
         ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens"),
         ({"generationConfig": {"stopSequences": [1]}}, "generationConfig.stopSequences"),
         ({"generationConfig": {"responseMimeType": "image/png"}}, "generationConfig.responseMimeType"),

@@ -106,6 +106,8 @@ def test_the_older_function_fields_are_understood() -> None:
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": 3}, "temperature"),
+        ({"presence_penalty": -3}, "presence_penalty"),
+        ({"frequency_penalty": "high"}, "frequency_penalty"),
         ({"top_p": True}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 1.5}, "max_completion_tokens"),

@@ -144,6 +144,18 @@ def test_a_bias_is_added_before_the_temperature() -> None:
     assert logits.tolist() == [[2.0, 1.0, 0.0]], "the model's own logits stay as they are"
 
 
+def test_penalties_are_for_tokens_that_were_sampled_and_part_of_the_distribution() -> None:
+    logits = torch.tensor([[2.0, 1.9, 1.8]])
+    penalised = Draw(temperature=0.5, seed=3, presence_penalty=0.5, frequency_penalty=0.25)
+    counts = torch.zeros(3)
+    for _ in range(6):
+        expected = ((logits[0] - 0.5 * (counts > 0) - 0.25 * counts) / 0.5).log_softmax(-1)
+        ids, logprobs = sample(logits, [penalised])
+        assert logprobs[0] == pytest.approx(float(expected[ids[0]]), abs=1e-6)
+        counts[ids[0]] += 1
+    assert logits.tolist() == [[pytest.approx(value) for value in (2.0, 1.9, 1.8)]]
+
+
 def test_a_masked_distribution_is_renormalised(tiny: SlotModel) -> None:
     grammars = Grammars(tiny.text_tokenizer, tiny.vocabulary, tiny.eos_token_ids)
     guide = grammars.guide(Constraint(json_schema='{"type": "boolean"}'), tiny.eos_token_ids)

@@ -157,7 +157,7 @@ async def test_stop_token_ids_end_the_answer_and_are_part_of_it(http: aiohttp.Cl
         ("/v1/completions", {"prompt": [1], "temperature": -1}, "temperature"),
         ("/v1/completions", {"prompt": [1], "top_p": 0}, "top_p"),
         ("/v1/completions", {"prompt": [1], "logprobs": 5}, "logprobs"),
-        ("/v1/completions", {"prompt": [1], "presence_penalty": 1.0}, "presence_penalty"),
+        ("/v1/completions", {"prompt": [1], "presence_penalty": 3.0}, "presence_penalty"),
         ("/v1/completions", {"prompt": [1], "logit_bias": {"100000": 1}}, "logit_bias"),
         ("/v1/completions", {"prompt": [1], "logit_bias": {"5": 101}}, "logit_bias"),
         ("/v1/completions", {"prompt": [1], "structured_outputs": {}}, "structured_outputs"),

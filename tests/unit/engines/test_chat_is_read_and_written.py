@@ -90,7 +90,7 @@ def test_messages_keep_calls_results_and_thoughts() -> None:
 
 
 def test_sampling_and_biases_are_passed_on() -> None:
-    sampling = Sampling(0.5, 0.9, 40, 3, 12, ("END",), ((5, -1.5), (9, 2.0)))
+    sampling = Sampling(0.5, 0.9, 40, 3, 12, ("END",), ((5, -1.5), (9, 2.0)), 0.5, -1.0)
     sent = body(sampling=sampling)
     del sent["model"], sent["messages"]
     assert sent == {
@@ -101,6 +101,8 @@ def test_sampling_and_biases_are_passed_on() -> None:
         "max_tokens": 12,
         "stop": ["END"],
         "logit_bias": {"5": -1.5, "9": 2.0},
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1.0,
     }
 
 

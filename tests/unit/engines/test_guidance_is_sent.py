@@ -63,6 +63,18 @@ async def test_to_sglang(request_: GenerateRequest, fields: dict[str, Any]) -> N
     assert {name: sampling[name] for name in names if name in sampling} == fields
 
 
+async def test_penalties_are_named_also_where_there_are_none() -> None:
+    """A server may have others by default."""
+    penalised = replace(PLAIN, sampling=replace(PLAIN.sampling, presence_penalty=0.5, frequency_penalty=-1.0))
+    for request, wanted in ((PLAIN, (0.0, 0.0)), (penalised, (0.5, -1.0))):
+        async with vllm_wire.vllm_wire([*FROM_VLLM, "[DONE]"]) as wire:
+            await sent(VllmEngine(wire.url), request)
+        async with sglang_wire.sglang_wire([*FROM_SGLANG, "[DONE]"]) as other:
+            await sent(SglangEngine(other.url), request)
+        for body in (wire.bodies[0], other.bodies[0]["sampling_params"]):
+            assert (body["presence_penalty"], body["frequency_penalty"]) == wanted
+
+
 async def test_a_refused_constraint_is_told_without_where_the_engine_is() -> None:
     async with vllm_wire.vllm_wire((400, {"error": {"message": "no such pattern"}})) as wire:
         with pytest.raises(Unconstrainable, match="no such pattern") as caught:

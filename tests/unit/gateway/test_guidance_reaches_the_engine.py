@@ -81,6 +81,16 @@ async def test_biases_reach_the_engine_and_are_recorded(set_scene: SetScene) -> 
     assert completion.used.logit_bias == ((5, -100.0),)
 
 
+async def test_penalties_reach_the_engine_and_are_recorded(set_scene: SetScene) -> None:
+    scene = await set_scene(["hi"])
+    async with scene.post(scene.body(presence_penalty=0.5, frequency_penalty=-1)) as response:
+        assert response.status == 200
+    (request,) = scene.engine.requests
+    assert (request.sampling.presence_penalty, request.sampling.frequency_penalty) == (0.5, -1.0)
+    (completion,) = await scene.captured()
+    assert completion.used.is_reshaped
+
+
 async def test_what_the_engine_cannot_do_is_the_client_s_to_know(set_scene: SetScene) -> None:
     scene = await set_scene([Answer("", failure=Unconstrainable("the schema is too deep"))])
     async with scene.post(scene.body(response_format=JSON)) as response:

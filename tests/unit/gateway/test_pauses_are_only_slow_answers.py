@@ -105,6 +105,21 @@ async def test_a_broken_off_completion_is_continued_from_its_exact_tokens(set_sc
     assert completion.finish_reason is FinishReason.STOP
 
 
+async def test_an_answer_with_penalties_is_never_broken_off(set_scene: SetScene) -> None:
+    """Penalties count from an answer's first token: what is continued would be sampled otherwise."""
+    gate = asyncio.Event()
+    scene = await set_scene([Answer("one two three", gate=gate, gate_at=1)])
+    asking = asyncio.create_task(scene.post(scene.body(presence_penalty=1)).__aenter__())
+    await asyncio.wait_for(scene.engine.waiting.wait(), 30)
+    await scene.gateway.pause(PauseMode.ABORT)
+    assert (scene.engine.aborted, scene.engine.pauses) == ([], [PauseMode.DRAIN])
+    await scene.gateway.resume()
+    gate.set()
+    response = await asyncio.wait_for(asking, 30)
+    assert (await response.json())["choices"][0]["message"]["content"] == "one two three"
+    assert len(scene.engine.requests) == 1
+
+
 async def test_a_client_that_leaves_during_a_pause_is_let_go(set_scene: SetScene) -> None:
     scene = await set_scene(["never asked for"])
     await scene.gateway.pause(PauseMode.KEEP)

@@ -111,6 +111,8 @@ def test_a_trace_over_the_budget_is_left_out_whole() -> None:
         Sampling(top_p=0.9),
         Sampling(top_k=20),
         Sampling(logit_bias=((3, 1.0),)),
+        Sampling(presence_penalty=0.5),
+        Sampling(frequency_penalty=-0.5),
     ],
 )
 def test_tokens_of_another_distribution_are_left_out(used: Sampling) -> None:

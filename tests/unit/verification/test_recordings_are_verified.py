@@ -138,6 +138,7 @@ async def test_what_a_builder_makes_of_any_session_keeps_the_invariants(
         (Sampling(temperature=1.0, top_p=0.9), Uncompared.CUT),
         (Sampling(temperature=1.0, top_k=20), Uncompared.CUT),
         (Sampling(temperature=1.0, logit_bias=((5, 1.0),)), Uncompared.BIASED),
+        (Sampling(temperature=1.0, presence_penalty=1.0), Uncompared.BIASED),
         (Sampling(temperature=1.0, top_p=1.0, top_k=0), None),
         (Sampling(temperature=0.0), None),
         (Sampling(), None),

@@ -89,6 +89,8 @@ class Intake:
             stop=body.stop_strings,
             stop_token_ids=stops,
             logit_bias=self._biases(body),
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
             guide=await self._guide(body, stops),
         )
 

@@ -2,7 +2,8 @@
 
 The distribution is softmax(logits / temperature), cut to the top k tokens, then to the smallest
 set of those with probability top_p, and renormalised: what vLLM calls `processed_logprobs`.
-A request's biases are added to its logits before, and what its grammar forbids is left out of them.
+A request's biases are added to its logits before, its penalties for tokens that it has sampled are taken
+from them, and what its grammar forbids is left out of them.
 At temperature 0 the most likely token is taken, and its logprob is that of the plain softmax
 (temperature 1, nothing cut), as in vLLM, since the distribution drawn from would say 0 always.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +39,10 @@ class Draw:
     seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     guide: Guide | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    sampled: Counter[int] = field(default_factory=Counter, init=False)
+    """How often each token was drawn; only kept where that is penalised."""
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,13 +54,21 @@ class Draw:
 
     @property
     def is_shaped(self) -> bool:
-        return self.guide is not None or bool(self.logit_bias)
+        return self.guide is not None or bool(self.logit_bias or self.sampled)
+
+    def drew(self, id: int) -> None:
+        """Take note of a token for the penalties of later ones."""
+        if self.presence_penalty or self.frequency_penalty:
+            self.sampled[id] += 1
 
     def shape(self, logits: torch.Tensor) -> None:
         """Change one row of logits into those to draw from."""
         if self.logit_bias:
             ids, biases = zip(*self.logit_bias, strict=True)
             logits[list(ids)] += torch.tensor(biases, device=logits.device)
+        if self.sampled:
+            counts = torch.tensor(list(self.sampled.values()), device=logits.device)
+            logits[list(self.sampled)] -= self.presence_penalty + self.frequency_penalty * counts
         if self.guide is not None:
             self.guide.mask(logits)
 
@@ -85,7 +99,10 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list
         if any(greedy):
             chosen = torch.where(torch.tensor(greedy, device=device), logprobs.argmax(dim=-1), chosen)
     taken = logprobs.gather(1, chosen[:, None])[:, 0]
-    return chosen.tolist(), taken.tolist()
+    ids: list[int] = chosen.tolist()
+    for draw, id in zip(draws, ids, strict=True):
+        draw.drew(id)
+    return ids, taken.tolist()
 
 
 def _inverse_cdf(logprobs: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:

@@ -69,6 +69,8 @@ class Generation:
     stop_token_ids: frozenset[int] = frozenset()
     """The model's own end tokens included, unless the caller ignores them."""
     logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     guide: Guide | None = None
     """Made for this generation alone: it follows the sampled text."""
 
@@ -243,7 +245,11 @@ class Scheduler:
     def _start(self, number: int, asked: Generation, prompt: Ids, placement: Placement) -> _Running:
         if placement.source:
             self.model.cache.copy_prefix(placement.source.index, placement.slot.index, placement.reused)
-        draw = Draw(asked.temperature, asked.top_p, asked.top_k, asked.seed, asked.logit_bias, asked.guide)
+        draw = Draw(
+            *(asked.temperature, asked.top_p, asked.top_k, asked.seed, asked.logit_bias, asked.guide),
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
+        )
         text = Detokenizer(self.model.text_tokenizer, asked.stop)
         self.counts.prompt_tokens += len(prompt)
         self.counts.cached_tokens += placement.reused

@@ -109,8 +109,8 @@ class _Body(BaseModel):
     best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
     use_beam_search: Literal[False] | None = None
-    presence_penalty: Literal[0] | None = None
-    frequency_penalty: Literal[0] | None = None
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: Literal[1] | None = None
     min_p: Literal[0] | None = None
     min_tokens: Literal[0] | None = None
