@@ -100,6 +100,32 @@ async def test_a_streamed_completion(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+async def test_logprobs_that_are_asked_for_are_those_that_were_recorded(serve: Serve, streamed: bool) -> None:
+    service = await serve("Hello, wörld 🙂.")
+    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+    if streamed:
+        async with service.client.chat.completions.stream(**asked, logprobs=True) as stream:
+            answer: Any = await stream.get_final_completion()
+    else:
+        answer = await service.client.chat.completions.create(**asked, logprobs=True, top_logprobs=0)
+    told = answer.choices[0].logprobs.content
+    await service.gateway.close_session("s1")
+    (completion,) = read_capture(service.grant.capture)
+    assert [one.logprob for one in told] == completion.logprobs.tolist()
+    assert b"".join(bytes(one.bytes) for one in told).decode() == "Hello, wörld 🙂.<|im_end|>"
+    assert [one.top_logprobs for one in told] == [[]] * len(told)
+
+
+async def test_logprobs_that_nobody_asks_for_are_not_told_and_others_are_refused(serve: Serve) -> None:
+    service = await serve("Hello.")
+    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+    assert (await service.client.chat.completions.create(**asked)).choices[0].logprobs is None
+    with pytest.raises(openai.BadRequestError) as refused:
+        await service.client.chat.completions.create(**asked, logprobs=True, top_logprobs=5)
+    assert refused.value.param == "top_logprobs"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 async def test_functions_from_before_there_were_tools_are_called_in_their_own_shape(
     serve: Serve, streamed: bool
 ) -> None:

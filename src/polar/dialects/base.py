@@ -9,7 +9,7 @@ from enum import Enum, StrEnum, auto
 from typing import ClassVar
 
 from polar.errors import PolarError
-from polar.models.chat import ChatRequest, FinishReason, Message, ToolCall, Usage
+from polar.models.chat import ChatRequest, FinishReason, Message, TokenLogprob, ToolCall, Usage
 
 _LONGEST_HINT = 200
 
@@ -128,6 +128,8 @@ class Answer:
     usage: Usage
     stop_sequence: str | None = None
     """Which of the request's stop sequences ended it, if one did."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of every sampled token, where the request asks for them."""
 
 
 def usage_of_all(usages: Sequence[Usage]) -> Usage:
@@ -157,6 +159,10 @@ class StreamEncoder(ABC):
 
     @abstractmethod
     def tool_call(self, call: ToolCall) -> bytes: ...
+
+    def logprobs(self, sampled: tuple[TokenLogprob, ...]) -> bytes:
+        """Those of the tokens since the last; only told to a request that asks for them."""
+        return b""
 
     def stop_sequence(self, matched: str) -> None:
         """Told before `finish` when one of the request's stop sequences ended the answer."""

@@ -109,6 +109,8 @@ def _output_schema(config: Fields) -> dict[str, Any] | None:
 
 def sampling(fields: Fields) -> Sampling:
     config = _child(fields, "generationConfig") or Fields({})
+    if config.boolean(_spelt(config, "responseLogprobs")):
+        raise malformed(config.at(_spelt(config, "responseLogprobs")), "logprobs are not served here")
     return Sampling(
         temperature=config.number("temperature", 0, 2),
         top_p=config.number(_spelt(config, "topP"), 0, 1),

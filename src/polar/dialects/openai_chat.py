@@ -29,6 +29,7 @@ from polar.models.chat import (
     Message,
     Role,
     Sampling,
+    TokenLogprob,
     ToolCall,
     ToolChoice,
     ToolDefinition,
@@ -102,6 +103,7 @@ class OpenAIChat(Dialect):
             sampling=_sampling(fields),
             choices=choices,
             omitted=fields.omitted,
+            logprobs=_wants_logprobs(fields),
             stream=fields.boolean("stream"),
             stream_usage=options is not None and options.boolean("include_usage"),
             wire={"legacy": True} if is_legacy else {},
@@ -195,6 +197,9 @@ class ChatStream(StreamEncoder):
             return self._delta({"function_call": _function_body(call)}) if index == 0 else b""
         return self._delta({"tool_calls": [{"index": index} | _call_body(call)]})
 
+    def logprobs(self, sampled: tuple[TokenLogprob, ...]) -> bytes:
+        return self._delta({}, logprobs=_logprobs(sampled))
+
     def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
         chunks = self._delta({}, _finish(finish_reason, is_legacy=self._is_legacy))
         total = self._end.finish(usage)
@@ -210,8 +215,13 @@ class ChatStream(StreamEncoder):
     def keep_alive(self) -> bytes:
         return b": keep-alive\n\n"
 
-    def _delta(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _delta(
+        self,
+        delta: dict[str, Any],
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return self._chunk([choice], None)
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
@@ -245,7 +255,7 @@ def _choice(index: int, request: ChatRequest, answer: Answer) -> dict[str, Any]:
     return {
         "index": index,
         "message": message,
-        "logprobs": None,
+        "logprobs": _logprobs(answer.logprobs) if request.logprobs else None,
         "finish_reason": _finish(answer.finish_reason, is_legacy=is_legacy),
     }
 
@@ -299,6 +309,26 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
+
+
+def _wants_logprobs(fields: Fields) -> bool:
+    if fields.integer("top_logprobs", 0):
+        raise malformed("top_logprobs", "only the sampled token's own logprob is served: leave it out")
+    return fields.boolean("logprobs")
+
+
+def _logprobs(sampled: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    """Of every sampled token, also those of thoughts, calls and the end of the turn."""
+    content = [
+        {
+            "token": one.token.decode(errors="replace"),
+            "logprob": one.logprob,
+            "bytes": list(one.token),
+            "top_logprobs": [],
+        }
+        for one in sampled
+    ]
+    return {"content": content, "refusal": None}
 
 
 def _sampling(fields: Fields) -> Sampling:

@@ -87,6 +87,8 @@ _ELSEWHERE = {
 }
 """Fields that name what only OpenAI's servers hold."""
 
+_LOGPROBS = "message.output_text.logprobs"
+
 _INSTRUCTED = "_i"
 """Ends the id of a response whose conversation begins with instructions."""
 
@@ -167,6 +169,11 @@ def _refuse_what_is_not_here(fields: Fields) -> None:
     for name, advice in _ELSEWHERE.items():
         if fields.get(name) is not None:
             raise malformed(name, advice)
+    include = fields.get("include")
+    asks = isinstance(include, list) and _LOGPROBS in include
+    if asks or fields.integer("top_logprobs", 0):
+        at = "include" if asks else "top_logprobs"
+        raise malformed(at, "logprobs are not served here: Chat Completions serves those of sampled tokens")
     if fields.boolean("background"):
         raise malformed("background", "is not supported: wait for the response, or stream it")
 

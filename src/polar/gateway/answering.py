@@ -132,6 +132,7 @@ def encoded(encoder: StreamEncoder, delta: MessageDelta) -> bytes:
             encoder.reasoning(delta.reasoning) if delta.reasoning else b"",
             encoder.text(delta.content) if delta.content else b"",
             *(encoder.tool_call(call) for call in delta.tool_calls),
+            encoder.logprobs(delta.logprobs) if delta.logprobs else b"",
         ]
     )
 

@@ -19,7 +19,7 @@ from polar.gateway.sampling import pinned
 from polar.gateway.session import Session
 from polar.gateway.source import Generation, Source
 from polar.gateway.stop_strings import StopStrings
-from polar.models.chat import ChatRequest, FinishReason, Message, Role, ToolCall, Usage
+from polar.models.chat import ChatRequest, FinishReason, Message, Role, TokenLogprob, ToolCall, Usage
 from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, OMITTED, Completion, Ids
 from polar.rendering.base import MessageDelta
 
@@ -47,6 +47,7 @@ class ModelCall:
         self._tokens = _Tokens()
         self._reply = _Reply()
         self._stop_sequence: str | None = None
+        self._logprobs: list[TokenLogprob] = []
 
     async def prepare(self, source: Source, model: ModelInfo) -> None:
         """Find the prompt and settle the sampling; RequestRefused if it does not fit."""
@@ -79,7 +80,7 @@ class ModelCall:
         del self._generation, self._tokens, self._request
         if last:
             await send(last)
-        return Answer(message, finish_reason, usage, self._stop_sequence)
+        return Answer(message, finish_reason, usage, self._stop_sequence, tuple(self._logprobs))
 
     async def _sample_to_fit(self, send: Send) -> tuple[FinishReason, MessageDelta]:
         try:
@@ -98,7 +99,7 @@ class ModelCall:
         async with aclosing(generation.chunks(self.id, self.session.grant.session_id)) as chunks:
             async for chunk in chunks:
                 self._take_tokens(chunk)
-                delta = self._take_delta(chunk.delta, stops)
+                delta = self._take_delta(self._with_logprobs(chunk), stops)
                 finish_reason = self._ended(chunk, stops)
                 if finish_reason is not None:
                     break
@@ -121,6 +122,13 @@ class ModelCall:
         self.session.sampled_tokens += self._tokens.add(chunk)
         if chunk.prompt_ids is not None:
             self.session.refuse_long_prompt(len(chunk.prompt_ids))
+
+    def _with_logprobs(self, chunk: ChatChunk) -> MessageDelta:
+        if not self._request.logprobs or chunk.tokens is None:
+            return chunk.delta
+        spelt = self._generation.spelt(chunk.tokens)
+        self._logprobs += spelt
+        return replace(chunk.delta, logprobs=spelt)
 
     def _take_delta(self, delta: MessageDelta, stops: StopStrings) -> MessageDelta:
         if self._generation.leaves_stops and (shown := stops.feed(delta.content)) != delta.content:
@@ -285,4 +293,5 @@ def _joined(first: MessageDelta, second: MessageDelta) -> MessageDelta:
         content=first.content + second.content,
         reasoning=first.reasoning + second.reasoning,
         tool_calls=first.tool_calls + second.tool_calls,
+        logprobs=first.logprobs + second.logprobs,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from polar.dialects.base import Refusal, RequestRefused
 from polar.engines.base import ChatCall, ChatChunk, ContextOverflow, Engine, ModelInfo
 from polar.gateway.conversation import Extension, Turn
 from polar.gateway.prompt import Prompt
@@ -22,6 +23,12 @@ class ChatSource(Source):
         self._model = model
 
     async def begin(self, request: ChatRequest, extension: Extension) -> Generation:
+        if request.logprobs:
+            raise RequestRefused(
+                Refusal.MALFORMED,
+                "logprobs are served only where the gateway renders prompts itself (engine.mode: tokens).",
+                field="logprobs",
+            )
         return _ChatGeneration(self._engine, self._model, request, extension)
 
     async def count(self, request: ChatRequest, extension: Extension) -> int | None:

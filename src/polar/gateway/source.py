@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 
-from polar.engines.base import ChatChunk, ContextOverflow, ModelInfo
+from polar.engines.base import ChatChunk, ContextOverflow, ModelInfo, TokenChunk
 from polar.gateway.conversation import Extension
 from polar.gateway.prompt import Prompt
 from polar.gateway.session import Session
-from polar.models.chat import ChatRequest, Sampling
+from polar.models.chat import ChatRequest, Sampling, TokenLogprob
 from polar.models.completion import Ids
 from polar.rendering.base import MessageDelta
 
@@ -37,6 +37,10 @@ class Generation(ABC):
     def is_shortened_to_fit(self, overflow: ContextOverflow) -> bool:
         """Whether the prompt fits and only the answer's limit did not, which is lowered then."""
         return False
+
+    def spelt(self, tokens: TokenChunk) -> tuple[TokenLogprob, ...]:
+        """Sampled tokens as a client that asks for logprobs sees them."""
+        raise NotImplementedError("requests for logprobs are refused here")
 
     def rest(self) -> MessageDelta:
         """What is still held back of the message when no more chunks are taken."""

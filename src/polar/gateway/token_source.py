@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from polar.engines.base import ChatChunk, Engine, GenerateRequest, ModelInfo
+from polar.engines.base import ChatChunk, Engine, GenerateRequest, ModelInfo, TokenChunk
 from polar.gateway.conversation import Extension
 from polar.gateway.guidance import Guidance, guidance_for
 from polar.gateway.prompt import Prompt, extend, render
 from polar.gateway.session import Session
 from polar.gateway.source import Generation, Source
-from polar.models.chat import ChatRequest, Sampling, ToolChoice
+from polar.models.chat import ChatRequest, Sampling, TokenLogprob, ToolChoice
 from polar.models.completion import Ids
 from polar.rendering.base import MessageDelta, Renderer
 from polar.rendering.tool_limits import limited
@@ -76,6 +76,9 @@ class _TokenGeneration(Generation):
             async for chunk in chunks:
                 delta = _nameless(self._parser.feed(chunk.ids))
                 yield ChatChunk(delta, chunk, finish_reason=chunk.finish_reason)
+
+    def spelt(self, tokens: TokenChunk) -> tuple[TokenLogprob, ...]:
+        return tuple(map(TokenLogprob, map(self._renderer.spelling, tokens.ids), tokens.logprobs))
 
     def rest(self) -> MessageDelta:
         return _nameless(self._parser.finish())

@@ -101,6 +101,15 @@ class Sampling:
         return bool(self.logit_bias) or self.is_penalised
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One sampled token as a client sees it."""
+
+    token: bytes
+    """May be a part of a character; control tokens are spelt out."""
+    logprob: float
+
+
 class ToolUse(StrEnum):
     """Whether the model may, must or must not call a tool."""
 
@@ -141,6 +150,8 @@ class ChatRequest:
     sampling: Sampling = Sampling()
     choices: int = 1
     """How many answers to the same messages are asked for."""
+    logprobs: bool = False
+    """Whether the client wants the logprobs of the sampled tokens."""
     stream: bool = False
     stream_usage: bool = False
     """Whether a stream must end with a usage chunk (OpenAI's stream_options.include_usage)."""

@@ -106,6 +106,10 @@ class AdaptedRenderer(Renderer):
         ids: list[int] = rendered.token_ids[len(before) :]
         return ids
 
+    def spelling(self, id: int) -> bytes:
+        tokens = self._tokens
+        return tokens.vocabulary.spelling(id) if tokens.is_byte_level else tokens.decode(id).encode()
+
     def parser(self) -> ResponseParser:
         return self._streaming(self._marks) if self._marks is not None else self._whole()
 

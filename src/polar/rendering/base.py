@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polar.errors import InvalidInput
-from polar.models.chat import Message, ToolCall, ToolDefinition
+from polar.models.chat import Message, TokenLogprob, ToolCall, ToolDefinition
 from polar.models.completion import Ids
 
 IdSequence = Sequence[int] | Ids
@@ -26,9 +26,11 @@ class MessageDelta:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     """Complete calls only: a call is emitted when its parse is certain."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens sampled since the last delta, where the client wants them."""
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.tool_calls)
+        return bool(self.content or self.reasoning or self.tool_calls or self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,10 @@ class Renderer(ABC):
         They include whatever closes the sampled turn where it was cut short. None if this
         template cannot extend these tokens exactly: the caller then renders anew.
         """
+
+    @abstractmethod
+    def spelling(self, id: int) -> bytes:
+        """What one id stands for, control tokens spelt out."""
 
     @abstractmethod
     def parser(self) -> ResponseParser:

@@ -25,14 +25,16 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._added = {
-            id: b"" if token.special else token.content.encode()
-            for id, token in tokenizer.get_added_tokens_decoder().items()
-        }
-        self._known: dict[int, bytes] = dict(self._added)
+        added = tokenizer.get_added_tokens_decoder()
+        self._spelt = {id: token.content.encode() for id, token in added.items()}
+        self._known = {id: b"" if token.special else self._spelt[id] for id, token in added.items()}
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         return b"".join(map(self._one, ids))
+
+    def spelling(self, id: int) -> bytes:
+        """What one id stands for; special tokens are spelt out."""
+        return self._spelt.get(id) or self._one(id)
 
     def _one(self, id: int) -> bytes:
         known = self._known.get(id)

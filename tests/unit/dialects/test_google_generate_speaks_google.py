@@ -259,6 +259,7 @@ def test_a_count_may_wrap_the_request_it_asks_about() -> None:
         ({"generationConfig": {"temperature": 3}}, "generationConfig.temperature"),
         ({"generation_config": {"top_p": "x"}}, "generation_config.top_p"),
         ({"generationConfig": {"candidateCount": 9}}, "generationConfig.candidateCount"),
+        ({"generationConfig": {"responseLogprobs": True}}, "generationConfig.responseLogprobs"),
         ({"generationConfig": {"presencePenalty": 3}}, "generationConfig.presencePenalty"),
         ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens"),
         ({"generationConfig": {"stopSequences": [1]}}, "generationConfig.stopSequences"),

@@ -253,6 +253,8 @@ CALL = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
         ({"previous_response_id": 5}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"background": True}, "background"),
     ],
 )  # fmt: skip

@@ -317,3 +317,10 @@ async def count(scene: Scene) -> tuple[int, Any]:
 
 def test_the_template_of_the_fake_is_what_these_tests_count_on() -> None:
     assert prompt_ids({"messages": [user("Hi")]}) == [ROLES["user"], 72, 105, END, ROLES["assistant"]]
+
+
+async def test_logprobs_are_refused_by_name(set_scene: SetScene) -> None:
+    scene = await set_scene()
+    status, _code, message = await scene.refused([user("Hi")], logprobs=True)
+    assert status == 400
+    assert "logprobs" in message

@@ -143,3 +143,10 @@ def test_what_a_template_cannot_show_is_refused_by_name(llama: AdaptedRenderer) 
     two = Message(Role.ASSISTANT, tool_calls=(ToolCall("a", "bash", "{}"), ToolCall("b", "bash", "{}")))
     with pytest.raises(Unrenderable, match="template cannot show"):
         llama.render([*ASKED, two, Message(Role.TOOL, "x")], TOOLS)
+
+
+@given(st.text("az é🙂\n{<|", max_size=20))
+def test_tokens_are_spelt_as_the_text_they_stand_for(qwen3: AdaptedRenderer, text: str) -> None:
+    ids = qwen3.render([Message(Role.USER, f"a{text}z")], ())
+    spelt = b"".join(map(qwen3.spelling, ids)).decode()
+    assert spelt == f"<|im_start|>user\na{text}z<|im_end|>\n<|im_start|>assistant\n"
