@@ -102,6 +102,12 @@ def echoed(message: anthropic.types.Message) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
+def text_of(message: anthropic.types.Message) -> str:
+    (block,) = message.content
+    assert block.type == "text"
+    return block.text
+
+
 def assert_extends(second: Completion, first: Completion) -> None:
     before = [*first.prompt_ids.tolist(), *first.sampled_ids.tolist()]
     assert second.parent == first.id
@@ -255,6 +261,57 @@ async def test_a_turn_ended_after_one_call_ends_with_no_stop_sequence(serve: Ser
     one = {"type": "auto", "disable_parallel_tool_use": True}
     answer = await service.ask(streamed=streamed, tools=TOOLS, tool_choice=one, stop_sequences=["END"])
     assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_answer_that_is_begun_goes_on_in_an_open_turn(serve: Serve, streamed: bool) -> None:
+    service = await serve("Hi.", ' "Oslo"}', "Bye.")
+    first = await service.ask(streamed=streamed)
+    begun = [*ASK, echoed(first), {"role": "user", "content": "Where?"}]
+    said = await service.ask(
+        streamed=streamed, messages=[*begun, {"role": "assistant", "content": '{"city":'}]
+    )
+    assert text_of(said) == ' "Oslo"}'
+    whole = {"role": "assistant", "content": '{"city":' + text_of(said)}
+    await service.ask(streamed=streamed, messages=[*begun, whole, {"role": "user", "content": "Thanks"}])
+    opened, middle, last = await service.captured()
+    assert_extends(middle, opened)
+    assert_extends(last, middle)
+    prompt = service.engine.tokenizer.decode(middle.prompt_ids.tolist(), skip_special_tokens=False)
+    assert prompt.endswith('Where?<|im_end|>\n<|im_start|>assistant\n{"city":')
+    assert middle.response.content == ' "Oslo"}'
+
+
+async def test_an_answer_that_was_cut_short_goes_on_where_it_was(serve: Serve) -> None:
+    service = await serve(Answer("One two", ends=False), " three.", " Four.")
+    first = await service.ask()
+    second = await service.ask(messages=[*ASK, echoed(first)])
+    assert text_of(second) == " three."
+    text = text_of(first) + text_of(second)
+    await service.ask(messages=[*ASK, {"role": "assistant", "content": text}])
+    cut, went_on, anew = await service.captured()
+    assert went_on.parent == cut.id
+    assert went_on.prompt_ids.tolist() == [*cut.prompt_ids.tolist(), *cut.sampled_ids.tolist()]
+    assert anew.parent is None, "an answer that had ended is no longer open: its text is rendered anew"
+    prompt = service.engine.tokenizer.decode(anew.prompt_ids.tolist(), skip_special_tokens=False)
+    assert prompt.endswith("<|im_start|>assistant\nOne two three.")
+
+
+async def test_what_cannot_be_begun_is_refused_by_name(serve: Serve) -> None:
+    service = await serve("Hi.")
+    call = {"type": "tool_use", "id": "t", "name": "bash", "input": {}}
+    refused: list[tuple[Any, dict[str, Any]]] = [
+        ([call], {}),
+        ([{"type": "thinking", "thinking": "hm", "signature": "s"}], {}),
+        ("{", {"tools": TOOLS, "tool_choice": {"type": "any"}}),
+    ]
+    for last, more in refused:
+        with pytest.raises(anthropic.BadRequestError, match="end with"):
+            await service.ask(messages=[*ASK, {"role": "assistant", "content": last}], **more)
+    assert service.engine.requests == []
+    ending: Any = [*ASK, {"role": "assistant", "content": [call]}]
+    counted = await service.client.messages.count_tokens(model=MODEL, messages=ending)
+    assert counted.input_tokens > 0, "any turn may be counted"
 
 
 async def test_tokens_are_counted_truly_and_not_recorded(serve: Serve) -> None:

@@ -53,17 +53,25 @@ def read_request(body: bytes, *, is_count: bool) -> ChatRequest:
         raise malformed("max_tokens", "is required and must be an integer")
     tools, deferred = _tools(fields)
     spoken = [message for wire in wire_messages for message in _messages(wire, deferred)]
+    messages = tuple(_turns([*_system(fields), *spoken]))
     return ChatRequest(
         model=model,
-        messages=tuple(_turns([*_system(fields), *spoken])),
+        messages=messages,
         tools=tools,
         tool_choice=_tool_choice(fields, tools),
         output=_output(fields),
         sampling=_sampling(fields),
         omitted=fields.omitted,
+        is_begun=_is_begun(messages[-1], is_count=is_count),
         stream=fields.boolean("stream"),
         stream_usage=True,
     )
+
+
+def _is_begun(last: Message, *, is_count: bool) -> bool:
+    """Whether the request ends with the beginning of the answer; what only counts may end with any turn."""
+    is_text = not last.tool_calls and not last.reasoning
+    return last.role is Role.ASSISTANT and (is_text or not is_count)
 
 
 def _turns(messages: Iterable[Message]) -> Iterator[Message]:

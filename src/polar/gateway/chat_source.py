@@ -29,6 +29,13 @@ class ChatSource(Source):
                 "logprobs are served only where the gateway renders prompts itself (engine.mode: tokens).",
                 field="logprobs",
             )
+        if request.is_begun:
+            raise RequestRefused(
+                Refusal.MALFORMED,
+                "The last message is the assistant's: an answer can be begun only where the gateway renders "
+                "prompts itself (engine.mode: tokens). End with a message of the user.",
+                field="messages",
+            )
         return _ChatGeneration(self._engine, self._model, request, extension)
 
     async def count(self, request: ChatRequest, extension: Extension) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from polar.dialects.base import Refusal, RequestRefused
 from polar.engines.base import ChatChunk, Engine, GenerateRequest, ModelInfo, TokenChunk
 from polar.gateway.conversation import Extension
 from polar.gateway.guidance import Guidance, guidance_for
@@ -29,6 +30,12 @@ class TokenSource(Source):
 
     async def begin(self, request: ChatRequest, extension: Extension) -> Generation:
         guidance = guidance_for(request, self._renderer)
+        if request.is_begun and guidance.constraint is not None:
+            raise RequestRefused(
+                Refusal.MALFORMED,
+                "An answer that is begun cannot be held to a format or a call: end with the user's message.",
+                field="messages",
+            )
         prompt = await self._prompt(request, extension)
         return _TokenGeneration(self._engine, self._renderer, prompt, guidance, request.tool_choice)
 
@@ -37,7 +44,7 @@ class TokenSource(Source):
 
     async def _prompt(self, request: ChatRequest, extension: Extension) -> Prompt:
         if sum(len(message.content) for message in extension.new_messages) <= _SHORT:
-            extended = extend(extension, self._renderer)
+            extended = extend(request, extension, self._renderer)
             if extended is not None:
                 return extended
         # A long prompt takes many milliseconds to tokenise; other streams go on meanwhile.

@@ -150,6 +150,8 @@ class ChatRequest:
     sampling: Sampling = Sampling()
     choices: int = 1
     """How many answers to the same messages are asked for."""
+    is_begun: bool = False
+    """Whether the last message, the assistant's, is the beginning of the answer (a prefill)."""
     logprobs: bool = False
     """Whether the client wants the logprobs of the sampled tokens."""
     stream: bool = False

@@ -106,6 +106,12 @@ class AdaptedRenderer(Renderer):
         ids: list[int] = rendered.token_ids[len(before) :]
         return ids
 
+    def opened(self, text: str) -> list[int] | None:
+        thinking = self.form.thinking
+        # Where the prompt has begun the thoughts, text after it would be one of them.
+        follows_prompt = self.form.is_plain and (thinking is None or bool(thinking.begin))
+        return self._tokens.encode(text) if follows_prompt else None
+
     def spelling(self, id: int) -> bytes:
         tokens = self._tokens
         return tokens.vocabulary.spelling(id) if tokens.is_byte_level else tokens.decode(id).encode()

@@ -106,6 +106,10 @@ class Renderer(ABC):
         template cannot extend these tokens exactly: the caller then renders anew.
         """
 
+    def opened(self, text: str) -> list[int] | None:
+        """The ids that begin an answer with this text, after the generation prompt; None: there is no way."""
+        return None
+
     @abstractmethod
     def spelling(self, id: int) -> bytes:
         """What one id stands for, control tokens spelt out."""

@@ -83,6 +83,9 @@ class ChatML(Renderer):
         close = self._newline if ended else [self._end, *self._newline]
         return [*close, *self._turns(new_messages), *self._generation_prompt]
 
+    def opened(self, text: str) -> list[int] | None:
+        return self._encode(text)
+
     def spelling(self, id: int) -> bytes:
         return self._vocabulary.spelling(id)
 

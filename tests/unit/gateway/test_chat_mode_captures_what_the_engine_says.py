@@ -324,3 +324,12 @@ async def test_logprobs_are_refused_by_name(set_scene: SetScene) -> None:
     status, _code, message = await scene.refused([user("Hi")], logprobs=True)
     assert status == 400
     assert "logprobs" in message
+
+
+async def test_a_begun_answer_is_refused_by_name(set_scene: SetScene) -> None:
+    scene = await set_scene()
+    url = f"http://{scene.gateway.host}:{scene.gateway.port}/v1/messages"
+    body = {"model": "small", "max_tokens": 9, "messages": [user("Hi"), assistant("{")]}
+    async with scene.http.post(url, json=body, headers={"x-api-key": scene.grant.key}) as response:
+        assert response.status == 400
+        assert "End with a message of the user" in (await response.json())["error"]["message"]

@@ -150,3 +150,11 @@ def test_tokens_are_spelt_as_the_text_they_stand_for(qwen3: AdaptedRenderer, tex
     ids = qwen3.render([Message(Role.USER, f"a{text}z")], ())
     spelt = b"".join(map(qwen3.spelling, ids)).decode()
     assert spelt == f"<|im_start|>user\na{text}z<|im_end|>\n<|im_start|>assistant\n"
+
+
+@given(st.text("az é🙂\n{<|", max_size=20))
+def test_an_answer_is_begun_right_after_the_prompt(qwen3: AdaptedRenderer, text: str) -> None:
+    opened = qwen3.opened(text)
+    assert opened is not None
+    assert b"".join(map(qwen3.spelling, opened)).decode() == text
+    assert not set(opened) & set(qwen3.stop_token_ids)
