@@ -18,13 +18,18 @@ _NODE = Path(__file__).parent / "node"
 _LOCK = _NODE / "package-lock.json"
 
 
-async def run_tool_loop(provider: str, model: str, mode: str, environment: Mapping[str, str]) -> str:
-    """What the model said last in a loop of steps with one tool."""
+async def tool_loop(provider: str, model: str, mode: str) -> tuple[str, ...]:
+    """The command of a loop of steps with one tool, which prints what the model said last."""
     root = await asyncio.to_thread(_packages)
     # A module finds its packages beside itself.
     script = Path(shutil.copy(_NODE / "tool_loop.mjs", root))
+    return (str(node() / "bin" / "node"), str(script), provider, model, mode)
+
+
+async def run_tool_loop(provider: str, model: str, mode: str, environment: Mapping[str, str]) -> str:
+    """What the model said last."""
     process = await asyncio.create_subprocess_exec(
-        *(str(node() / "bin" / "node"), str(script), provider, model, mode),
+        *await tool_loop(provider, model, mode),
         env={"PATH": os.environ["PATH"], **environment},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from polar import plugins
-from polar.config.settings import Settings
+from polar.config.settings import Settings, environment_codex_home
 from polar.engines.base import ModelInfo
 from polar.errors import NotInstalled
-from polar.gateway.gateways import Gateways
+from polar.gateway.gateways import Address, Gateways
 from polar.gateway.session import SessionGrant, new_key
+from polar.harnesses.environment import provider_environment
 from polar.models.component import Component
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import Budgets, SamplingPin
@@ -24,8 +27,16 @@ from polar.trajectory import recording
 from polar.trajectory.base import Builder
 
 SESSION = "proxy"
+_CODEX_PROVIDER = re.compile(r"\s*(openai_base_url|model_provider|profile)\s*=")
+"""Settings that say where Codex's model is, or may."""
 END_SECONDS = 10.0
 """How long a program that is interrupted may take to end before it is killed."""
+
+NO_CALLS = (
+    "no model call was recorded: a program may have an address of its own, from a configuration file, an"
+    " option or its code, and not look at its environment. `polar proxy` without a program shows what is set:"
+    " give it to the program in its own way."
+)
 
 
 @dataclass(slots=True)
@@ -37,28 +48,15 @@ class Wrapped:
     model: ModelInfo
     capture: Path
     recording: Path
+    codex_home: Path
+    """Codex takes the address of its model from its configuration alone."""
     result: SessionResult | None = None
     """What was recorded; set when the session is closed."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Base URL and key under every name that SDKs and harnesses look for."""
-        return {
-            "OPENAI_BASE_URL": f"{self.url}/v1",
-            "OPENAI_API_BASE": f"{self.url}/v1",
-            "OPENAI_API_KEY": self.key,
-            "OPENAI_MODEL": self.model.name,
-            "ANTHROPIC_BASE_URL": self.url,
-            "ANTHROPIC_API_KEY": self.key,
-            "ANTHROPIC_MODEL": self.model.name,
-            "GOOGLE_GEMINI_BASE_URL": self.url,
-            "GEMINI_API_KEY": self.key,
-            "GOOGLE_API_KEY": self.key,
-            "GEMINI_MODEL": self.model.name,
-            "POLAR_GATEWAY_URL": self.url,
-            "POLAR_KEY": self.key,
-            "POLAR_MODEL": self.model.name,
-        }
+        told = provider_environment(self.url, self.key, self.model.name)
+        return told | {"CODEX_HOME": str(self.codex_home)}
 
 
 @asynccontextmanager
@@ -72,13 +70,14 @@ async def wrapped(
     with _made(settings.data_dir):
         async with data_plane(_with_one_gateway(settings), say) as plane:
             gateway = plane.gateway
-            with gateway.placed(SESSION) as address:
+            with gateway.placed(SESSION) as address, _codex_home(url := _url_of(address)) as codex_home:
                 session = Wrapped(
-                    url=f"http://{address.host}:{address.port}",
+                    url=url,
                     key=new_key(),
                     model=plane.model,
                     capture=settings.data_dir / "capture.log",
                     recording=settings.data_dir / "recording",
+                    codex_home=codex_home,
                 )
                 await gateway.open_session(
                     SessionGrant(
@@ -103,6 +102,24 @@ def _made(directory: Path) -> Iterator[None]:
     finally:
         if is_new and not any(directory.iterdir()):
             directory.rmdir()
+
+
+def _url_of(address: Address) -> str:
+    return f"http://{address.host}:{address.port}"
+
+
+@contextmanager
+def _codex_home(url: str) -> Iterator[Path]:
+    """A home for Codex with the user's own configuration, and our address in place of the one it has."""
+    own = environment_codex_home() / "config.toml"
+    lines = own.read_text().splitlines() if own.is_file() else []
+    tables = (place for place, line in enumerate(lines) if line.lstrip().startswith("["))
+    first_table = next(tables, len(lines))
+    kept = [line for line in lines[:first_table] if not _CODEX_PROVIDER.match(line)]
+    with tempfile.TemporaryDirectory(prefix="polar-codex-", ignore_cleanup_errors=True) as home:
+        settings = [f'openai_base_url = "{url}/v1"', *kept, *lines[first_table:], ""]
+        (Path(home) / "config.toml").write_text("\n".join(settings))
+        yield Path(home)
 
 
 def _with_one_gateway(settings: Settings) -> Settings:

@@ -13,8 +13,13 @@ import pytest
 from polar.config.settings import EngineSettings
 from polar.engines.embedded.model import load
 from polar.engines.embedded.server import EmbeddedServer
+from polar.harnesses.codex import Codex
+from polar.models.completion import Completion
 from polar.trajectory import recording
+from tests.fakes.character_chat import Said
 from tests.fakes.tiny_llama import write_tiny_llama
+from tests.fakes.vllm_wire import vllm_wire
+from tests.vercel import tool_loop
 
 ASK = """
 import openai, os, sys
@@ -33,9 +38,12 @@ async def engine(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 
 async def proxy(engine: EmbeddedServer, out: Path, *command: str) -> asyncio.subprocess.Process:
-    options = ("--engine", engine.url, "--model", engine.model.name, "--out", str(out))
+    return await started("--engine", engine.url, "--model", engine.model.name, "--out", str(out), *command)
+
+
+async def started(*arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "polar", "proxy", *options, *command),
+        *(sys.executable, "-m", "polar", "proxy", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -83,3 +91,47 @@ async def test_nothing_is_left_where_nothing_was_recorded(engine: EmbeddedServer
     assert (failed.returncode, (tmp_path / "out").exists()) == (1, False)
     assert "127.0.0.1:1 cannot be reached" in told.decode()
     assert "(is it running, and is this its address?)" in told.decode()
+
+
+async def recorded(out: Path, *command: str, says: Said) -> Completion:
+    """The one model call of a real program around which an engine answers in text."""
+    async with vllm_wire(says) as wire:
+        engine = ("--engine", wire.url, "--engine-kind", "openai", "--model", "small")
+        process = await started(*engine, "--out", str(out), "--", *command)
+        shown, told = await process.communicate()
+    assert process.returncode == 0, (shown + told).decode()
+    (completion,) = recording.decode((out / "recording").read_bytes()).completions
+    return completion
+
+
+async def test_codex_without_any_settings_asks_the_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "codex").mkdir()
+    own = 'model = "gpt-5.5"\nmodel_provider = "elsewhere"\n[analytics]\nenabled = false\n'
+    (tmp_path / "codex" / "config.toml").write_text(own)
+    monkeypatch.setenv("CODEX_HOME", str(tmp_path / "codex"))
+    installed = await Codex(Codex.Options()).install()
+    codex = installed.mounts[0].source / "bin" / "codex"
+    run = (str(codex), "exec", "--skip-git-repo-check", "-C", str(tmp_path), "Say hello.")
+    completion = await recorded(tmp_path / "out", *run, says=Said("Hello."))
+    assert completion.dialect == "openai_responses"
+    assert completion.messages[-1].content.endswith("Say hello.")
+    assert (tmp_path / "codex" / "config.toml").read_text() == own
+
+
+async def test_vercels_anthropic_provider_asks_the_gateway(tmp_path: Path) -> None:
+    command = await tool_loop("anthropic", "claude-sonnet-5", "whole")
+    completion = await recorded(tmp_path / "out", *command, says=Said("Rain."))
+    assert (completion.dialect, completion.tools[0].name) == ("anthropic_messages", "weather")
+
+
+async def test_a_program_that_asks_nothing_is_told_why_that_may_be(
+    engine: EmbeddedServer, tmp_path: Path
+) -> None:
+    quiet = await proxy(engine, tmp_path / "out", "--", "true")
+    _, told = await quiet.communicate()
+    assert "no model call was recorded: a program may have an address of its own" in told.decode()
+    shown = await proxy(engine, tmp_path / "out", "--", sys.executable, "-c", "import os; print(*os.environ)")
+    names, _ = await shown.communicate()
+    assert {"GOOGLE_GENERATIVE_AI_API_KEY", "CODEX_API_KEY", "CODEX_HOME"} <= set(names.decode().split())

@@ -19,7 +19,9 @@ from tests.fakes.vllm_wire import vllm_wire
 from tests.systems import ASK, RUNTIMES, shell_task
 
 
-async def test_a_text_only_session_has_a_reward_a_recording_and_no_trainable_token(tmp_path: Path) -> None:
+async def test_a_text_only_session_under_any_model_name_has_a_reward_a_recording_and_no_trainable_token(
+    tmp_path: Path,
+) -> None:
     async with vllm_wire(Said("Hello.")) as wire:
         settings = Settings(
             data_dir=tmp_path / "data",
@@ -31,7 +33,7 @@ async def test_a_text_only_session_has_a_reward_a_recording_and_no_trainable_tok
             running(settings, lambda _step: None) as stack,
             AsyncClient(stack.url, stack.token) as client,
         ):
-            await client.submit(shell_task("t", ASK))
+            await client.submit(shell_task("t", ASK.replace('os.environ["POLAR_MODEL"]', '"gpt-4o"')))
             (result,) = await client.wait(["t"], timeout=60)
             kept = await client.recording(result.session_id)
     assert (result.status, result.reward, result.model) == (SessionStatus.COMPLETED, 1.0, "gpt")

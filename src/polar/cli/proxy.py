@@ -44,8 +44,9 @@ def proxy(
 ) -> None:
     """Run a program against the gateway and keep every token.
 
-    Base URLs and a key for every provider's API are set in its environment; nothing else changes. The model
-    answers whatever name the program asks for. Without a program the gateway serves until Ctrl-C and says
+    Base URLs and a key for every provider's API are set in its environment, and Codex gets a CODEX_HOME with
+    your own configuration and our address; nothing else changes. The model answers whatever name the program
+    asks for. Without a program the gateway serves until Ctrl-C and says
     what to set.
 
     Examples:
@@ -100,6 +101,8 @@ def proxy(
                     f" {stats.trainable_tokens} trainable, {stats.traces} traces",
                     err=True,
                 )
+                if command and not stats.completions:
+                    typer.echo(around.NO_CALLS, err=True)
                 if session.result.has_recording:
                     typer.echo(f"look closer: polar show {session.recording}", err=True)
 

@@ -353,6 +353,11 @@ def environment_ray_auth() -> str | None:
     return os.environ.get("RAY_AUTH_MODE") or None
 
 
+def environment_codex_home() -> Path:
+    """Where Codex looks for the user's own configuration."""
+    return Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex")
+
+
 def environment_otlp_endpoint() -> str | None:
     """Where OpenTelemetry's own variables send spans; its exporter reads the rest of them by itself."""
     names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -56,6 +56,9 @@ class AnthropicMessages(Dialect):
     routes: ClassVar[tuple[Route, ...]] = (
         Route("POST", "/v1/messages", Action.COMPLETE),
         Route("POST", "/v1/messages/count_tokens", Action.COUNT_TOKENS),
+        # Vercel's provider reads the same variable as Anthropic's own clients, and takes it to end in /v1.
+        Route("POST", "/messages", Action.COMPLETE),
+        Route("POST", "/messages/count_tokens", Action.COUNT_TOKENS),
         Route("GET", "/v1/models", Action.LIST_MODELS),
         Route("GET", "/v1/models/{model:.+}", Action.SHOW_MODEL),
         Route("GET", "/api/hello", Action.FIXED, _HELLO),

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import ClassVar
 
 from pydantic import BaseModel
 
@@ -43,6 +44,9 @@ class HarnessContext:
 
 class Harness(ABC):
     """One file a harness; `install` may download, everything else is pure."""
+
+    asks_by_any_name: ClassVar[bool] = False
+    """Whether it may ask for its model by a name of its own, which is then answered as the session's."""
 
     class Options(BaseModel):
         model_config = {"extra": "forbid", "frozen": True}

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from polar import __version__
 from polar.harnesses.base import Harness, HarnessContext, Installation
+from polar.harnesses.environment import provider_environment
 from polar.runtimes.base import Command
 
 LONGEST_VARIABLE = 120 * 1024
@@ -24,9 +25,12 @@ class Shell(Harness):
     """Runs `command` in the workspace.
 
     The instruction is in the file `$POLAR_INSTRUCTION_FILE`, on stdin, and, unless it is too long
-    for the environment, in `$POLAR_INSTRUCTION`. `OPENAI_BASE_URL` and `OPENAI_API_KEY` serve
-    OpenAI's SDKs as they are; `POLAR_GATEWAY_URL`, `POLAR_KEY` and `POLAR_MODEL` anyone else.
+    for the environment, in `$POLAR_INSTRUCTION`. Base URL, key and model of every provider's API are set
+    as `polar proxy` sets them; `POLAR_GATEWAY_URL`, `POLAR_KEY` and `POLAR_MODEL` serve anyone else.
+    The model answers whatever name the command asks for.
     """
+
+    asks_by_any_name = True
 
     class Options(BaseModel):
         model_config = {"extra": "forbid", "frozen": True}
@@ -49,11 +53,7 @@ class Shell(Harness):
         argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
         env = {
             **self.options.env,
-            "OPENAI_BASE_URL": f"{context.gateway_url}/v1",
-            "OPENAI_API_KEY": context.key,
-            "POLAR_GATEWAY_URL": context.gateway_url,
-            "POLAR_KEY": context.key,
-            "POLAR_MODEL": context.model,
+            **provider_environment(context.gateway_url, context.key, context.model),
             "POLAR_INSTRUCTION_FILE": str(_instruction_file(context)),
         }
         if len(context.instruction.encode()) < LONGEST_VARIABLE and "\0" not in context.instruction:

@@ -53,6 +53,7 @@ class AgentRun:
                 budgets=task.budgets,
                 sample=lease.sample,
                 traceparent=self.traceparent,
+                serves_any_name=harness.asks_by_any_name,
                 deadline_seconds=task.budgets.run_seconds,
             )
         )

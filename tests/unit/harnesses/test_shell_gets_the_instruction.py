@@ -10,6 +10,7 @@ import pytest
 from polar import plugins
 from polar.errors import InvalidInput
 from polar.harnesses.base import HarnessContext
+from polar.harnesses.environment import provider_environment
 from polar.harnesses.shell import Shell
 from polar.models.component import Component
 from polar.runtimes.base import SandboxSpec
@@ -59,19 +60,17 @@ async def test_huge_instruction_still_arrives_as_file_and_stdin(tmp_path: Path) 
     assert (await run(shell, instruction, tmp_path / "s")).split() == ["1000000", "unset"]
 
 
-def test_gateway_is_given_to_openai_sdks_and_others() -> None:
+def test_gateway_is_given_to_every_sdk_and_to_others() -> None:
     env = (
         Shell(Shell.Options(command=["agent", "--go"], env={"A": "b", "POLAR_KEY": "x"}))
         .command(context("i"))
         .env
     )
-    assert env == {
+    told = provider_environment("http://127.0.0.1:1234", "secret", "small")
+    assert told["OPENAI_BASE_URL"] == "http://127.0.0.1:1234/v1"
+    assert told["POLAR_KEY"] == "secret"
+    assert env == told | {
         "A": "b",
-        "OPENAI_BASE_URL": "http://127.0.0.1:1234/v1",
-        "OPENAI_API_KEY": "secret",
-        "POLAR_GATEWAY_URL": "http://127.0.0.1:1234",
-        "POLAR_KEY": "secret",
-        "POLAR_MODEL": "small",
         "POLAR_INSTRUCTION_FILE": "/home/agent/.polar/instruction.txt",
         "POLAR_INSTRUCTION": "i",
     }
