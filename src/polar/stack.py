@@ -233,6 +233,11 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
         engine = await parts.enter_async_context(connected(settings, say))
         model = await engine.model_info()
         renderer = await _renderer(settings.engine, engine, model)
+        if renderer is None and settings.engine.history == "keep":
+            raise InvalidInput(
+                "engine.history: in chat mode the engine's template decides what is kept",
+                hint="set engine.mode to tokens, or engine.history to template",
+            )
         await engine.check(Mode.TOKENS if renderer else Mode.CHAT)
         # The check has found out more.
         model = await engine.model_info()
@@ -306,7 +311,8 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
         _say_chat_mode(error)
         return None
     try:
-        renderer = await asyncio.to_thread(renderer_for, name, directory)
+        keeps = settings.history == "keep"
+        renderer = await asyncio.to_thread(renderer_for, name, directory, keeps_thoughts=keeps)
     except InvalidInput as error:
         if not may_do_without:
             raise

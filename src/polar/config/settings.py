@@ -157,6 +157,11 @@ class EngineSettings(Frozen):
     mode: Literal["auto", "tokens", "chat"] = "auto"
     """tokens: the gateway renders prompts, and no history is tokenised twice. chat: the engine renders them
     and says which ids it made. auto: tokens where the model's family has a renderer."""
+    history: Literal["template", "keep"] = "template"
+    """What becomes of earlier thoughts in tokens mode. template: what the model's own template does, which in
+    many families (Qwen3) drops them at each new question, so that each begins a new trace. keep: they stay as
+    they were sampled, and the conversation goes on as one trace; the model then reads what its template would
+    not have shown it. Both are exact."""
     url: str | None = Field(default=None, pattern=r"^https?://[^\s,]+(,https?://[^\s,]+)*$")
     """Several replicas: a list, or with commas between. None: start the embedded engine."""
     api_key: str | None = None

@@ -29,7 +29,10 @@ async def gateway_for(assignment: Assignment) -> AsyncIterator[Gateway]:
     settings, name = assignment.settings, assignment.tokenizer
     engine = engine_client(settings.engine, settings.engine.urls)
     try:
-        renderer = renderer_for(name, ensure_tokenizer(name)) if name is not None else None
+        keeps = settings.engine.history == "keep"
+        renderer = (
+            renderer_for(name, ensure_tokenizer(name), keeps_thoughts=keeps) if name is not None else None
+        )
         model = await engine.model_info()
         async with (
             exporting(settings.telemetry, {"service.instance.id": settings.node.name}),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from polar.errors import InvalidInput
 from polar.models.chat import Message, ToolDefinition
 from polar.rendering.adapted_parser import AdaptedParser, Marks, WholeParser
 from polar.rendering.base import IdSequence, Renderer, ResponseParser, TurnForm, Unrenderable
@@ -23,7 +24,7 @@ from polar.rendering.turn_form import found_form
 log = logging.getLogger(__name__)
 
 
-def adapted_renderer(model: str, tokenizer_file: Path) -> Renderer | None:
+def adapted_renderer(model: str, tokenizer_file: Path, *, keeps_thoughts: bool = False) -> Renderer | None:
     """The renderer of a model the package knows by its exact name; None if it or the package is absent."""
     try:
         package: Any = import_module("renderers")
@@ -34,7 +35,13 @@ def adapted_renderer(model: str, tokenizer_file: Path) -> Renderer | None:
         return None
     # Some families look their control tokens up as text, so these count in text until all are known.
     tokens = _Tokens(model, tokenizer_file)
-    renderer = package.create_renderer(tokens)
+    config = package.AutoRendererConfig(thinking_retention="all") if keeps_thoughts else None
+    try:
+        renderer = package.create_renderer(tokens, config)
+    except ValueError as error:
+        if not keeps_thoughts:
+            raise
+        raise InvalidInput(f"engine.history: {model} cannot keep earlier thoughts: {error}") from None
     usual = renderer.render_ids(_PROBE, tools=_PROBE_TOOLS, add_generation_prompt=True)
     tokens.control_in_text = False
     if renderer.render_ids(_PROBE, tools=_PROBE_TOOLS, add_generation_prompt=True) != usual:

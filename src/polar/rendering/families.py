@@ -14,8 +14,11 @@ _FOREIGN_MARKS = ("<tool_call>", "<think>", "<|vision_start|>", "<minimax:tool_c
 """Tokens of families that use ChatML's brackets but have a template with tools of their own."""
 
 
-def renderer_for(model: str, directory: Path) -> Renderer:
-    """The renderer of the model in `directory`; InvalidInput says which families work."""
+def renderer_for(model: str, directory: Path, *, keeps_thoughts: bool = False) -> Renderer:
+    """The renderer of the model in `directory`; InvalidInput says which families work.
+
+    With `keeps_thoughts` a conversation is also extended where the model's template drops earlier thoughts.
+    """
     tokenizer_file = directory / "tokenizer.json"
     if not tokenizer_file.is_file():
         raise InvalidInput(
@@ -27,7 +30,7 @@ def renderer_for(model: str, directory: Path) -> Renderer:
         return ChatML(tokenizer_file, default_system=SMOLLM_SYSTEM if _is_smollm(model, directory) else None)
     from polar.rendering.adapter import adapted_renderer
 
-    adapted = adapted_renderer(model, tokenizer_file)
+    adapted = adapted_renderer(model, tokenizer_file, keeps_thoughts=keeps_thoughts)
     if adapted is not None:
         return adapted
     raise InvalidInput(

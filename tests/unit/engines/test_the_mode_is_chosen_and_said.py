@@ -40,10 +40,16 @@ async def test_chat_mode_needs_no_tokenizer(tmp_path: Path) -> None:
     assert isinstance(found, ChatSource)
 
 
+async def test_thoughts_cannot_be_kept_where_the_engine_renders(tmp_path: Path) -> None:
+    async with vllm_wire(Said("h")) as wire:
+        with pytest.raises(InvalidInput, match="in chat mode the engine"):
+            await source(tmp_path, url=wire.url, mode="chat", model="no/such/model", history="keep")
+
+
 async def test_a_model_that_polar_has_no_renderer_for_is_asked_in_chat_mode(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_for(name: str, directory: Path) -> Any:
+    def none_for(name: str, directory: Path, **_options: bool) -> Any:
         raise InvalidInput("model small: no renderer for its chat template")
 
     monkeypatch.setattr(polar.stack, "renderer_for", none_for)
@@ -77,7 +83,7 @@ async def test_tokens_mode_is_taken_where_polar_has_a_renderer(
     async def alike(*_: object) -> None:
         return
 
-    monkeypatch.setattr(polar.stack, "renderer_for", lambda name, directory: object())
+    monkeypatch.setattr(polar.stack, "renderer_for", lambda name, directory, **options: object())
     monkeypatch.setattr(polar.stack, "ensure_tokenizer", lambda name: tmp_path)
     monkeypatch.setattr(polar.stack, "_check_tokenizer", alike)
     async with vllm_wire(SAMPLED) as wire:

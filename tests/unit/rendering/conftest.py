@@ -37,6 +37,13 @@ def adapted(family: Family) -> AdaptedRenderer:
 
 
 @pytest.fixture(scope="session")
+def qwen3_with_thoughts() -> AdaptedRenderer:
+    renderer = renderer_for(QWEN3.model, QWEN3.directory(), keeps_thoughts=True)
+    assert isinstance(renderer, AdaptedRenderer)
+    return renderer
+
+
+@pytest.fixture(scope="session")
 def qwen3() -> AdaptedRenderer:
     return adapted(QWEN3)
 

@@ -61,6 +61,39 @@ def test_qwen3_forks_where_its_template_drops_thoughts(qwen3: AdaptedRenderer) -
     assert anew[: len(prompt + sampled)] != prompt + sampled
 
 
+@settings(max_examples=30)
+@given(WORDS, st.lists(CALLS, max_size=2), WORDS, HEARD, WORDS)
+def test_qwen3_that_keeps_its_thoughts_extends_at_every_message(
+    qwen3_with_thoughts: AdaptedRenderer,
+    text: str,
+    calls: list[ToolCall],
+    thought: str,
+    new: list[Message],
+    question: str,
+) -> None:
+    """The new messages stand after the sampled tokens as the template shows them."""
+    family = qwen3_with_thoughts
+    answer = Message(Role.ASSISTANT, text, thought, tuple(calls))
+    prompt, sampled = family.render(ASKED, TOOLS), sampled_as(family, ASKED, answer)
+    heard = [*new, Message(Role.USER, question)]
+    bridge = family.bridge(prompt, sampled, heard)
+    assert bridge is not None
+    shown = family.render([*ASKED, answer, *heard], TOOLS)
+    assert shown[-len(bridge) - 1 :] == [sampled[-1], *bridge]
+
+
+def test_both_ways_of_qwen3_begin_alike_and_differ_at_a_new_question(
+    qwen3: AdaptedRenderer, qwen3_with_thoughts: AdaptedRenderer
+) -> None:
+    prompt = qwen3.render(ASKED, TOOLS)
+    assert prompt == qwen3_with_thoughts.render(ASKED, TOOLS)
+    sampled = sampled_as(qwen3, ASKED, Message(Role.ASSISTANT, "yes", "hm"))
+    question, result = [Message(Role.USER, "and now?")], [Message(Role.TOOL, "a")]
+    assert qwen3.bridge(prompt, sampled, question) is None
+    assert qwen3_with_thoughts.bridge(prompt, sampled, question) is not None
+    assert qwen3.bridge(prompt, sampled, result) == qwen3_with_thoughts.bridge(prompt, sampled, result)
+
+
 @settings(max_examples=40)
 @given(WORDS, st.one_of(st.none(), CALLS), HEARD)
 def test_llama_extends_to_what_a_full_render_gives(
