@@ -34,6 +34,9 @@ test-containers: environment-dev ## run sandboxes on real Docker and podman (nee
 test-faults: environment-dev ## 500 sessions while everything fails around them (POLAR_FAULTS_SEED repeats a run)
 	@$(BIN)/python -m pytest -s suites/faults $(ARGS)
 
+test-fuzz: environment-dev ## 100,000 malformed requests over every dialect and REST route (POLAR_FUZZ_REQUESTS, POLAR_FUZZ_SEED)
+	@$(BIN)/python -m pytest -s suites/fuzz $(ARGS)
+
 test-ray: environment-ray ## run a fleet on a real Ray cluster of three raylets (installs Ray the first time)
 	@$(BIN)/python -m pytest suites/ray $(ARGS)
 

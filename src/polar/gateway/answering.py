@@ -47,6 +47,14 @@ def answering(dialect: Dialect, handle: Handler, tell: Refused) -> Handler:
     return answer
 
 
+async def go_on(request: web.Request) -> None:
+    """Ask a client that waits for it to send its body; no other expectation is known, or does harm."""
+    with suppress(ConnectionError):  # it is gone, as its handler will notice
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # else aiohttp takes the answer itself for sent
+
+
 def internal_error() -> RequestRefused:
     return RequestRefused(Refusal.INTERNAL, "The gateway failed to answer; its log says why.")
 

@@ -38,6 +38,7 @@ from polar.gateway.answering import (
     engine_errors,
     finished,
     fixed,
+    go_on,
     json_answer,
     kept_alive,
     unknown_route,
@@ -115,10 +116,10 @@ class Gateway(Gateways):
                 at = shared.setdefault((route.method, route.path), [])
                 at.append((dialect, self._handler(dialect, route)))
         for (method, path), handlers in shared.items():
-            app.router.add_route(method, path, by_claim(handlers))
-            app.router.add_route(method, f"{_KEY_PREFIX}{path}", by_claim(handlers))
+            for at_key in ("", _KEY_PREFIX):
+                app.router.add_route(method, f"{at_key}{path}", by_claim(handlers), expect_handler=go_on)
         unknown = [(dialect, self._answering(dialect, unknown_route)) for dialect in dialects]
-        app.router.add_route("*", "/{path:.*}", by_claim(unknown))
+        app.router.add_route("*", "/{path:.*}", by_claim(unknown), expect_handler=go_on)
         # Handlers are cancelled when their client goes away: that is what aborts the engine's work.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()

@@ -78,6 +78,7 @@ class RolloutServer:
                     lifespan="off",
                     log_config=None,
                     access_log=False,
+                    ws="none",  # there is nothing to upgrade to, and half a handshake would wait for ever
                     timeout_graceful_shutdown=GRACE_SECONDS,
                     h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                     **tls,

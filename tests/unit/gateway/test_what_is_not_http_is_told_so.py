@@ -41,6 +41,12 @@ async def test_repeated_headers_are_taken_on_every_request_of_a_connection(set_s
         assert completion.messages[-1].content == "\r\nUser-Agent: said in the body"
 
 
+async def test_an_unknown_expectation_does_no_harm(set_scene: SetScene) -> None:
+    scene = await set_scene(["Hello."])
+    request = post(scene, b"Expect: the unexpected\r\n", orjson.dumps(scene.body()))
+    assert [status for status, _ in await answers(scene, request)] == [200]
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
