@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.hostile_sessions import memory_row
 from benchmarks.lifecycle_start import measure as measure_start
 from benchmarks.report import Row, at_most, report
 from polar.models.session import SessionStatus
@@ -37,6 +38,7 @@ def main() -> None:
         *asyncio.run(busy_rows()),
         *asyncio.run(idle_rows()),
         asyncio.run(scheduling_row()),
+        memory_row(),
     ]
     report("lifecycle", rows)
 

@@ -129,7 +129,7 @@ class GatewaySettings(Frozen):
     """Model calls of one session at once; more are told to try again (429)."""
     max_bytes_in_flight: int = Field(default=64 * 1024 * 1024, ge=1024)
     """Memory that the requests of one session may take at once; more are told to try again (429)."""
-    max_gateway_bytes_in_flight: int = Field(default=256 * 1024 * 1024, ge=1024)
+    max_gateway_bytes_in_flight: int = Field(default=128 * 1024 * 1024, ge=1024)
     """Memory that the requests of all sessions may take at once. Where it is reached, only sessions that hold
     more than a quarter of max_bytes_in_flight are told to try again (429)."""
     max_capture_bytes: int = Field(default=512 * 1024 * 1024, ge=1024)

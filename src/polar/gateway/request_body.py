@@ -13,6 +13,8 @@ from polar.gateway.quota import HeldRequest, memory_of
 
 _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 """As zlib calls a stream whose own head says which of the two it is."""
+_STEP = 1 << 20
+"""How much is decompressed at once."""
 
 
 async def read_body(request: web.Request, settings: GatewaySettings, held: HeldRequest) -> bytes:
@@ -28,8 +30,7 @@ async def read_body(request: web.Request, settings: GatewaySettings, held: HeldR
     except web.RequestPayloadError:
         raise _malformed("The request body is not framed as its headers say.") from None
     if encoding:
-        # Another thread inflates: a small body may become a large one.
-        body = await asyncio.to_thread(_inflated, body, settings.max_body_bytes)
+        body = await _inflated(body, settings.max_body_bytes, held)
     held.hold(memory_of(body))
     return body
 
@@ -58,16 +59,20 @@ def _within(length: int, limit: int) -> int:
     return length
 
 
-def _inflated(body: bytes, limit: int) -> bytes:
+async def _inflated(body: bytes, limit: int, held: HeldRequest) -> bytes:
+    """Decompressed step by step, so that no more is ever in memory than is held."""
     inflating = zlib.decompressobj(_ZLIB_OR_GZIP)
-    try:
-        inflated = inflating.decompress(body, limit + 1)
-    except zlib.error:
-        raise _malformed("The request body is not encoded as its Content-Encoding says.") from None
-    _within(len(inflated), limit)
+    inflated, rest = bytearray(), body
+    while rest and not inflating.eof:
+        try:
+            inflated += await asyncio.to_thread(inflating.decompress, rest, _STEP)
+        except zlib.error:
+            raise _malformed("The request body is not encoded as its Content-Encoding says.") from None
+        held.hold(len(body) + _within(len(inflated), limit))
+        rest = inflating.unconsumed_tail
     if not inflating.eof or inflating.unused_data:
         raise _malformed("The encoded request body is cut off, or something follows it.")
-    return inflated
+    return bytes(inflated)
 
 
 def _malformed(message: str) -> RequestRefused:

@@ -21,12 +21,15 @@ from polar.rendering.tool_limits import limited
 
 _SHORT = 1_000
 """Characters that are tokenised sooner than another thread would begin with them."""
+_VERY_LONG = 250_000
+"""Characters beyond which prompts are tokenised one at a time: that takes about a hundred bytes for each."""
 
 
 class TokenSource(Source):
     def __init__(self, engine: Engine, renderer: Renderer) -> None:
         self._engine = engine
         self._renderer = renderer
+        self._very_long = asyncio.Lock()
 
     async def begin(self, request: ChatRequest, extension: Extension) -> Generation:
         guidance = guidance_for(request, self._renderer)
@@ -48,7 +51,10 @@ class TokenSource(Source):
             if extended is not None:
                 return extended
         # A long prompt takes many milliseconds to tokenise; other streams go on meanwhile.
-        return await asyncio.to_thread(render, request, extension, self._renderer)
+        if sum(message.length for message in request.messages) <= _VERY_LONG:
+            return await asyncio.to_thread(render, request, extension, self._renderer)
+        async with self._very_long:
+            return await asyncio.to_thread(render, request, extension, self._renderer)
 
 
 class _TokenGeneration(Generation):
