@@ -134,7 +134,7 @@ class InFlight:
         self._failure = self._failure or failure
         if task.cancelled() or failure is not None:
             self._abort()
-        elif all(task.done() and not task.cancelled() for task in self.tasks) and self._failure is None:
+        elif all(_has_succeeded(task) for task in self.tasks):
             self.finished_at = time.monotonic()
         _wake(self._watching)
         _wake(self._waiting)
@@ -184,6 +184,10 @@ class RequestCoalescer:
             asked: list(filter(self._is_current, same)) for asked, same in self._by_fingerprint.items()
         }
         self._by_fingerprint = {asked: same for asked, same in current.items() if same}
+
+
+def _has_succeeded(task: asyncio.Task[Answer]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 async def _woken(sleepers: list[asyncio.Future[None]]) -> None:

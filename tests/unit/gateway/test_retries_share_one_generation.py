@@ -13,6 +13,7 @@ import pytest
 
 from polar.config.settings import GatewaySettings
 from polar.dialects import base as dialects
+from polar.engines.base import EngineError
 from polar.gateway.call import ModelCall, Send
 from polar.gateway.quota import SessionQuota
 from polar.gateway.request_coalescer import InFlight, RequestCoalescer, Work
@@ -163,6 +164,24 @@ async def test_an_answer_whose_client_was_gone_goes_to_the_next_equal_request_on
         assert await in_flight.answers() == [_answer()]
         in_flight.is_delivered = True
     assert coalescer.join(b"same", {}) is None
+
+
+async def test_choices_of_which_one_failed_are_not_kept_for_a_retry(tmp_path: Path) -> None:
+    async def work(call: ModelCall, accept: Callable[[], None], send: Send) -> dialects.Answer:
+        if call is calls[1]:
+            raise EngineError("no")
+        return _answer()
+
+    session = _session(tmp_path)
+    coalescer = RequestCoalescer(session, retry_seconds=60)
+    calls = [ModelCall(session, ChatRequest("m", ()), "openai_chat") for _ in range(2)]
+    in_flight = coalescer.launch(calls, work, b"same")
+    with in_flight.followed(), pytest.raises(EngineError):
+        await in_flight.answers()
+    await asyncio.wait(in_flight.tasks)
+    await asyncio.sleep(0)
+    assert in_flight.finished_at is None
+    assert coalescer.join(b"same", RETRY) is None
 
 
 def _launched(tmp_path: Path, work: Work) -> tuple[RequestCoalescer, InFlight]:
