@@ -89,7 +89,7 @@ class Gateway(Gateways):
         self.host, self.port = settings.host, settings.port
         self._settings = settings
         self._engine = engine = PausableEngine(engine)
-        self._source: Source = TokenSource(engine, renderer) if renderer else ChatSource(engine, model)
+        self._source: Source = TokenSource(engine, renderer, model) if renderer else ChatSource(engine, model)
         self._model = model
         self._created = int(time.time())
         self._sessions = Sessions(settings, self._watch)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import random
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -12,9 +13,9 @@ from polar.engines.base import ChatChunk, Engine, GenerateRequest, ModelInfo, To
 from polar.gateway.conversation import Extension
 from polar.gateway.guidance import Guidance, guidance_for
 from polar.gateway.prompt import Prompt, extend, render
-from polar.gateway.session import Session
+from polar.gateway.session import Session, context_overflow
 from polar.gateway.source import Generation, Source
-from polar.models.chat import ChatRequest, Sampling, TokenLogprob, ToolChoice
+from polar.models.chat import ChatRequest, Message, Role, Sampling, TokenLogprob, ToolChoice
 from polar.models.completion import Ids
 from polar.rendering.base import MessageDelta, Renderer
 from polar.rendering.tool_limits import limited
@@ -22,13 +23,16 @@ from polar.rendering.tool_limits import limited
 _SHORT = 1_000
 """Characters that are tokenised sooner than another thread would begin with them."""
 _VERY_LONG = 250_000
-"""Characters beyond which prompts are tokenised one at a time: that takes about a hundred bytes for each."""
+"""Characters beyond which prompts are tokenised one at a time: that takes hundreds of bytes for each."""
+_SAMPLES, _SAMPLE = 32, 1_000
+"""How many parts of a very long prompt are looked at before all of it is, and the characters of each."""
 
 
 class TokenSource(Source):
-    def __init__(self, engine: Engine, renderer: Renderer) -> None:
+    def __init__(self, engine: Engine, renderer: Renderer, model: ModelInfo) -> None:
         self._engine = engine
         self._renderer = renderer
+        self._max_context = model.max_context
         self._very_long = asyncio.Lock()
 
     async def begin(self, request: ChatRequest, extension: Extension) -> Generation:
@@ -46,15 +50,26 @@ class TokenSource(Source):
         return len((await self._prompt(request, extension)).ids)
 
     async def _prompt(self, request: ChatRequest, extension: Extension) -> Prompt:
+        unread = extension.new_messages if extension.turn is not None else request.messages
         if sum(len(message.content) for message in extension.new_messages) <= _SHORT:
             extended = extend(request, extension, self._renderer)
             if extended is not None:
                 return extended
         # A long prompt takes many milliseconds to tokenise; other streams go on meanwhile.
-        if sum(message.length for message in request.messages) <= _VERY_LONG:
+        if sum(message.length for message in unread) <= _VERY_LONG:
             return await asyncio.to_thread(render, request, extension, self._renderer)
         async with self._very_long:
+            await asyncio.to_thread(self._refuse_hopeless, unread)
             return await asyncio.to_thread(render, request, extension, self._renderer)
+
+    def _refuse_hopeless(self, messages: Sequence[Message]) -> None:
+        """RequestRefused if samples tell that the messages do not fit: all of them would take much memory."""
+        text = "".join(message.content for message in messages)
+        places = (random.randrange(len(text) + 1) for _ in range(_SAMPLES))
+        sample = "\n".join(text[place : place + _SAMPLE] for place in places)
+        ids = self._renderer.render((Message(Role.USER, sample),), ())
+        if len(ids) * len(text) > 2 * self._max_context * len(sample):
+            raise context_overflow(self._max_context)
 
 
 class _TokenGeneration(Generation):

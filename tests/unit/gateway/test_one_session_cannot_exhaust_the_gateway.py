@@ -7,7 +7,7 @@ import gzip
 import logging
 import random
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,8 @@ from polar.engines.base import EngineDown, EngineError
 from polar.gateway.abridgement import OMITTED
 from polar.gateway.quota import GatewayMemory, SessionQuota, memory_of
 from polar.gateway.server import new_key
-from polar.models.chat import FinishReason
+from polar.models.chat import FinishReason, Message, ToolDefinition
+from polar.rendering.chatml import ChatML
 from tests.fakes.scripted_engine import Answer
 from tests.unit.gateway.conftest import Scene, SetScene
 from tests.unit.gateway.test_hostile_requests_are_refused import ADDRESSES
@@ -211,6 +212,26 @@ async def test_a_prompt_that_is_too_long_by_far_is_refused_unrendered(
         status, answer = await send(scene, orjson.dumps(scene.body(**more)))
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert not await scene.captured()
+
+
+async def test_a_very_long_prompt_is_tokenised_only_if_it_may_fit(
+    set_scene: SetScene, chatml: ChatML, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = await set_scene(["Hello."], max_context=80_000)
+    rendered: list[int] = []
+    render = chatml.render
+
+    def measured(messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
+        ids = list(render(messages, tools))
+        rendered.append(len(ids))
+        return ids
+
+    monkeypatch.setattr(chatml, "render", measured)
+    status, answer = await send(scene, orjson.dumps(scene.body("a " * 300_000)))
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert max(rendered) < 40_000, "only samples of it"
+    assert (await send(scene, orjson.dumps(scene.body("a word or two " * 19_000))))[0] == 200
+    assert max(rendered) > 70_000
 
 
 async def test_a_quota_comes_back_when_a_client_leaves(set_scene: SetScene) -> None:
