@@ -38,7 +38,7 @@ _SETTINGS = GatewaySettings(
 
 
 _PARSER_S_OWN = b"Invalid HTTP request received."
-"""How uvicorn answers what is not HTTP, before any route is known."""
+"""How uvicorn answers what is not HTTP, before any route is known. Pages are for who accepts them."""
 
 
 @dataclass
@@ -132,7 +132,7 @@ def _fault(reply: Reply, method: str) -> str | None:
     if reply.status >= 500:
         return f"{reply.status}: {reply.body[:300]!r}"
     if reply.status >= 400 and method != "HEAD":
-        if reply.body == _PARSER_S_OWN:
+        if reply.body == _PARSER_S_OWN or reply.headers.get("content-type", "").startswith("text/html"):
             return None
         try:
             told = json.loads(reply.body)

@@ -44,6 +44,7 @@ def answer_problems(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _hung_up)
+    app.add_exception_handler(UnicodeEncodeError, _not_unicode)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -55,6 +56,11 @@ def as_problem(error: PolarError) -> Problem:
 def status_of(error: PolarError) -> int:
     """The HTTP status that an error stands for."""
     return _kind(error)[0]
+
+
+async def _not_unicode(_request: Request, _error: Exception) -> JSONResponse:
+    """JSON can escape half a character, which no database stores; nothing else here fails to be encoded."""
+    return problem(400, "invalid_input", "the request holds text that is not Unicode: a lone surrogate")
 
 
 async def _polar_error(_request: Request, error: Exception) -> JSONResponse:
