@@ -13,7 +13,7 @@ from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.component import Component
 from polar.models.session import TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
-from polar.runtimes.base import Command, ExecResult, Runtime, Sandbox, SandboxSpec
+from polar.runtimes.base import Command, ExecResult, Mount, Runtime, Sandbox, SandboxSpec
 
 
 def make_task(files: Mapping[str, str] | None = None, **fields: Any) -> TaskSpec:
@@ -24,7 +24,7 @@ def make_task(files: Mapping[str, str] | None = None, **fields: Any) -> TaskSpec
 
 @asynccontextmanager
 async def evaluation(
-    task: TaskSpec, directory: Path, *, timeout: float = 60.0, **fields: Any
+    task: TaskSpec, directory: Path, *, timeout: float = 60.0, mounts: tuple[Mount, ...] = (), **fields: Any
 ) -> AsyncIterator[EvaluationContext]:
     """What an evaluator gets to see of a session whose agent has done nothing yet."""
     runtime: Runtime = plugins.create("runtimes", "runtime", task.runtime)
@@ -32,7 +32,7 @@ async def evaluation(
 
     @asynccontextmanager
     async def sandbox() -> AsyncIterator[Sandbox]:
-        spec = SandboxSpec("s1", directory / f"sandbox-{next(numbers)}", "127.0.0.1", 0)
+        spec = SandboxSpec("s1", directory / f"sandbox-{next(numbers)}", "127.0.0.1", 0, mounts)
         started = await runtime.start(spec)
         try:
             for path, file in task.files.items():

@@ -53,24 +53,29 @@ WORKDIR /app
 COPY repo/ /app/
 """
 TEST_SH = """#!/bin/bash
-# Puts the tests in place, over whatever is there, and runs those of this task.
+# Puts the tests in place, over whatever is there, and runs those of this task. That they passed is told by
+# a key: a package that ends the process early, with whatever exit code, does not know it.
 rm -rf /app/tests
 cp -R /tests/repo/tests /app/tests
 cd /app || exit 1
-if python3 -I /tests/run.py {modules}; then
-  echo 1 > /logs/verifier/reward.txt
-else
-  echo 0 > /logs/verifier/reward.txt
+key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')
+reward=0
+if python3 -I /tests/run.py {modules} <<< "$key" | grep -qx "$key"; then
+  reward=1
 fi
+echo $reward > /logs/verifier/reward.txt
 """
 RUN_PY = '''"""Runs unittest with the workspace last on the path: nothing there hides the standard library."""
 
 import sys
 import unittest
 
+key = input()
 sys.dont_write_bytecode = True
 sys.path.append("/app")
-unittest.main(module=None, argv=["run.py", "-v", *sys.argv[1:]])
+ran = unittest.main(module=None, argv=["run.py", "-v", *sys.argv[1:]], exit=False).result
+if ran.testsRun and ran.wasSuccessful():
+    print(f"\\n{key}")
 '''
 SOLVE_SH = """#!/bin/bash
 # Puts the files in place as the gold patch leaves them.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
+Answer = str | tuple[int, str] | Callable[[dict[str, Any]], str]
+
 
 @dataclass
 class JudgeServer:
-    """The n-th request gets the n-th answer, the last one repeats: a text, or a status with a body."""
+    """The n-th request gets the n-th answer, the last one repeats: a text, a status with a body, or a
+    function that makes a text of the request."""
 
-    answers: list[str | tuple[int, str]]
+    answers: list[Answer]
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     url: str = ""
@@ -23,6 +26,8 @@ class JudgeServer:
         answer = self.answers[min(len(self.asked), len(self.answers) - 1)]
         self.asked.append(await request.json())
         self.keys.append(request.headers.get("Authorization", ""))
+        if callable(answer):
+            answer = answer(self.asked[-1])
         if isinstance(answer, tuple):
             return web.Response(status=answer[0], text=answer[1])
         message = {"role": "assistant", "content": answer}
@@ -30,7 +35,7 @@ class JudgeServer:
 
 
 @asynccontextmanager
-async def judging(*answers: str | tuple[int, str]) -> AsyncIterator[JudgeServer]:
+async def judging(*answers: Answer) -> AsyncIterator[JudgeServer]:
     server = JudgeServer(list(answers))
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.answer)

@@ -89,11 +89,60 @@ async def test_a_documented_task_runs_unmodified(tmp_path: Path, place: str) -> 
 @pytest.mark.sandbox
 async def test_rewards_come_as_json_with_components(tmp_path: Path) -> None:
     rewards = json.dumps({"reward": 0.75, "style": 0.5})
-    script = f"echo '{rewards}' > /logs/verifier/reward.json; echo 0 > /logs/verifier/reward.txt"
+    script = f"echo '{rewards}' > /logs/verifier/reward.json"
     directory = write(tmp_path / "t", {**HELLO, "tests/test.sh": f"#!/bin/bash\n{script}\n"})
     verdict = await score(directory, tmp_path, "true")
     assert verdict.reward == 0.75
     assert verdict.components == {"reward": 0.75, "style": 0.5, "tampering": 0.0}
+
+
+FORGED = """echo '{"reward": 1.0}' > /logs/verifier/reward.json"""
+"""What code of the agent's does that the verifier runs."""
+
+
+@pytest.mark.sandbox
+async def test_only_the_file_that_the_tests_name_is_the_reward(tmp_path: Path) -> None:
+    script = "#!/bin/bash\n[ -f work.sh ] && bash work.sh\necho 0 > /logs/verifier/reward.txt\n"
+    directory = write(tmp_path / "t", {**HELLO, "tests/test.sh": script})
+    verdict = await score(directory, tmp_path, f"cat > work.sh <<'END'\n{FORGED}\nEND")
+    assert (verdict.reward, verdict.components) == (0.0, {"reward": 0.0, "tampering": 0.0})
+
+
+BOTH = """#!/bin/bash
+# Writes reward.txt, or reward.json
+[ -f work.sh ] && bash work.sh
+echo 0 > /logs/verifier/reward.txt
+"""
+
+
+@pytest.mark.sandbox
+async def test_files_that_contradict_each_other_are_no_reward(tmp_path: Path) -> None:
+    """The agent's doing where its code wrote one of them, the task's where the verifier does so itself."""
+    directory = write(tmp_path / "t", {**HELLO, "tests/test.sh": BOTH})
+    verdict = await score(directory, tmp_path / "1", f"cat > work.sh <<'END'\n{FORGED}\nEND")
+    assert verdict.reward == 0.0
+    assert "contradict each other" in verdict.report
+    broken = write(tmp_path / "b", {**HELLO, "tests/test.sh": f"{BOTH}{FORGED}\n"})
+    with pytest.raises(EvaluationFailed, match="contradict each other"):
+        await score(broken, tmp_path / "2", "true")
+
+
+@pytest.mark.sandbox
+async def test_files_that_agree_are_one_reward(tmp_path: Path) -> None:
+    script = f"#!/bin/bash\n{FORGED}\necho 1 > /logs/verifier/reward.txt\n"
+    directory = write(tmp_path / "t", {**HELLO, "tests/test.sh": script})
+    assert (await score(directory, tmp_path, "true")).reward == 1.0
+
+
+@pytest.mark.sandbox
+async def test_a_verifier_that_is_killed_is_not_believed(tmp_path: Path) -> None:
+    script = "#!/bin/bash\nbash work.sh\necho 0 > /logs/verifier/reward.txt\n"
+    directory = write(tmp_path / "t", {**HELLO, "tests/test.sh": script})
+    verdict = await score(
+        directory, tmp_path, "echo 'echo 1 > /logs/verifier/reward.txt; kill -9 $PPID' > work.sh"
+    )
+    assert verdict.reward == 0.0
+    assert "the verifier was killed" in verdict.report
 
 
 @pytest.mark.sandbox
@@ -108,7 +157,7 @@ async def test_what_the_agent_leaves_in_harbors_places_is_gone(tmp_path: Path) -
     attack = (
         "mkdir -p /logs/verifier /tests/data.txt; echo 1 > /logs/verifier/reward.txt; touch /tests/evil.py"
     )
-    with pytest.raises(EvaluationFailed, match="leaves no reward, whatever the agent did"):
+    with pytest.raises(EvaluationFailed, match="leaves no reward that counts, whatever the agent did"):
         await score(directory, tmp_path, attack)
     assert (
         await score(write(tmp_path / "h", HELLO), tmp_path / "2", "rm -rf /logs/*; echo 1 > /logs/verifier")

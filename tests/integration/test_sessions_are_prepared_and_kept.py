@@ -245,7 +245,7 @@ async def test_without_a_ready_buffer_a_session_prepares_in_its_run_slot(small: 
     await small.client.submit(shell_task("bare", ASK, samples=3))
     async with small.node(ready_buffer=0, run_slots=1) as node:
         results = await small.client.wait(["bare"], timeout=60)
-        assert [pool.occupied for pool in node._shop.pools.all if pool.name != "run"] == [0, 0, 0]
+    assert [pool.occupied for pool in node._shop.pools.all if pool.name != "run"] == [0, 0, 0]
     assert [result.reward for result in results] == [1.0] * 3
 
 

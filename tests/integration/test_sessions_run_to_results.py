@@ -83,7 +83,7 @@ async def test_a_crashing_agent_is_scored_by_what_it_left(small: System) -> None
 async def test_an_evaluator_without_a_verdict_fails_the_session_but_keeps_its_recording(
     small: System,
 ) -> None:
-    evaluator = {"name": "command", "options": {"command": "echo maybe", "reward": "last_line"}}
+    evaluator = {"name": "command", "options": {"command": "echo maybe", "reward": "stated"}}
     await small.client.submit(shell_task("unjudged", ASK, evaluator=evaluator))
     async with small.node():
         result = await result_of(small, "unjudged")

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.model, pytest.mark.xdist_group("model")]
 GRADE = r"""
 letters=$(tr -cd 'a-z' < answer.txt | wc -c)
 all=$(wc -c < answer.txt)
-awk "BEGIN { print $letters / ($all + 1) }"
+reward "$(awk "BEGIN { print $letters / ($all + 1) }")"
 """
 """The share of small letters: any answer gets another reward, and more of them is something to learn."""
 

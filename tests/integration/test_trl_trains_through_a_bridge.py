@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.model, pytest.mark.xdist_group("model")]
 GRADE = r"""
 letters=$(tr -cd 'a-z' < answer.txt | wc -c)
 all=$(wc -c < answer.txt)
-awk "BEGIN { print $letters / ($all + 1) }"
+reward "$(awk "BEGIN { print $letters / ($all + 1) }")"
 """
 SAMPLES, STEPS = 4, 2
 TOLERANCE = 1e-3

@@ -1,47 +1,90 @@
-"""Scores a session by running a command in its sandbox once the agent is gone."""
+"""Scores a session by running a command over the agent's work once the agent is gone."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import secrets
 from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
-from polar.evaluators.output import is_cut, report_of, tail
+from polar.evaluators.environment import run_grader
+from polar.evaluators.inside import Spoiled, place
+from polar.evaluators.output import cut, is_cut, report_of
+from polar.evaluators.place import Place, Placed, bench
+from polar.evaluators.steering import rivals
+from polar.evaluators.tampering import tampering_remarks
+from polar.evaluators.test_plan import spoiled
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
-from polar.runtimes.base import Command, ExecResult, PathRefused, SandboxError
+from polar.runtimes.base import ExecResult, Sandbox
 
-LOG_NAME = "evaluator"
-LAST_LINE_BYTES = 1024 * 1024
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_PRELUDE = """IFS= read -r polar_key
+{ true > /dev/stdin; } 2>/dev/null
+exec < /dev/null
+reward() { printf '\\n%s %s\\n' "$polar_key" "$*"; }
+"""
+"""Takes the key off the input, where no program that the command starts finds it any more."""
 
 
 class RewardSource(StrEnum):
-    """Where the reward is read from."""
+    """Where the reward is read from. A command that ends with another exit code than 0 is worth 0.0."""
 
     AUTO = "auto"
-    """First of: a JSON object with a `reward` on the last line, whatever the exit code; a number on
-    the last line, if the exit code is 0; the exit code."""
+    """What the command stated, else 1.0."""
     EXIT_CODE = "exit_code"
-    """1.0 for exit code 0, else 0.0."""
-    LAST_LINE = "last_line"
-    """The last line of stdout that is not blank: a number, or a JSON object
-    `{"reward": number, "components": {name: number}}`. Anything else is a failed evaluation."""
+    """1.0, whatever it stated."""
+    STATED = "stated"
+    """What the command stated; nothing stated is a failed evaluation, or the agent's doing and worth 0.0."""
+
+
+class Run:
+    """What the command did; `key` begins the lines by which it states its reward."""
+
+    def __init__(self, result: ExecResult, key: str) -> None:
+        self.result = result
+        self._key = key
+
+    @property
+    def report(self) -> str:
+        """For people; the key is left out of what the command printed."""
+        ending = "the command did not end in time\n" if self.result.timed_out else ""
+        return ending + report_of(self.result).replace(f"{self._key} ", "reward ")
+
+    @property
+    def stated(self) -> str | None:
+        """The last reward that was stated; None if none was."""
+        start = f"{self._key} ".encode()
+        with self.result.stdout.open("rb") as lines:
+            found = [line for line in lines if line.startswith(start)]
+        return found[-1][len(start) :].decode(errors="replace").strip() if found else None
+
+    def reward(self) -> tuple[float, dict[str, float]]:
+        """The reward that was stated, with its components; EvaluationFailed if there is none."""
+        if self.stated is None:
+            raise EvaluationFailed(
+                f"the evaluator's command states no reward: {self.report[-2000:]}",
+                hint="state it with: reward NUMBER; or set reward: exit_code",
+            )
+        return parse_reward(self.stated)
 
 
 class CommandEvaluator(Evaluator):
-    """Runs `command` in the workspace as the agent left it, with `files` put over it."""
+    """Runs `command` over the agent's work, with `files` put over it.
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
+    A command states a reward with the shell's function `reward`, which every string has: `reward 0.5`, or
+    `reward '{"reward": 0.5, "components": {"style": 1}}'`. A list has no shell: its program reads a key, the
+    first line of its input, and prints a line of the key, a blank and the reward. Nothing else that is
+    printed counts, since the agent's own code may have printed it.
+    """
 
+    class Options(Placed):
         command: str | list[str] = Field(min_length=1)
         """A string is run by `/bin/sh -c`, a list as it is."""
         files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
@@ -50,50 +93,66 @@ class CommandEvaluator(Evaluator):
 
     options: Options
 
-    async def evaluate(self, context: EvaluationContext) -> Verdict:
-        try:
-            for name, file in self.options.files.items():
-                await context.sandbox.upload(PurePosixPath(name), file.data, executable=file.executable)
-        except PathRefused as error:
-            # Only the agent can have put a link or a file there, and must not escape its score by it.
-            return Verdict(reward=0.0, report=f"the evaluator's files could not be put in place: {error}")
-        except SandboxError as error:
-            raise EvaluationFailed(f"the evaluator's files could not be put in place: {error}") from error
-        result = await self._run(context)
-        reward, components = self._judge(result)
-        return Verdict(reward=reward, components=components, report=report_of(result))
+    @property
+    def wants_fresh_sandbox(self) -> bool:
+        return self.options.sandbox is Place.FRESH
 
-    async def _run(self, context: EvaluationContext) -> ExecResult:
+    @property
+    def _may_state(self) -> bool:
+        """Whether a statement may be missing from output that was cut; only the shell itself makes one."""
         command = self.options.command
-        argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
-        try:
-            result = await context.sandbox.exec(Command(argv), timeout=context.timeout, log_name=LOG_NAME)
-        except SandboxError as error:
-            raise EvaluationFailed(f"the evaluator's command could not be run: {error}") from error
-        if result.timed_out:
-            raise EvaluationFailed(
-                f"the evaluator's command did not end within {context.timeout:g} s",
-                hint="raise budgets.evaluate_seconds",
-            )
-        return result
+        return not isinstance(command, str) or "reward" in command or "polar_key" in command
 
-    def _judge(self, result: ExecResult) -> tuple[float, dict[str, float]]:
+    async def evaluate(self, context: EvaluationContext) -> Verdict:
+        guarded = [pattern for path in self.options.files for pattern in rivals(path)]
+        try:
+            async with bench(context, self.options, guarded) as prepared:
+                run = await self._run(context, prepared.sandbox)
+                reward, components = await self._judge(context, run)
+        except Spoiled as error:
+            return spoiled(error)
+        findings = prepared.findings
+        return Verdict(
+            reward=reward,
+            components=components | ({"tampering": float(len(findings))} if findings else {}),
+            report=cut("\n".join([*tampering_remarks(findings), run.report])),
+        )
+
+    async def _run(self, context: EvaluationContext, sandbox: Sandbox) -> Run:
+        await place(sandbox, self.options.files)
+        key = secrets.token_hex(16)
+        command = self.options.command
+        limit = self.options.limit(context)
+        result = await run_grader(
+            _PRELUDE + command if isinstance(command, str) else command,
+            sandbox,
+            env=self.options.env,
+            timeout=limit,
+            stdin=f"{key}\n".encode(),
+        )
+        return Run(result, key)
+
+    async def _judge(self, context: EvaluationContext, run: Run) -> tuple[float, dict[str, float]]:
         source = self.options.reward
-        by_exit_code = 1.0 if result.exit_code == 0 else 0.0
+        if run.result.timed_out or run.result.exit_code != 0:
+            return 0.0, {}
         if source is RewardSource.EXIT_CODE:
-            return by_exit_code, {}
-        if is_cut(result.stdout):
-            # Code under test may have printed so much just to hide what is said of it at the end.
-            raise EvaluationFailed(
-                "the evaluator's command printed more than is kept, and its last line is not known",
-                hint="print less, raise runtime.options.output_limit, or set reward: exit_code",
-            )
-        line = _last_line(result.stdout)
-        if source is RewardSource.LAST_LINE:
-            return _parse(line)
-        if _is_verdict(line) or (result.exit_code == 0 and _NUMBER.fullmatch(line)):
-            return _parse(line)
-        return by_exit_code, {}
+            return 1.0, {}
+        is_whole = not (self._may_state and is_cut(run.result.stdout))
+        if source is RewardSource.AUTO and run.stated is None and is_whole:
+            return 1.0, {}
+        try:
+            return run.reward()
+        except EvaluationFailed:
+            await self._blame(context)
+            return 0.0, {}
+
+    async def _blame(self, context: EvaluationContext) -> None:
+        """EvaluationFailed if no reward is stated, or none that is one, where no agent has been either."""
+        async with context.fresh_sandbox() as fresh:
+            run = await self._run(context, fresh)
+        if run.result.exit_code == 0:
+            run.reward()
 
 
 def _is_verdict(line: str) -> bool:
@@ -104,16 +163,16 @@ def _is_verdict(line: str) -> bool:
     return isinstance(document, dict) and "reward" in document
 
 
-def _parse(line: str) -> tuple[float, dict[str, float]]:
-    """The reward and its components that a line states."""
-    if _NUMBER.fullmatch(line):
-        return _finite(float(line), "the last line"), {}
-    if not _is_verdict(line):
+def parse_reward(text: str) -> tuple[float, dict[str, float]]:
+    """The reward and its components that a command stated."""
+    if _NUMBER.fullmatch(text):
+        return _finite(float(text), "the reward"), {}
+    if not _is_verdict(text):
         raise EvaluationFailed(
-            f"the last line of the evaluator's output is no reward: {line[:200]!r}",
-            hint='print a number or {"reward": number, "components": {name: number}}',
+            f"the evaluator's command states what is no reward: {text[:200]!r}",
+            hint='state a number or {"reward": number, "components": {name: number}}',
         )
-    document: Mapping[str, Any] = json.loads(line)
+    document: Mapping[str, Any] = json.loads(text)
     components = document.get("components", {})
     if not isinstance(components, dict):
         raise EvaluationFailed("components: must be an object of numbers")
@@ -129,8 +188,3 @@ def _finite(value: Any, what: str) -> float:
     except OverflowError:
         value = "an integer beyond all floats"
     raise EvaluationFailed(f"{what}: must be a finite number, not {str(value)[:200]}")
-
-
-def _last_line(path: Path) -> str:
-    lines = tail(path, LAST_LINE_BYTES).decode(errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

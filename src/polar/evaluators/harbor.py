@@ -8,49 +8,36 @@ import secrets
 from pathlib import PurePosixPath
 from typing import Any
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import field_validator
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
+from polar.evaluators.environment import ANY_PLUGIN, run_grader
 from polar.evaluators.harbor_task import LOGS, TESTS
 from polar.evaluators.inside import Spoiled, must_run, place
 from polar.evaluators.output import cut, report_of
-from polar.evaluators.snapshot import pack, replace_workspace
-from polar.evaluators.tampering import (
-    Finding,
-    TamperPolicy,
-    compare,
-    inventory_before,
-    take_inventory,
-    tampering_remarks,
-    undo,
-)
-from polar.evaluators.test_plan import LOG_NAME, SHARE_OF_TIME, spoiled
-from polar.evaluators.tests import Place
+from polar.evaluators.place import Place, Placed, bench
+from polar.evaluators.tampering import Finding, tampering_remarks
+from polar.evaluators.test_plan import spoiled
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
-from polar.runtimes.base import Command, ExecResult, PathRefused, Sandbox, SandboxError
+from polar.runtimes.base import ExecResult, PathRefused, Sandbox, SandboxError
 
 REWARD_BYTES = 1024 * 1024
-_CLEAR = f"find {TESTS} {LOGS} -mindepth 1 -maxdepth 1 -exec rm -rf {{}} + && mkdir -p {LOGS}/verifier"
+REWARD_FILES = ("reward.json", "reward.txt")
+_CLEAR = f"""
+chmod -R u+rwX {TESTS} {LOGS} 2>/dev/null
+find {TESTS} {LOGS} -mindepth 1 -maxdepth 1 -exec rm -rf {{}} + && mkdir -p {LOGS}/verifier
+"""
 
 
 class HarborEvaluator(Evaluator):
-    """Runs /tests/test.sh and takes the reward from /logs/verifier/reward.json or reward.txt."""
+    """Runs /tests/test.sh and takes the reward from the file in /logs/verifier that its tests name."""
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Placed):
         tests: dict[WorkspacePath, FileContent]
         """The task's `tests` directory; laid out as /tests once the agent is gone."""
-        env: dict[str, str] = Field(default_factory=dict)
-        """Environment variables of the script."""
-        sandbox: Place = Place.LIVE
         reward_key: str = "reward"
         """Which number of a reward.json that holds several is the reward; all are components."""
-        tampering: TamperPolicy = TamperPolicy.REPORT
-        """What becomes of files that bend test runners; Harbor itself leaves them."""
-        timeout_seconds: float | None = Field(default=None, gt=0)
-        """How long the script may take; None: nearly all of `budgets.evaluate_seconds`."""
 
         @field_validator("tests")
         @classmethod
@@ -65,43 +52,37 @@ class HarborEvaluator(Evaluator):
     def wants_fresh_sandbox(self) -> bool:
         return self.options.sandbox is Place.FRESH
 
+    @property
+    def _reward_files(self) -> tuple[str, ...]:
+        """The files that the tests speak of; either, where they speak of none."""
+        tests = [file.data for file in self.options.tests.values()]
+        named = tuple(name for name in REWARD_FILES if any(name.encode() in data for data in tests))
+        return named or REWARD_FILES
+
     async def evaluate(self, context: EvaluationContext) -> Verdict:
         try:
-            if self.options.sandbox is Place.LIVE:
-                return await self._verify(context, context.sandbox)
-            archive = await pack(context)
-            async with context.fresh_sandbox() as fresh:
-                await replace_workspace(fresh, archive, timeout=context.seconds_left)
-                return await self._verify(context, fresh)
+            async with bench(context, self.options) as prepared:
+                return await self._verify(context, prepared.sandbox, prepared.findings)
         except Spoiled as error:
             return spoiled(error)
 
-    async def _verify(self, context: EvaluationContext, sandbox: Sandbox) -> Verdict:
-        findings = await self._guard(context, sandbox)
-        if findings and self.options.tampering is TamperPolicy.ZERO:
-            return Verdict(reward=0.0, report=_remarks(findings))
+    async def _verify(
+        self, context: EvaluationContext, sandbox: Sandbox, findings: tuple[Finding, ...]
+    ) -> Verdict:
         result = await self._run(context, sandbox)
-        if result.timed_out:
-            report = f"the verifier did not end in time\n{report_of(result)}"
-            return Verdict(reward=0.0, report=cut(report))
-        rewards = await _rewards(sandbox)
-        if rewards is None:
+        remarks = "".join(f"{remark}\n" for remark in tampering_remarks(findings))
+        if result.timed_out or result.exit_code < 0:
+            ending = "did not end in time" if result.timed_out else "was killed"
+            return Verdict(reward=0.0, report=cut(f"{remarks}the verifier {ending}\n{report_of(result)}"))
+        try:
+            rewards = self._agreed(await self._rewards(sandbox))
+        except EvaluationFailed as error:
+            # Where the verifier leaves no reward of its own accord either, the task is at fault.
             await self._blame(context)
-            report = f"the verifier left no reward\n{report_of(result)}"
-            return Verdict(reward=0.0, report=cut(report))
-        reward = self._chosen(rewards)
+            return Verdict(reward=0.0, report=cut(f"{remarks}{error}\n{report_of(result)}"))
         components = {**rewards, "tampering": float(len(findings))}
-        return Verdict(
-            reward=reward, components=components, report=cut(_remarks(findings) + report_of(result))
-        )
-
-    async def _guard(self, context: EvaluationContext, sandbox: Sandbox) -> tuple[Finding, ...]:
-        after = await take_inventory(sandbox, (), timeout=context.seconds_left)
-        before = await inventory_before(context, (), after)
-        findings = compare(before, after)
-        if self.options.tampering is TamperPolicy.NEUTRALISE:
-            await undo(sandbox, findings, before, timeout=context.seconds_left)
-        return findings
+        report = cut(remarks + report_of(result))
+        return Verdict(reward=self._chosen(rewards), components=components, report=report)
 
     async def _run(self, context: EvaluationContext, sandbox: Sandbox) -> ExecResult:
         """Lay out /tests over whatever the agent left in these places, and run its script."""
@@ -112,22 +93,42 @@ class HarborEvaluator(Evaluator):
             for path, file in self.options.tests.items()
         }
         await place(sandbox, files, PurePosixPath(TESTS))
-        limit = min(self.options.timeout_seconds or context.timeout, SHARE_OF_TIME * context.seconds_left)
-        command = Command(("/bin/sh", "-c", f"exec {TESTS}/test.sh"), env=self.options.env)
-        try:
-            return await sandbox.exec(command, timeout=limit, log_name=LOG_NAME)
-        except SandboxError as error:
-            raise EvaluationFailed(f"the verifier could not be run: {error}") from error
+        limit = self.options.limit(context)
+        env = {**ANY_PLUGIN, **self.options.env}
+        return await run_grader(f"exec {TESTS}/test.sh", sandbox, env=env, timeout=limit)
+
+    async def _rewards(self, sandbox: Sandbox) -> list[dict[str, float]]:
+        """What the verifier wrote, file by file."""
+        found = []
+        for name in self._reward_files:
+            try:
+                data = await sandbox.download(PurePosixPath(LOGS, "verifier", name), max_bytes=REWARD_BYTES)
+            except SandboxError:
+                continue
+            if data.strip():
+                found.append(_PARSERS[name](data.decode(errors="replace")))
+        return found
+
+    def _agreed(self, found: list[dict[str, float]]) -> dict[str, float]:
+        """What was written; EvaluationFailed if that is nothing, or two files contradict each other."""
+        if not found:
+            raise EvaluationFailed("the verifier left no reward")
+        if len({self._chosen(rewards) for rewards in found}) > 1:
+            raise EvaluationFailed("reward.json and reward.txt contradict each other")
+        return found[0]
 
     async def _blame(self, context: EvaluationContext) -> None:
         """EvaluationFailed if the verifier leaves no reward where no agent has been either."""
         async with context.fresh_sandbox() as fresh:
             result = await self._run(context, fresh)
-            if await _rewards(fresh) is None:
+            try:
+                self._agreed(await self._rewards(fresh))
+            except EvaluationFailed as error:
                 raise EvaluationFailed(
-                    f"{TESTS}/test.sh leaves no reward, whatever the agent did: {report_of(result)[-2000:]}",
+                    f"{TESTS}/test.sh leaves no reward that counts, whatever the agent did: {error.message}\n"
+                    f"{report_of(result)[-2000:]}",
                     hint=f"it must write {LOGS}/verifier/reward.txt or reward.json",
-                )
+                ) from None
 
     def _chosen(self, rewards: dict[str, float]) -> float:
         if self.options.reward_key in rewards:
@@ -154,18 +155,6 @@ async def _require_places(sandbox: Sandbox) -> None:
             raise EvaluationFailed(f"{directory}: {error}") from error
 
 
-async def _rewards(sandbox: Sandbox) -> dict[str, float] | None:
-    """What the verifier wrote; None if it wrote nothing."""
-    for name, parse in (("reward.json", _from_json), ("reward.txt", _from_text)):
-        try:
-            data = await sandbox.download(PurePosixPath(LOGS, "verifier", name), max_bytes=REWARD_BYTES)
-        except SandboxError:
-            continue
-        if data.strip():
-            return parse(data.decode(errors="replace"))
-    return None
-
-
 def _from_text(text: str) -> dict[str, float]:
     return {"reward": _number("reward.txt", text.strip())}
 
@@ -190,5 +179,4 @@ def _number(what: str, value: Any) -> float:
     return number
 
 
-def _remarks(findings: tuple[Finding, ...]) -> str:
-    return "".join(f"{remark}\n" for remark in tampering_remarks(findings))
+_PARSERS = {"reward.json": _from_json, "reward.txt": _from_text}

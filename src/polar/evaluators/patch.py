@@ -47,14 +47,22 @@ _FILES = re.compile(rb"^diff --git a/(.+) b/\1$", re.MULTILINE)
 
 
 async def extract_patch(
-    context: EvaluationContext, fresh: Sandbox, exclude: Sequence[str], limit: int
+    context: EvaluationContext,
+    fresh: Sandbox,
+    exclude: Sequence[str],
+    limit: int,
+    *,
+    allow: Sequence[str] = ("*",),
 ) -> bytes:
-    """The agent's patch against the workspace of `fresh`, which stays as it is."""
+    """The agent's patch to what `allow` matches, against the workspace of `fresh`, which stays as it is."""
     archive = await pack(context)
     mine = private_directory(fresh)
     await place_file(fresh, mine / "workspace.tar", archive)
     await place_file(fresh, mine / "exclude", "\n".join(LEFT_OUT).encode())
-    pathspecs = (".", *(f":(exclude,top,glob){pattern}" for pattern in exclude))
+    pathspecs = (
+        *(f":(top){pattern}" for pattern in allow),
+        *(f":(exclude,top,glob){pattern}" for pattern in exclude),
+    )
     result = await run_script(
         fresh, _DIFF, str(mine), str(limit + 1), *pathspecs,
         timeout=context.seconds_left, name="evaluator-diff", env=CLEAN_GIT,

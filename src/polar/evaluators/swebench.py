@@ -8,18 +8,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from polar.errors import NotInstalled
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
-from polar.evaluators.diff import with_patch
+from polar.evaluators.diff import patched_bench, with_patch
+from polar.evaluators.environment import ANY_PLUGIN, run_grader
 from polar.evaluators.grading import Grade, TestReward, grade
 from polar.evaluators.inside import Spoiled, place_file, private_directory
 from polar.evaluators.output import text_of
 from polar.evaluators.patch import PATCH_BYTES, apply_patch, extract_patch, touched_files
+from polar.evaluators.place import Bench, Guarded
+from polar.evaluators.steering import literal, rivals
 from polar.evaluators.swe_row import SweRow
-from polar.evaluators.tampering import Inventory, TamperPolicy, compare, literal, take_inventory, undo
-from polar.evaluators.test_plan import SHARE_OF_TIME, run_tests, spoiled, verdict_of
+from polar.evaluators.test_plan import spoiled, verdict_of
 from polar.evaluators.test_reports import PARSERS, ReportFormat
 from polar.evaluators.test_reports.report import Outcome, TestReport, make_report
 from polar.models.session import Verdict
@@ -59,9 +61,7 @@ class Procedure:
 
 
 class SwebenchEvaluator(Evaluator):
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Guarded):
         row: SweRow
         reward: TestReward = TestReward.ALL_PASS
         """`all_pass` is what SWE-bench calls resolved."""
@@ -69,9 +69,6 @@ class SwebenchEvaluator(Evaluator):
         """Paths (git's glob patterns) whose changes are left out of the patch."""
         max_patch_bytes: int = Field(default=PATCH_BYTES, ge=1, le=64 * 1024 * 1024)
         """A longer patch is worth nothing."""
-        tampering: TamperPolicy = TamperPolicy.NEUTRALISE
-        timeout_seconds: float | None = Field(default=None, gt=0)
-        """How long the tests may take; None: nearly all of `budgets.evaluate_seconds`."""
 
     options: Options
 
@@ -87,33 +84,29 @@ class SwebenchEvaluator(Evaluator):
         try:
             async with context.fresh_sandbox() as fresh:
                 patch = await extract_patch(
-                    context, fresh, (*options.exclude, *map(literal, tests)), options.max_patch_bytes
+                    context,
+                    fresh,
+                    (*options.exclude, *map(literal, tests)),
+                    options.max_patch_bytes,
+                    allow=options.allow,
                 )
-                before = await take_inventory(fresh, (), timeout=context.seconds_left)
-                problem = await apply_patch(fresh, patch, timeout=context.seconds_left)
-                if problem:
-                    raise Spoiled(f"the patch does not apply: {problem}")
-                verdict = await self._test(context, fresh, procedure, before)
+                guarded = [pattern for path in tests for pattern in rivals(path)]
+                patched = await patched_bench(context, fresh, patch, options, guarded)
+                verdict = await self._test(context, patched, procedure)
         except Spoiled as error:
             return spoiled(error)
         return with_patch(verdict, patch)
 
-    async def _test(
-        self, context: EvaluationContext, fresh: Sandbox, procedure: Procedure, before: Inventory
-    ) -> Verdict:
-        options = self.options
-        findings = compare(before, await take_inventory(fresh, (), timeout=context.seconds_left))
-        if findings and options.tampering is TamperPolicy.ZERO:
-            return verdict_of(Grade(0.0, {}, ("the agent tampered with the test runner",)), findings)
-        if options.tampering is TamperPolicy.NEUTRALISE:
-            await undo(fresh, findings, before, timeout=context.seconds_left)
+    async def _test(self, context: EvaluationContext, patched: Bench, procedure: Procedure) -> Verdict:
+        options, fresh, findings = self.options, patched.sandbox, patched.findings
         if not procedure.applies_test_patch:
             await _apply_tests(context, fresh, options.row)
         script = private_directory(fresh) / "eval.sh"
         await place_file(fresh, script, procedure.script.encode(), executable=True)
-        limit = min(options.timeout_seconds or context.timeout, SHARE_OF_TIME * context.seconds_left)
+        limit = options.limit(context)
         # One stream: the official markers are printed to the one, the tests' results to the other.
-        result = await run_tests(f"exec /bin/bash {script} 2>&1", fresh, env={}, timeout=limit)
+        command = f"exec /bin/bash {script} 2>&1"
+        result = await run_grader(command, fresh, env={**ANY_PLUGIN, **options.env}, timeout=limit)
         if result.timed_out:
             return verdict_of(
                 Grade(0.0, {}, (f"the tests did not end within {limit:g} s",)), findings, result

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
+from polar.evaluators.environment import run_grader
 from polar.evaluators.grading import Expected, Grade, TestReward, grade
-from polar.evaluators.inside import CLEAN_GIT, Spoiled, place, private_directory, run_script
+from polar.evaluators.inside import Spoiled, place, run_script
 from polar.evaluators.output import cut, report_of, text_of
-from polar.evaluators.tampering import (
-    Finding,
-    Inventory,
-    TamperPolicy,
-    compare,
-    literal,
-    tampering_remarks,
-    undo,
-)
+from polar.evaluators.place import Bench, Guarded
+from polar.evaluators.steering import rivals
+from polar.evaluators.tampering import Finding, Tampered, tampering_remarks
 from polar.evaluators.test_reports import PARSERS, ReportFormat
 from polar.evaluators.test_reports.report import TestReport
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
-from polar.runtimes.base import Command, ExecResult, Sandbox, SandboxError
+from polar.runtimes.base import ExecResult, Sandbox, SandboxError
 
-LOG_NAME = "evaluator"
 REPORT_FILE_BYTES = 16 * 1024 * 1024
 NOT_RUNNABLE = (126, 127)
 """What a shell ends with that cannot run its command."""
-SHARE_OF_TIME = 0.9
-"""How much of what is left of the budget the tests may take, so that their end can still be told."""
 
 
-class TestPlan(BaseModel):
+class TestPlan(Guarded):
     """The options that `tests` and `diff` share."""
 
     __test__ = False
-    model_config = {"extra": "forbid", "frozen": True}
 
     command: str | list[str] = Field(min_length=1)
     """A string is run by `/bin/sh -c`, a list as it is; in the workspace."""
@@ -47,21 +38,14 @@ class TestPlan(BaseModel):
     """The file the command writes its report to; None: what it prints. Required for `junit`."""
     files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
     """Hidden tests: put in place only now, over whatever the agent left there."""
-    protect: tuple[str, ...] = ()
-    """Patterns (`*` also stands for `/`) of files that the agent must not have changed, e.g. `tests/*`."""
-    tampering: TamperPolicy = TamperPolicy.NEUTRALISE
     expected: Expected | None = None
     """The tests that count; None: all there are."""
     reward: TestReward = TestReward.ALL_PASS
-    timeout_seconds: float | None = Field(default=None, gt=0)
-    """How long the tests may take, else the reward is 0; None: nearly all of `budgets.evaluate_seconds`."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the command."""
 
     @property
     def guarded(self) -> tuple[str, ...]:
-        """Patterns of the files whose change is tampering: `protect`, and the hidden tests' places."""
-        return (*self.protect, *(literal(path) for path in self.files))
+        """Patterns of the files whose change is tampering besides `protect`: the hidden tests' places."""
+        return tuple(pattern for path in self.files for pattern in rivals(path))
 
     @model_validator(mode="after")
     def _has_report(self) -> TestPlan:
@@ -70,54 +54,19 @@ class TestPlan(BaseModel):
         return self
 
 
-async def run_plan(
-    plan: TestPlan, context: EvaluationContext, sandbox: Sandbox, before: Inventory, after: Inventory
-) -> Verdict:
-    """Undo tampering, put the hidden tests in place, run them and grade what they report.
-
-    `sandbox` holds the agent's work. `before` and `after` are the inventories of the workspace as
-    the agent found it and as it left it.
-    """
-    findings = compare(before, after)
-    if findings and plan.tampering is TamperPolicy.ZERO:
-        return verdict_of(
-            Grade(0.0, {}, ("the agent tampered with what decides about its reward",)), findings
-        )
-    if plan.tampering is TamperPolicy.NEUTRALISE:
-        await undo(sandbox, findings, before, timeout=context.seconds_left)
+async def run_plan(plan: TestPlan, context: EvaluationContext, bench: Bench) -> Verdict:
+    """Put the hidden tests in place, run them and grade what they report."""
+    sandbox, findings = bench.sandbox, bench.findings
     await place(sandbox, plan.files)
     await _clear_report(plan, sandbox, timeout=context.seconds_left)
-    limit = min(plan.timeout_seconds or context.timeout, SHARE_OF_TIME * context.seconds_left)
-    result = await run_tests(plan.command, sandbox, env=plan.env, timeout=limit)
+    limit = plan.limit(context)
+    result = await run_grader(plan.command, sandbox, env=plan.env, timeout=limit)
     if result.timed_out:
         return verdict_of(Grade(0.0, {}, (f"the tests did not end within {limit:g} s",)), findings, result)
     if result.exit_code in NOT_RUNNABLE:
         await _blame(plan, context)
     report = await _report(plan, sandbox, result)
     return verdict_of(grade(report, result.exit_code, plan.expected, plan.reward), findings, result)
-
-
-async def run_tests(
-    command: str | Sequence[str], sandbox: Sandbox, *, env: Mapping[str, str], timeout: float
-) -> ExecResult:
-    """Run a test command in an environment that holds nothing of the agent's: no home, no caches."""
-    clean = private_directory(sandbox)
-    await place(sandbox, {"home/.keep": FileContent(text="")}, clean)
-    environment = {
-        **CLEAN_GIT,
-        "HOME": str(clean / "home"),
-        "PYTHONNOUSERSITE": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        # Compiled files that lie beside the sources may be of other sources.
-        "PYTHONPYCACHEPREFIX": str(clean / "pycache"),
-        "PYTEST_ADDOPTS": "-p no:cacheprovider",
-        **env,
-    }
-    argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
-    try:
-        return await sandbox.exec(Command(argv, env=environment), timeout=timeout, log_name=LOG_NAME)
-    except SandboxError as error:
-        raise EvaluationFailed(f"the test command could not be run: {error}") from error
 
 
 async def _clear_report(plan: TestPlan, sandbox: Sandbox, *, timeout: float) -> None:
@@ -135,7 +84,7 @@ async def _blame(plan: TestPlan, context: EvaluationContext) -> None:
     """EvaluationFailed if the command cannot be run in an untouched sandbox either."""
     async with context.fresh_sandbox() as fresh:
         await place(fresh, plan.files)
-        result = await run_tests(plan.command, fresh, env=plan.env, timeout=context.seconds_left)
+        result = await run_grader(plan.command, fresh, env=plan.env, timeout=context.seconds_left)
         if result.exit_code in NOT_RUNNABLE:
             raise EvaluationFailed(
                 f"the test command cannot be run in this sandbox: {report_of(result)[-2000:]}",
@@ -167,5 +116,6 @@ def verdict_of(graded: Grade, findings: Sequence[Finding], result: ExecResult | 
 
 
 def spoiled(error: Spoiled) -> Verdict:
-    """The verdict of an agent that left nothing that can be evaluated."""
-    return Verdict(reward=0.0, report=cut(error.message))
+    """The verdict of an agent that left nothing that can be evaluated, or what must not be."""
+    findings = error.findings if isinstance(error, Tampered) else ()
+    return verdict_of(Grade(0.0, {}, (error.message,)), findings)

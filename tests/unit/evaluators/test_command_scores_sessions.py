@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from polar import plugins
 from polar.errors import InvalidInput
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
-from polar.evaluators.command import CommandEvaluator, _parse
+from polar.evaluators.command import CommandEvaluator, parse_reward
 from polar.models.component import Component
 from polar.models.session import TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
 from polar.runtimes.base import Command, Sandbox, SandboxSpec
 from polar.runtimes.process import ProcessRuntime
+from tests.evaluations import agent_does, evaluation, make_task
+from tests.evaluations import evaluate as judge
 
 TASK = TaskSpec.model_validate({"id": "t", "instruction": "x", "harness": "shell", "evaluator": "command"})
 
@@ -34,6 +36,7 @@ async def sandbox(tmp_path: Path) -> AsyncIterator[Sandbox]:
 
 
 async def evaluate(sandbox: Sandbox, *, timeout: float = 20.0, **options: Any) -> Verdict:
+    options = {"sandbox": "live", **options}
     evaluator = CommandEvaluator(CommandEvaluator.Options.model_validate(options))
     return await evaluator.evaluate(EvaluationContext(TASK, sandbox, TrajectoryStats(), timeout))
 
@@ -44,33 +47,64 @@ async def evaluate(sandbox: Sandbox, *, timeout: float = 20.0, **options: Any) -
         ("true", 1.0),
         ("exit 3", 0.0),
         ("kill -9 $$", 0.0),
-        ("echo noise; echo 0.25; echo", 0.25),
-        ("echo -1e-1", -0.1),
+        ("echo noise; reward 0.25; echo", 0.25),
+        ("printf noise; reward 0.25; printf noise", 0.25),
+        ("reward 1; reward 0.5", 0.5),
+        ("reward -1e-1", -0.1),
         ("echo all good", 1.0),
-        ("echo 5; exit 1", 0.0),
-        ("""echo '{"reward": 0.5}'; exit 1""", 0.5),
-        ("""echo '{"score": 0.5}'""", 1.0),
+        ("reward 5; exit 1", 0.0),
+        ("""reward '{"reward": 0.5}'; exit 1""", 0.0),
     ],
 )
-async def test_auto_takes_json_then_number_then_exit_code(
+async def test_a_stated_reward_comes_before_a_good_exit_code_and_after_a_bad_one(
     sandbox: Sandbox, script: str, reward: float
 ) -> None:
     assert (await evaluate(sandbox, command=script)).reward == reward
 
 
-@pytest.mark.parametrize(("script", "reward"), [("echo 0.25", 1.0), ("echo 1; exit 9", 0.0)])
+@pytest.mark.parametrize("line", ["1.0", '{"reward": 1.0}', "reward 1.0", "0" * 32 + " 1.0"])
+async def test_lines_that_anybody_can_print_are_no_reward(sandbox: Sandbox, line: str) -> None:
+    verdict = await evaluate(sandbox, command=f"reward 0; printf '%s\\n' '{line}'", reward="stated")
+    assert verdict.reward == 0.0
+
+
+async def test_programs_that_the_command_starts_do_not_learn_its_key(sandbox: Sandbox) -> None:
+    snoop = (
+        "import os, glob, sys\nprint(sys.stdin.read(), dict(os.environ))\n"
+        "for path in glob.glob('/proc/[0-9]*/environ') + glob.glob('/proc/[0-9]*/cmdline') + "
+        "glob.glob('/proc/[0-9]*/fd/0'):\n"
+        "    if os.path.islink(path) and 'memfd' not in os.readlink(path): continue\n"
+        "    try: print(open(path, 'rb').read(100000))\n"
+        "    except OSError: pass\n"
+    )
+    await sandbox.upload(PurePosixPath("snoop.py"), snoop.encode())
+    script = 'seen=$(python3 snoop.py); case $seen in *"$polar_key"*) reward 1;; *) reward 0;; esac'
+    assert (await evaluate(sandbox, command=script, reward="stated")).reward == 0.0
+
+
+async def test_a_program_without_a_shell_reads_its_key(sandbox: Sandbox) -> None:
+    program = "key = input(); print('noise'); print(key, 0.75)"
+    verdict = await evaluate(sandbox, command=["python3", "-c", program], reward="stated")
+    assert verdict.reward == 0.75
+
+
+async def test_reports_do_not_tell_the_key(sandbox: Sandbox) -> None:
+    assert (await evaluate(sandbox, command="reward 0.5")).report == "exit code 0\n--- stdout\n\nreward 0.5"
+
+
+@pytest.mark.parametrize(("script", "reward"), [("reward 0.25", 1.0), ("reward 1; exit 9", 0.0)])
 async def test_exit_code_alone_ignores_the_output(sandbox: Sandbox, script: str, reward: float) -> None:
     assert (await evaluate(sandbox, command=script, reward="exit_code")).reward == reward
 
 
-async def test_last_line_gives_components(sandbox: Sandbox) -> None:
-    line = json.dumps({"reward": 2, "components": {"style": 0.5, "tests": 1}})
-    verdict = await evaluate(sandbox, command=["echo", line], reward="last_line")
+async def test_a_reward_has_components(sandbox: Sandbox) -> None:
+    stated = json.dumps({"reward": 2, "components": {"style": 0.5, "tests": 1}})
+    verdict = await evaluate(sandbox, command=f"reward '{stated}'")
     assert (verdict.reward, verdict.components) == (2.0, {"style": 0.5, "tests": 1.0})
 
 
 @pytest.mark.parametrize(
-    "line",
+    "stated",
     [
         "",
         "fine",
@@ -91,29 +125,25 @@ async def test_last_line_gives_components(sandbox: Sandbox) -> None:
         "[" * 100_000,
     ],
 )
-async def test_last_line_without_a_reward_is_a_failed_evaluation(sandbox: Sandbox, line: str) -> None:
-    await sandbox.upload(PurePosixPath("line"), line.encode())
+def test_what_is_no_finite_reward_is_a_failed_evaluation(stated: str) -> None:
     with pytest.raises(EvaluationFailed):
-        await evaluate(sandbox, command="cat line", reward="last_line")
+        parse_reward(stated)
 
 
-@pytest.mark.parametrize("script", ["echo nan", """echo '{"reward": NaN}'"""])
-async def test_auto_never_yields_what_is_not_finite(sandbox: Sandbox, script: str) -> None:
-    with pytest.raises(EvaluationFailed):
-        await evaluate(sandbox, command=script)
-
-
-async def test_timeout_is_a_failed_evaluation(sandbox: Sandbox) -> None:
-    with pytest.raises(EvaluationFailed, match=r"did not end within 0\.2 s"):
-        await evaluate(sandbox, command="sleep 60", timeout=0.2)
-
-
-async def test_files_are_put_over_what_the_agent_left(sandbox: Sandbox) -> None:
-    await sandbox.upload(PurePosixPath("tests/check.sh"), b"exit 0")
-    files = {"tests/check.sh": {"text": "echo checked >&2; exit 4", "executable": True}}
-    verdict = await evaluate(sandbox, command="sh tests/check.sh", files=files)
+async def test_a_command_that_does_not_end_is_worth_nothing(sandbox: Sandbox) -> None:
+    verdict = await evaluate(sandbox, command="reward 1; sleep 60", timeout_seconds=0.2)
     assert verdict.reward == 0.0
-    assert verdict.report == "exit code 4\n--- stderr\nchecked"
+    assert "did not end in time" in verdict.report
+
+
+@pytest.mark.parametrize("place", ["live", "fresh"])
+async def test_files_are_put_over_what_the_agent_left(tmp_path: Path, place: str) -> None:
+    files = {"tests/check.sh": {"text": "echo checked >&2; exit 4", "executable": True}}
+    async with evaluation(make_task(runtime="process"), tmp_path) as context:
+        await agent_does(context, "mkdir tests; echo 'exit 0' > tests/check.sh")
+        verdict = await judge(context, "command", command="sh tests/check.sh", files=files, sandbox=place)
+    assert verdict.reward == 0.0
+    assert verdict.report == "tampering: added tests/check.sh\nexit code 4\n--- stderr\nchecked"
 
 
 async def test_agent_that_blocks_the_evaluators_files_gets_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -125,38 +155,64 @@ async def test_agent_that_blocks_the_evaluators_files_gets_nothing(sandbox: Sand
 
 
 async def test_report_keeps_the_end_of_a_long_output(sandbox: Sandbox) -> None:
-    verdict = await evaluate(sandbox, command="yes | head -c 1000000; echo; echo 0.5")
+    verdict = await evaluate(sandbox, command="yes | head -c 1000000; reward 0.5")
     assert verdict.reward == 0.5
-    assert verdict.report.endswith("0.5")
+    assert verdict.report.endswith("reward 0.5")
     assert len(verdict.report) < 64 * 1024
 
 
-@pytest.mark.parametrize("reward", ["auto", "last_line"])
-async def test_a_verdict_that_output_has_pushed_out_is_a_failed_evaluation(
-    tmp_path: Path, reward: str
+FLOOD = "cat flood; reward 0.25"
+
+
+@pytest.mark.parametrize("source", ["auto", "stated"])
+async def test_a_statement_that_the_agent_has_pushed_out_is_worth_nothing(
+    tmp_path: Path, source: str
 ) -> None:
-    """By its exit code alone the agent would have earned it all, for printing much."""
-    spec = SandboxSpec("s1", tmp_path / "s1", "127.0.0.1", 9)
-    sandbox = await ProcessRuntime(ProcessRuntime.Options(output_limit=4096)).start(spec)
-    try:
-        flooded = "yes | head -c 5000; echo; echo 0.25"
-        with pytest.raises(EvaluationFailed, match="more than is kept"):
-            await evaluate(sandbox, command=flooded, reward=reward)
-        assert (await evaluate(sandbox, command=flooded, reward="exit_code")).reward == 1.0
-    finally:
-        await sandbox.stop()
+    """By its exit code alone it would have earned it all, for printing much."""
+    runtime = {"name": "process", "options": {"output_limit": 4096}}
+    async with evaluation(make_task({"flood": ""}, runtime=runtime), tmp_path) as context:
+        assert (await judge(context, "command", command=FLOOD, reward=source)).reward == 0.25
+        await agent_does(context, "yes | head -c 5000 > flood")
+        assert (await judge(context, "command", command=FLOOD, reward=source)).reward == 0.0
+        assert (await judge(context, "command", command=FLOOD, reward="exit_code")).reward == 1.0
+
+
+async def test_a_statement_that_the_agent_has_spoiled_is_worth_nothing(tmp_path: Path) -> None:
+    async with evaluation(make_task({"answer": "0.5"}, runtime="process"), tmp_path) as context:
+        copied = {"command": 'reward "$(cat answer)"'}
+        assert (await judge(context, "command", **copied)).reward == 0.5
+        await agent_does(context, "echo nonsense > answer")
+        assert (await judge(context, "command", **copied)).reward == 0.0
+        with pytest.raises(EvaluationFailed, match="no reward"):
+            await judge(context, "command", command="reward nonsense")
+
+
+async def test_much_output_is_no_harm_where_only_the_exit_code_counts(tmp_path: Path) -> None:
+    runtime = {"name": "process", "options": {"output_limit": 4096}}
+    async with evaluation(make_task(runtime=runtime), tmp_path) as context:
+        assert (await judge(context, "command", command="yes | head -c 5000")).reward == 1.0
+
+
+@pytest.mark.parametrize("command", ["yes | head -c 5000", "true"])
+async def test_a_command_that_never_states_a_reward_is_a_failed_evaluation(
+    tmp_path: Path, command: str
+) -> None:
+    runtime = {"name": "process", "options": {"output_limit": 4096}}
+    async with evaluation(make_task(runtime=runtime), tmp_path) as context:
+        with pytest.raises(EvaluationFailed, match="states no reward"):
+            await judge(context, "command", command=command, reward="stated")
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_finite_number_is_read_back(number: float) -> None:
     for line in (repr(number), json.dumps({"reward": number})):
-        assert _parse(line) == (number, {})
+        assert parse_reward(line) == (number, {})
 
 
 @given(st.text())
 def test_no_line_gives_a_reward_that_is_not_finite(line: str) -> None:
     try:
-        reward, _ = _parse(line)
+        reward, _ = parse_reward(line)
     except EvaluationFailed:
         return
     assert math.isfinite(reward)

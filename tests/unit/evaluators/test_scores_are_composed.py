@@ -18,7 +18,7 @@ from tests.evaluations import evaluate, make_evaluator
 
 
 def says(line: str, **more: Any) -> dict[str, Any]:
-    return {"name": "command", "options": {"command": f"echo '{line}'"}, **more}
+    return {"name": "command", "options": {"command": f"reward '{line}'"}, **more}
 
 
 async def test_the_reward_is_the_weighted_sum(context: EvaluationContext) -> None:
@@ -34,17 +34,20 @@ async def test_the_reward_is_the_weighted_sum(context: EvaluationContext) -> Non
 
 
 async def test_a_closed_gate_ends_the_matter(context: EvaluationContext) -> None:
-    parts = [says("0", gate=True, label="tests"), {"name": "command", "options": {"command": "touch asked"}}]
+    parts = [
+        says("0", gate=True, label="tests"),
+        {"name": "command", "options": {"command": "touch asked", "sandbox": "live"}},
+    ]
     verdict = await evaluate(context, "weighted", evaluators=parts)
     assert (verdict.reward, verdict.components) == (0.0, {"tests": 0.0})
-    seen = await evaluate(context, "command", command="test ! -e asked")
+    seen = await evaluate(context, "command", command="test ! -e asked", sandbox="live")
     assert seen.reward == 1.0
     opened = await evaluate(context, "weighted", evaluators=[says("1", gate=True, label="tests"), parts[1]])
     assert opened.reward == 2.0
 
 
 async def test_a_part_that_fails_fails_the_whole(context: EvaluationContext) -> None:
-    part = {"name": "command", "options": {"command": "echo x", "reward": "last_line"}}
+    part = {"name": "command", "options": {"command": "echo x", "reward": "stated"}}
     with pytest.raises(EvaluationFailed):
         await evaluate(context, "weighted", evaluators=[says("1", label="a"), part])
 
@@ -68,9 +71,11 @@ def test_bad_parts_are_named(parts: list[Any], problem: str) -> None:
 def test_a_fresh_sandbox_is_wanted_by_the_whole_if_by_a_part() -> None:
     plan = {"command": "x", "format": "pytest"}
     assert make_evaluator("weighted", evaluators=[{"name": "diff", "options": plan}]).wants_fresh_sandbox
-    assert not make_evaluator("weighted", evaluators=[says("1")]).wants_fresh_sandbox
-    assert make_evaluator("tests", **plan, sandbox="fresh").wants_fresh_sandbox
-    assert not make_evaluator("tests", **plan).wants_fresh_sandbox
+    live = {"name": "tests", "options": {**plan, "sandbox": "live"}}
+    assert not make_evaluator("weighted", evaluators=[live]).wants_fresh_sandbox
+    assert make_evaluator("tests", **plan).wants_fresh_sandbox
+    assert make_evaluator("command", command="true").wants_fresh_sandbox
+    assert not make_evaluator("tests", **plan, sandbox="live").wants_fresh_sandbox
 
 
 @pytest.mark.parametrize(

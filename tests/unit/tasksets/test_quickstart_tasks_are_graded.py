@@ -34,6 +34,7 @@ def reward_after(task: TaskSpec, command: str, workspace: Path) -> float:
     subprocess.run(["/bin/sh", "-c", command], cwd=workspace, check=True)
     check = task.evaluator.options["command"]
     assert isinstance(check, str)
+    check = f'reward() {{ printf "%s\\n" "$1"; }}\n{check}'
     run = subprocess.run(["/bin/sh", "-c", check], cwd=workspace, check=True, capture_output=True, text=True)
     verdict = json.loads(run.stdout.splitlines()[-1])
     assert verdict["reward"] == pytest.approx(sum(verdict["components"].values()))

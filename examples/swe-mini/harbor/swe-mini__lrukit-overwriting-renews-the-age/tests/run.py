@@ -3,6 +3,9 @@
 import sys
 import unittest
 
+key = input()
 sys.dont_write_bytecode = True
 sys.path.append("/app")
-unittest.main(module=None, argv=["run.py", "-v", *sys.argv[1:]])
+ran = unittest.main(module=None, argv=["run.py", "-v", *sys.argv[1:]], exit=False).result
+if ran.testsRun and ran.wasSuccessful():
+    print(f"\n{key}")

@@ -1,10 +1,12 @@
 #!/bin/bash
-# Puts the tests in place, over whatever is there, and runs those of this task.
+# Puts the tests in place, over whatever is there, and runs those of this task. That they passed is told by
+# a key: a package that ends the process early, with whatever exit code, does not know it.
 rm -rf /app/tests
 cp -R /tests/repo/tests /app/tests
 cd /app || exit 1
-if python3 -I /tests/run.py tests.test_paths; then
-  echo 1 > /logs/verifier/reward.txt
-else
-  echo 0 > /logs/verifier/reward.txt
+key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+reward=0
+if python3 -I /tests/run.py tests.test_paths <<< "$key" | grep -qx "$key"; then
+  reward=1
 fi
+echo $reward > /logs/verifier/reward.txt

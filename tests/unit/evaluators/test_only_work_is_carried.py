@@ -1,0 +1,144 @@
+"""What of a workspace is the agent's work, and what stays the task's because it steers the grading."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.evaluators.base import EvaluationContext
+from polar.evaluators.steering import GUARDED, is_guarded
+from polar.evaluators.tampering import Change, Finding, compare
+from tests.evaluations import agent_does, evaluate, evaluation, make_task
+
+FILES = {
+    "src/calc.py": "1",
+    "docs/notes.txt": "1",
+    "Makefile": "all:\n",
+    "node_modules/tool/index.js": "task's",
+    "vite.config.ts": "task's",
+}
+
+
+@pytest.fixture
+async def context(tmp_path: Path) -> AsyncIterator[EvaluationContext]:
+    async with evaluation(make_task(FILES, runtime="process"), tmp_path) as made:
+        yield made
+
+
+async def test_only_what_is_allowed_is_carried(context: EvaluationContext) -> None:
+    await agent_does(
+        context, "echo 2 > src/calc.py; echo 2 > src/new.py; echo 2 > docs/notes.txt; touch stray"
+    )
+    check = "grep -qx 2 src/calc.py && grep -qx 2 src/new.py && grep -qx 1 docs/notes.txt && test ! -e stray"
+    assert (await evaluate(context, "command", command=check, allow=["src/*"])).reward == 1.0
+    assert (
+        await evaluate(context, "command", command="grep -qx 2 docs/notes.txt && test -e stray")
+    ).reward == 1.0
+
+
+async def test_what_was_removed_and_made_is_carried(context: EvaluationContext) -> None:
+    await agent_does(context, "rm -r docs; mkdir -p empty/deep; ln -s src/calc.py link; chmod +x src/calc.py")
+    check = "test ! -e docs && test -d empty/deep && test -L link && test -x src/calc.py"
+    assert (await evaluate(context, "command", command=check)).reward == 1.0
+
+
+async def test_what_is_installed_is_the_tasks(context: EvaluationContext) -> None:
+    await agent_does(
+        context, "echo mine > node_modules/tool/index.js; mkdir -p .venv/bin; touch .venv/bin/python"
+    )
+    check = 'grep -qx "task\'s" node_modules/tool/index.js && test ! -e .venv'
+    assert (await evaluate(context, "command", command=check)).reward == 1.0
+    named = {"allow": ["*", "node_modules/*", ".venv/*"]}
+    check = "grep -qx mine node_modules/tool/index.js && test -e .venv/bin/python"
+    assert (await evaluate(context, "command", command=check, **named)).reward == 1.0
+
+
+async def test_a_file_that_steers_counts_as_work_only_by_its_name(context: EvaluationContext) -> None:
+    await agent_does(context, "echo mine > vite.config.ts")
+    undone = await evaluate(context, "command", command='grep -qx "task\'s" vite.config.ts')
+    assert (undone.reward, undone.components) == (1.0, {"tampering": 1.0})
+    allowed = await evaluate(
+        context, "command", command="grep -qx mine vite.config.ts", allow=["*", "vite.config.ts"]
+    )
+    assert (allowed.reward, allowed.components) == (1.0, {})
+
+
+async def test_tampering_can_be_worth_nothing(context: EvaluationContext) -> None:
+    await agent_does(context, "touch conftest.py")
+    verdict = await evaluate(context, "command", command="true", tampering="zero")
+    assert verdict.reward == 0.0
+    assert "tampering: added conftest.py" in verdict.report
+
+
+async def test_files_from_the_future_are_old(context: EvaluationContext) -> None:
+    await agent_does(context, "touch -d 2090-01-01 src/calc.py")
+    for place in ("fresh", "live"):
+        check = "test docs/notes.txt -nt src/calc.py"
+        assert (await evaluate(context, "command", command=check, sandbox=place)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "change"),
+    [
+        ("x.egg-info/entry_points.txt", None, "[console_scripts]\na = b:c\n", None),
+        ("x.egg-info/entry_points.txt", None, "[pytest11]\na = b\n", Change.ADDED),
+        ("package.json", '{"name": "a"}', '{"name": "b", "dependencies": {"c": "1"}}', None),
+        ("package.json", '{"name": "a"}', '{"name": "a", "mocha": {"require": "b"}}', Change.CHANGED),
+        ("package.json", "{}", '{"scripts": {"test": "true"}}', Change.CHANGED),
+        ("Cargo.toml", "[package]\nname = 'a'\n", "[package]\nname = 'a'\n[dependencies]\nb = '1'\n", None),
+        (
+            "Cargo.toml",
+            "[package]\nname = 'a'\n",
+            "[package]\nname = 'a'\nautotests = false\n",
+            Change.CHANGED,
+        ),
+        ("pyproject.toml", "", "[tool.ruff]\nline-length = 99\n", None),
+        ("pyproject.toml", "", "[tool.pytest.ini_options]\naddopts = '-p x'\n", Change.CHANGED),
+        ("Makefile", None, "all:\n", None),
+        ("Makefile", "all:\n", "all:\n\ttrue\n", Change.CHANGED),
+        (".mocharc.cjs", None, "", Change.ADDED),
+        ("deep/babel.config.mjs", None, "", Change.ADDED),
+    ],
+)
+def test_of_a_settings_file_only_what_steers_counts(
+    path: str, before: str | None, after: str, change: Change | None
+) -> None:
+    found = compare({} if before is None else {path: before.encode()}, {path: after.encode()})
+    assert found == ((Finding(path, change),) if change else ())
+    assert is_guarded(path)
+
+
+def test_a_makefile_that_make_prefers_counts_where_the_task_has_one() -> None:
+    assert compare({"Makefile": b""}, {"Makefile": b"", "GNUmakefile": b""}) == (
+        Finding("GNUmakefile", Change.ADDED),
+    )
+
+
+paths = st.sampled_from(
+    [name.replace("*", "x").replace("[jt]", "j").replace("[cm]", "c") for name in GUARDED]
+)
+inventories = st.dictionaries(paths, st.none() | st.binary(max_size=40))
+
+
+@given(inventories)
+def test_nothing_changed_is_no_tampering(inventory: dict[str, bytes | None]) -> None:
+    assert compare(inventory, inventory) == ()
+
+
+@given(inventories, inventories)
+def test_what_is_allowed_by_name_is_no_tampering(
+    before: dict[str, bytes | None], after: dict[str, bytes | None]
+) -> None:
+    assert compare(before, after, allow=tuple(before.keys() | after.keys())) == ()
+    assert compare(before, after, allow=("*",)) == compare(before, after)
+
+
+@given(paths, st.sampled_from([str.upper, str.lower, str.title]))
+def test_names_are_guarded_in_whatever_case_and_directory(path: str, change: object) -> None:
+    assert callable(change)
+    assert is_guarded(change(path))
+    assert is_guarded(f"some/where/{path}")
