@@ -37,6 +37,9 @@ test-faults: environment-dev ## 500 sessions while everything fails around them 
 test-fuzz: environment-dev ## 100,000 malformed requests over every dialect and REST route (POLAR_FUZZ_REQUESTS, POLAR_FUZZ_SEED)
 	@$(BIN)/python -m pytest -s suites/fuzz $(ARGS)
 
+test-attacks: environment-dev ## agents that cheat, against every evaluator: no reward may be forged
+	@$(BIN)/python -m pytest -n $(WORKERS) suites/attacks $(ARGS)
+
 test-ray: environment-ray ## run a fleet on a real Ray cluster of three raylets (installs Ray the first time)
 	@$(BIN)/python -m pytest suites/ray $(ARGS)
 

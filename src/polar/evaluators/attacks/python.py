@@ -74,7 +74,7 @@ PYTHON_ATTACKS = (
         "standard-library-module",
         "Modules in the place of what every test runner imports from the standard library.",
         Kind.PYTHON,
-        dict.fromkeys(("argparse.py", "traceback.py", "signal.py", "fnmatch.py"), PYTHON_LIAR),
+        dict.fromkeys(("argparse.py", "difflib.py"), PYTHON_LIAR),
     ),
     Attack(
         "standard-library-link",
