@@ -86,7 +86,7 @@ async def system(
     engine = ScriptedEngine(tokenizer, script, repeat_last=True, max_context=max_context, name=model)
     async with AsyncExitStack() as parts:
         store = await parts.enter_async_context(Store.open(data_dir))
-        server_settings = ServerSettings(port=0, runs_dir=runs_dir)
+        server_settings = ServerSettings(port=0, runs_dir=runs_dir, retry_seconds=0.0)
         server = await parts.enter_async_context(RolloutServer(store, TOKEN, server_settings))
         renderer = ChatML(model_dir / "tokenizer.json")
         gateway = await parts.enter_async_context(Gateway(GatewaySettings(), engine, renderer, engine.info))
@@ -109,12 +109,16 @@ def allow_processes(directory: Path) -> Path:
 
 
 def shell_task(id: str, command: str, **changes: Any) -> TaskSpec:
-    """A task for the shell harness in the process runtime, scored by whether answer.txt is there."""
+    """A task for the shell harness in the process runtime, scored by whether answer.txt is there.
+
+    Its agent need not ask the model anything.
+    """
     document = {
         "id": id,
         "instruction": "Say something.",
         "harness": {"name": "shell", "options": {"command": command}},
         "runtime": "process",
         "evaluator": {"name": "command", "options": {"command": "test -s answer.txt"}},
+        "allow_no_model_calls": True,
     }
     return TaskSpec.model_validate({**document, **changes})

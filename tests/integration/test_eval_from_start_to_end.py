@@ -109,6 +109,7 @@ def write_taskset(path: Path, **changes: Any) -> None:
         "defaults": {
             "instruction": "Say yes.",
             "runtime": "process",
+            "allow_no_model_calls": True,
             "harness": {"name": "shell", "options": {"command": count + ASK}},
             "evaluator": {"name": "command", "options": {"command": "grep -q yes answer.txt"}},
             **changes,

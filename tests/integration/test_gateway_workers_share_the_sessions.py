@@ -262,7 +262,7 @@ async def test_a_session_says_that_its_gateway_died(tmp_path: Path) -> None:
     async with vllm_wire(Said("Hello.")) as wire:
         settings = Settings(
             data_dir=tmp_path / "data",
-            server=ServerSettings(port=0),
+            server=ServerSettings(port=0, max_attempts=1),
             engine=EngineSettings(url=wire.url, mode="chat"),
             gateway=GatewaySettings(workers=2),
             node=NodeSettings(runtimes=RUNTIMES),

@@ -36,9 +36,9 @@ async def test_a_session_that_comes_back_to_its_node_ends_what_its_lost_lease_be
         await running.client.submit(shell_task("back", ASK))
         await running.engine.waiting.wait()
         # What the server does with the lease of a node that it has not heard of for too long.
-        await running.client.release("back.0", Release(fencing_token=1, failure="a silent node"))
+        await running.client.release("back.0", Release(fencing_token=1))
         (result,) = await running.client.wait(["back"], timeout=120)
-    assert (result.status, result.error, result.attempt) == (SessionStatus.COMPLETED, None, 2)
+    assert (result.status, result.error, result.attempt) == (SessionStatus.COMPLETED, None, 1)
     assert result.stats.completions == 1
 
 

@@ -86,7 +86,10 @@ class ServerSettings(Frozen):
     lease_seconds: float = Field(default=30.0, gt=0, le=3600)
     """How long a session stays with a node that is not heard of."""
     max_attempts: int = Field(default=3, ge=1, le=100)
-    """How often a session is begun, at most, where nodes fall silent or give it back with a failure."""
+    """How often a session is begun, at most, where nodes fall silent or their infrastructure fails."""
+    retry_seconds: float = Field(default=5.0, ge=0, le=300)
+    """How long a session waits after its first attempt failed for infrastructure reasons; twice as long after
+    each further one, up to five minutes."""
     max_staleness: int | None = Field(default=None, ge=0)
     """How many policy versions old the oldest token of a result may be, where a trainer does not say; results
     that are older are named in the feed as stale. None: any age."""

@@ -131,7 +131,11 @@ class EngineDown(EngineError, Unavailable):
     """The engine could not be reached or was too busy, and nothing it sampled was passed on."""
 
 
-class ContextOverflow(EngineError):
+class RequestUnfit(EngineError):
+    """The engine is well, and cannot serve this request."""
+
+
+class ContextOverflow(RequestUnfit):
     """The prompt, or prompt plus max_tokens, does not fit the model's context."""
 
     def __init__(self, message: str, *, prompt_tokens: int | None = None) -> None:
@@ -140,7 +144,7 @@ class ContextOverflow(EngineError):
         """How long the prompt is, where the engine says so."""
 
 
-class Unconstrainable(EngineError):
+class Unconstrainable(RequestUnfit):
     """The engine cannot hold a completion to what was asked; the message says why and is for the client."""
 
 

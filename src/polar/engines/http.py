@@ -22,6 +22,7 @@ from polar.engines.base import (
     EngineError,
     GenerateRequest,
     Mode,
+    RequestUnfit,
 )
 from polar.engines.connections import Connections, Disconnected, Response
 from polar.models.chat import ChatRequest, Message, Role, Sampling, ToolDefinition
@@ -68,7 +69,7 @@ PROBE_TOLERANCE = 0.05
 _PROBE_TOOL = ToolDefinition("probe", "Does nothing.", {"type": "object", "properties": {}})
 
 
-class NotAccepted(EngineError):
+class NotAccepted(RequestUnfit):
     """The engine refuses the request as it stands: the same again will be refused again."""
 
     def __init__(self, message: str, *, reason: str) -> None:

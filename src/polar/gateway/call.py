@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from polar.dialects.base import Answer
-from polar.engines.base import ChatChunk, ContextOverflow, EngineError, ModelInfo, TokenChunk
+from polar.engines.base import ChatChunk, ContextOverflow, EngineError, ModelInfo, RequestUnfit, TokenChunk
 from polar.gateway.abridgement import abridged
 from polar.gateway.conversation import Turn
 from polar.gateway.sampling import pinned
@@ -20,7 +20,7 @@ from polar.gateway.session import Session
 from polar.gateway.source import Generation, Source
 from polar.gateway.stop_strings import StopStrings
 from polar.models.chat import ChatRequest, FinishReason, Message, Role, TokenLogprob, ToolCall, Usage
-from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, OMITTED, Completion, Ids
+from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, OMITTED, OUTAGE, Completion, Ids
 from polar.rendering.base import MessageDelta
 
 Send = Callable[[MessageDelta], Awaitable[None]]
@@ -73,7 +73,7 @@ class ModelCall:
             self._record(FinishReason.CANCELLED)
             raise
         except Exception as error:
-            self._record(FinishReason.ERROR, {"error": f"{type(error).__name__}: {error}"[:1000]})
+            self._record(FinishReason.ERROR, _of_failure(error))
             raise
         message, usage = self._record(finish_reason)
         # A retry may ask for the answer for a while; what it was made of is large, and is not kept for that.
@@ -191,6 +191,12 @@ def calls_for(session: Session, request: ChatRequest, dialect: str) -> list[Mode
     """A call for each sample that the request asks for; RequestRefused if the session may not make them."""
     ordinals = session.begin_calls(request.choices)
     return [ModelCall(session, request, dialect, ordinal, choice) for choice, ordinal in enumerate(ordinals)]
+
+
+def _of_failure(error: Exception) -> dict[str, str]:
+    """What the record of a call that failed says of it."""
+    is_outage = isinstance(error, EngineError) and not isinstance(error, RequestUnfit)
+    return {"error": f"{type(error).__name__}: {error}"[:1000], **({OUTAGE: "yes"} if is_outage else {})}
 
 
 class _Tokens:

@@ -21,6 +21,9 @@ COUNTED = "sampled_tokens"
 COUNTED_PROMPT = "prompt_tokens"
 """In `Completion.extra`: the prompt's length, where the engine counted it and did not show its tokens."""
 
+OUTAGE = "outage"
+"""In `Completion.extra`, with any value: the engine could not answer, through no fault of the request."""
+
 CACHED = "cached_tokens"
 """In `Completion.extra`: how much of the prompt the engine took from its prefix cache, where it says so."""
 

@@ -64,6 +64,16 @@ class AgentEnd(StrEnum):
     """It never ran."""
 
 
+class FailureReason(StrEnum):
+    """Why a session failed: whether another attempt may go better."""
+
+    INFRASTRUCTURE = "infrastructure"
+    """What failed was no work of the agent's: the machine, the sandbox or the engine, or no model call was
+    ever answered. The session is run again, up to `server.max_attempts` times, and is never scored."""
+    TASK = "task"
+    """What the task asks for cannot be done: a prepare step, a budget or the evaluator failed."""
+
+
 class Progress(Frozen):
     """What a running session has done so far, as its node reports it with every heartbeat."""
 
@@ -186,6 +196,8 @@ class SessionResult(Frozen):
     """The harness's; None: it did not end by itself."""
     error: str | None = None
     """Why it failed."""
+    failure: FailureReason | None = None
+    """Of which kind that is; None: it did not fail."""
     warnings: tuple[str, ...] = ()
     """What else went wrong and left the verdict as it is: an artifact that could not be collected."""
     verdict: Verdict | None = None

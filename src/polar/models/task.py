@@ -149,6 +149,9 @@ class TaskSpec(Frozen):
     artifacts: tuple[WorkspacePath, ...] = Field(default=(), max_length=100)
     """Globs of workspace files to keep, beside the agent's logs and its diff."""
     budgets: Budgets = Budgets()
+    allow_no_model_calls: bool = False
+    """Whether a session in which no model call was answered is scored all the same. Without it that is an
+    infrastructure failure: an agent that never reached the model says nothing of the model."""
     sampling: SamplingPin = SamplingPin()
     priority: int = Field(default=50, ge=0, le=100)
     """Higher first; tasks of one priority take turns."""

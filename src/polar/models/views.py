@@ -107,7 +107,7 @@ class EventPage(Frozen):
     """Pass as `cursor` to get what comes after; unchanged when nothing came."""
 
 
-NODE_PROTOCOL = 2
+NODE_PROTOCOL = 3
 """What nodes and servers must agree on: raised whenever one of another number would be misunderstood.
 
 A field more in what either reads is such a case, since unknown keys are errors; so is a task's.
@@ -218,13 +218,10 @@ class Deliveries(Frozen):
 
 
 class Release(Frozen):
-    """A node gives a session back unfinished, to be run again."""
+    """A node that shuts down gives a session back unfinished; the attempt is not counted."""
 
     fencing_token: int
     """Of the node's lease."""
-    failure: str | None = None
-    """What went wrong, where another attempt may go better: the attempt is counted. None: the node shuts
-    down, and the attempt is not counted."""
 
 
 class Health(Frozen):

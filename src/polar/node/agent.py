@@ -25,6 +25,9 @@ class AgentRun:
 
     end: AgentEnd = AgentEnd.NOT_STARTED
     exit_code: int | None = None
+    killed_from_outside: bool = False
+    stderr: Path | None = None
+    """What it wrote there, once it has ended by itself."""
     harness_version: str | None = None
     traceparent: str | None = None
     """The span of its stage, where there are spans."""
@@ -78,7 +81,9 @@ class AgentRun:
             if not agent.done():
                 self.end = AgentEnd.TIMEOUT if budget.result() else AgentEnd.BUDGET
                 return
-            self.exit_code = agent.result().exit_code
+            ended = agent.result()
+            self.exit_code, self.stderr = ended.exit_code, ended.stderr
+            self.killed_from_outside = ended.killed_from_outside
             self.end = AgentEnd.EXITED
         finally:
             for task in (agent, budget):

@@ -16,6 +16,7 @@ from polar.config.settings import NodeSettings
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.gateways import Address
 from polar.models.task import Exec, TaskSpec, Upload
+from polar.node.failures import tail
 from polar.node.snapshots import Snapshots
 from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxError, SandboxSpec
@@ -23,8 +24,6 @@ from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxError, 
 log = logging.getLogger(__name__)
 
 _MAX_UPLOAD_FILES = 20_000
-_OUTPUT_SHOWN = 2_000
-"""How much of a failing step's output its error repeats; the whole is in the session's logs."""
 
 
 class PreparationFailed(PolarError):
@@ -149,7 +148,7 @@ async def _exec(sandbox: Sandbox, step: Exec, name: str, task: TaskSpec) -> None
         Command(("/bin/sh", "-c", step.exec)), timeout=task.budgets.init_seconds, log_name=name
     )
     if result.exit_code:
-        output = await asyncio.to_thread(_tail, result.stderr)
+        output = await asyncio.to_thread(tail, result.stderr)
         raise PreparationFailed(
             f"{name}: exit code {result.exit_code} from {step.exec!r}: {output}".strip(": ")
         )
@@ -204,10 +203,3 @@ def _read(path: Path, name: str) -> tuple[bytes, bool]:
         return path.read_bytes(), os.access(path, os.X_OK)
     except OSError as error:
         raise InvalidInput(f"{name}.source: {path} cannot be read: {error.strerror}") from None
-
-
-def _tail(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - _OUTPUT_SHOWN))
-        return file.read().decode("utf-8", "replace").strip()

@@ -19,6 +19,7 @@ from polar.gateway.session import without_keys
 from polar.harnesses.base import Harness, Installation
 from polar.models.completion import Completion
 from polar.models.session import (
+    FailureReason,
     Lease,
     SessionResult,
     SessionStatus,
@@ -29,11 +30,12 @@ from polar.models.session import (
 from polar.models.trace import Trajectory
 from polar.node.agent import AgentRun
 from polar.node.artifacts import Artifacts, collect
+from polar.node.failures import BudgetExceeded, ModelCalls, reason_for, refuse_disturbed
 from polar.node.pools import Seat
 from polar.node.prewarming import Prewarmed
 from polar.node.sandboxes import Sandboxes
 from polar.node.workshop import Workshop
-from polar.runtimes.base import Sandbox, SandboxError
+from polar.runtimes.base import Sandbox
 from polar.telemetry import tracing
 from polar.trajectory import recording
 from polar.trajectory.base import Builder
@@ -50,13 +52,6 @@ class Outcome:
     result: SessionResult
     recording: bytes | None
     artifacts: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Setback:
-    """An attempt that failed for a passing reason, before the agent had begun: it is tried again."""
-
-    failure: str
 
 
 @dataclass(slots=True)
@@ -94,18 +89,20 @@ class SessionRun:
     def kept(self) -> Path:
         return self.shop.kept_dir / self.name
 
-    async def run(self, seat: Seat) -> Outcome | Setback:
+    async def run(self, seat: Seat) -> Outcome:
         """Take the session through its stages; a failure on the way is part of the outcome."""
         try:
             await self._stages(seat)
         except PolarError as error:
-            if isinstance(error, SandboxError) and error.transient and self.status is SessionStatus.INIT:
-                return Setback(str(error))
-            return self._outcome(SessionStatus.FAILED, str(error))
+            return self._failed(error, str(error))
         except Exception as error:
             log.exception("session %s failed in %s", self.lease.session_id, self.status)
-            return self._outcome(SessionStatus.FAILED, f"internal error in {self.status}: {error!r}")
+            return self._failed(error, f"internal error in {self.status}: {error!r}")
         return self._outcome(SessionStatus.COMPLETED)
+
+    def _failed(self, error: Exception, told: str) -> Outcome:
+        self.verdict = None
+        return self._outcome(SessionStatus.FAILED, told, reason_for(error))
 
     async def _stages(self, seat: Seat) -> None:
         with self.shop.gateway.placed(self.lease.session_id) as gateway:
@@ -129,6 +126,7 @@ class SessionRun:
             await seat.move(self.shop.pools.postrun)
             self._enter(SessionStatus.POSTRUN)
             self.trajectory = self._build()
+            refuse_disturbed(self.agent, ModelCalls.of(self._completions()), self.lease.task)
             await collect(self._artifacts, sandbox, self.lease.task)
             self.verdict = await self._evaluate(evaluator, sandbox, fresh)
 
@@ -177,7 +175,9 @@ class SessionRun:
         """The outcome of a session that its user called off: what was captured is kept."""
         return self._outcome(SessionStatus.CANCELLED)
 
-    def _outcome(self, status: SessionStatus, error: str | None = None) -> Outcome:
+    def _outcome(
+        self, status: SessionStatus, error: str | None = None, failure: FailureReason | None = None
+    ) -> Outcome:
         self._close_stage()
         self.shop.metrics.ended(status)
         try:
@@ -204,6 +204,7 @@ class SessionRun:
             agent_end=self.agent.end,
             exit_code=self.agent.exit_code,
             error=without_keys(error) if error else error,
+            failure=failure,
             warnings=tuple(self._artifacts.problems),
             verdict=self._shown_verdict(),
             stats=trajectory.stats,
@@ -276,7 +277,3 @@ async def _budget(seconds: float, name: str) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise BudgetExceeded(f"budgets.{name} ({seconds:g} s) is used up") from None
-
-
-class BudgetExceeded(PolarError):
-    """A stage took longer than its budget."""

@@ -24,7 +24,7 @@ from polar.node.leftovers import let_go
 from polar.node.policy import PolicyFollower, weight_roots
 from polar.node.pools import Seat
 from polar.node.reaching import until_reached
-from polar.node.session_run import Outcome, SessionRun, Setback
+from polar.node.session_run import Outcome, SessionRun
 from polar.node.workshop import Workshop
 
 log = logging.getLogger(__name__)
@@ -212,12 +212,8 @@ class Node:
                 outcome = await self._outcome(run, seat, former)
                 if self._is_latest(run):
                     del self._tasks[session_id]
-                match outcome:
-                    case Outcome():
-                        await self._deliver_even_if_cancelled(run, outcome)
-                    case Setback():
-                        log.warning("session %s: to be tried again: %s", session_id, outcome.failure)
-                        await self._give_back(run.lease, outcome.failure)
+                if outcome is not None:
+                    await self._deliver_even_if_cancelled(run, outcome)
         except Exception:
             log.exception("session %s: lost to an internal error; its lease will expire", session_id)
         finally:
@@ -230,7 +226,7 @@ class Node:
 
     async def _outcome(
         self, run: SessionRun, seat: Seat, former: asyncio.Task[None] | None
-    ) -> Outcome | Setback | None:
+    ) -> Outcome | None:
         """What came of the session; None if it is no longer this node's."""
         try:
             if former is not None:
@@ -282,8 +278,8 @@ class Node:
             f": {result.error}" if result.error else "",
         )
 
-    async def _give_back(self, lease: Lease, failure: str | None = None) -> None:
-        given_back = Release(fencing_token=lease.fencing_token, failure=failure)
+    async def _give_back(self, lease: Lease) -> None:
+        given_back = Release(fencing_token=lease.fencing_token)
         try:
             await self._client.release(lease.session_id, given_back)
         except PolarError as error:

@@ -39,8 +39,7 @@ class ServerMetrics:
         )
         self._given_back = Counter(
             "polar_server_leases_given_back",
-            "Sessions that nodes gave back unfinished, by why.",
-            ["reason"],
+            "Sessions that nodes gave back unfinished because they were stopped.",
             registry=registry,
         )
         self._deliveries = Counter(
@@ -100,19 +99,20 @@ class ServerMetrics:
         self._expired.labels("requeued").inc(requeued)
         self._expired.labels("ended").inc(ended)
 
-    def given_back(self, *, failed: bool) -> None:
-        self._given_back.labels("setback" if failed else "node_stopped").inc()
+    def given_back(self) -> None:
+        self._given_back.inc()
 
     def called_back(self, attempt: Attempt) -> None:
         self._callback_attempts.labels(attempt.value).inc()
 
-    def delivered(self, result: SessionResult, outcome: bool | PolarError) -> None:
-        """Whether a delivery was new; a delivery that comes again is no second result."""
+    def delivered(self, result: SessionResult, outcome: bool | PolarError, *, is_retried: bool) -> None:
+        """Whether a delivery was new; neither one that comes again nor one that is retried is a result."""
         if isinstance(outcome, PolarError):
             self._deliveries.labels("refused").inc()
             return
-        self._deliveries.labels("stored" if outcome else "repeated").inc()
-        if outcome:
+        taken = "retried" if is_retried else "stored"
+        self._deliveries.labels(taken if outcome else "repeated").inc()
+        if outcome and not is_retried:
             self._count(result)
 
     def _count(self, result: SessionResult) -> None:

@@ -242,7 +242,7 @@ def node_routes(service: RolloutService) -> APIRouter:
 
     @router.post("/sessions/{session_id}/release", status_code=204)
     async def release_session(session_id: str, body: Release) -> None:
-        """Give a leased session back to be run again; the attempt is counted if it says what failed."""
+        """Give a leased session back to be run again; the attempt is not counted."""
         await service.release(session_id, body)
 
     return router

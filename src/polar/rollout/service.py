@@ -14,7 +14,7 @@ from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
 from polar.models.callback import CallbackView
 from polar.models.dashboard import NodeOverview
-from polar.models.session import SessionStatus
+from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.views import (
     NODE_PROTOCOL,
@@ -44,6 +44,7 @@ from polar.rollout.policy import PolicyService, marked
 from polar.rollout.problems import as_problem, status_of
 from polar.runtimes.allow_list import AllowList
 from polar.store.blobs import BlobName
+from polar.store.leased import Retries
 from polar.store.leases import CLOCK_SECONDS
 from polar.store.retention import Retention, Swept, sweep
 from polar.store.store import Store
@@ -81,6 +82,7 @@ class RolloutService:
         self._callback_hosts = AllowList.parse(settings.callbacks.allow)
         self._runtimes: frozenset[str] = frozenset()
         """Those that nodes allowed when the store was last asked; forgotten when one joins."""
+        self._retries = Retries(settings.max_attempts, settings.retry_seconds)
         self._closing = False
 
     @property
@@ -207,20 +209,28 @@ class RolloutService:
 
     async def post_result(self, session_id: str, post: ResultPost) -> None:
         try:
-            is_new = await self.store.complete(session_id, post.fencing_token, post.result, post.entered)
+            is_new = await self.store.complete(
+                session_id, post.fencing_token, post.result, post.entered, self._retries
+            )
         except PolarError as error:
-            self._metrics.delivered(post.result, error)
+            self._took(post.result, error)
             raise
-        self._metrics.delivered(post.result, is_new)
+        self._took(post.result, is_new)
+
+    def _took(self, result: SessionResult, outcome: bool | PolarError) -> None:
+        """Count a result that was delivered, and wake who waits for it."""
+        is_retried = self._retries.allows(result, result.attempt)
+        self._metrics.delivered(result, outcome, is_retried=is_retried)
+        if is_retried:
+            self._queued.ring()
         self._ended.ring()
 
     async def deliver(self, node: str, body: bytes, caller: Caller) -> DeliveryOutcomes:
         """Store what a node delivers of several sessions; what is wrong with one harms no other."""
         packages = unpacked(body)
-        outcomes = await self.store.deliver(packages)
+        outcomes = await self.store.deliver(packages, self._retries)
         for package, outcome in zip(packages, outcomes, strict=True):
-            self._metrics.delivered(package.delivered.result, outcome)
-        self._ended.ring()
+            self._took(package.delivered.result, outcome)
         refused = [outcome for outcome in outcomes if isinstance(outcome, PolarError)]
         if refused:
             log.warning("node %s: %d of %d deliveries refused", node, len(refused), len(packages))
@@ -243,13 +253,8 @@ class RolloutService:
         )
 
     async def release(self, session_id: str, given_back: Release) -> None:
-        token, failure = given_back.fencing_token, given_back.failure
-        self._metrics.given_back(failed=failure is not None)
-        if failure is None:
-            await self.store.leases.release(session_id, token)
-        else:
-            attempts = self._settings.max_attempts
-            await self.store.leases.retry(session_id, token, failure, max_attempts=attempts)
+        self._metrics.given_back()
+        await self.store.leases.release(session_id, given_back.fencing_token)
         self._queued.ring()
         self._ended.ring()
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel
 
-from polar.errors import PolarError
+from polar.errors import PolarError, Unavailable
 from polar.runtimes.allow_list import AllowList
 from polar.runtimes.limits import Limit
 
@@ -18,14 +18,9 @@ from polar.runtimes.limits import Limit
 class SandboxError(PolarError):
     """A sandbox could not be started or used."""
 
-    transient: ClassVar[bool] = False
-    """Whether the same may well succeed if it is tried again."""
 
-
-class SandboxUnavailable(SandboxError):
+class SandboxUnavailable(SandboxError, Unavailable):
     """The machine or its container engine could not do it now: no memory, no answer, killed from outside."""
-
-    transient = True
 
 
 class ImageNotFound(SandboxError):
@@ -102,6 +97,9 @@ class ExecResult:
     stderr: Path
     limits_hit: frozenset[Limit] = frozenset()
     """What the sandbox ran out of while the command ran."""
+    killed_from_outside: bool = False
+    """Something that is neither the command nor one of its limits ended it, or processes of its sandbox: the
+    machine ran out of memory, or somebody killed it. Nothing inside a closed sandbox can bring that about."""
 
 
 class Sandbox(ABC):

@@ -81,15 +81,22 @@ class Group:
         return frozenset(limit for limit, controller in CONTROLLERS.items() if controller in present)
 
     def refusals(self) -> dict[Limit, int]:
-        """How often memory or a process was refused so far."""
+        """How often memory or a process was refused so far because of a limit of the group's own."""
         counts = {}
         for path, hierarchy in self.members.items():
             if "memory" in hierarchy.controllers:
-                file = "memory.events" if hierarchy.is_v2 else "memory.oom_control"
-                counts[Limit.MEMORY] = _count(path / file, "oom_kill")
+                counts[Limit.MEMORY] = _own_memory_refusals(path, hierarchy.is_v2)
             if "pids" in hierarchy.controllers:
                 counts[Limit.PIDS] = _count(path / "pids.events", "max")
         return counts
+
+    def memory_kills(self) -> int:
+        """How many of its processes were killed so far because memory was short, its own or the machine's."""
+        return sum(
+            _memory_kills(path, hierarchy.is_v2)
+            for path, hierarchy in self.members.items()
+            if "memory" in hierarchy.controllers
+        )
 
     def kill(self) -> None:
         for path in self.members:
@@ -275,6 +282,18 @@ def _settings(limits: Limits, hierarchy: Hierarchy) -> Iterator[tuple[str, str]]
         else:
             yield "cpu.cfs_period_us", str(PERIOD_MICROSECONDS)
             yield "cpu.cfs_quota_us", str(quota)
+
+
+def _own_memory_refusals(path: Path, is_v2: bool) -> int:
+    if is_v2:
+        return _count(path / "memory.events", "oom")
+    # v1 does not tell whose memory was short: a group that never reached its limit ran into the machine's.
+    reached = _words(path / "memory.failcnt")
+    return 0 if reached == ["0"] else _memory_kills(path, is_v2)
+
+
+def _memory_kills(path: Path, is_v2: bool) -> int:
+    return _count(path / ("memory.events" if is_v2 else "memory.oom_control"), "oom_kill")
 
 
 def _pids(path: Path) -> list[int]:

@@ -164,8 +164,9 @@ class ContainerSandbox(LocalSandbox):
         disk = self.options.limits.disk
         return {Limit.DISK: int(disk)} if disk and not (self.spec.root / IMAGE).exists() else {}
 
-    def refusals(self) -> Mapping[Limit, int]:
-        return self._meters.refusals()
+    @property
+    def meters(self) -> Group:
+        return self._meters
 
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
         token = secrets.token_hex(8)

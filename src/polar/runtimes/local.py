@@ -130,7 +130,7 @@ class LocalSandbox(Sandbox):
 
     async def exec(self, command: Command, *, timeout: float, log_name: str) -> ExecResult:
         stdout, stderr = self._logs(log_name)
-        before = self.refusals()
+        before, kills_before = self.meters.refusals(), self.meters.memory_kills()
         running = start_supervised(self.launch(command, stdout, stderr), self.spec.root)
         self._running.add(running)
         try:
@@ -143,14 +143,28 @@ class LocalSandbox(Sandbox):
             await running.end()
             self._running.discard(running)
         hit = self._limits_hit(before) | ({running.exceeded} if running.exceeded else set())
-        return ExecResult(self.exit_code(exit_code), timed_out, stdout, stderr, frozenset(hit))
+        is_killed = self.is_killed_from_outside(exit_code) or self._is_short_of_memory(kills_before)
+        is_killed = is_killed and not timed_out and Limit.MEMORY not in hit and running.exceeded is None
+        return ExecResult(self.exit_code(exit_code), timed_out, stdout, stderr, frozenset(hit), is_killed)
 
-    def refusals(self) -> Mapping[Limit, int]:
-        """How often the kernel refused the sandbox memory or a process so far."""
-        return self.group.refusals() if self.group else {}
+    @property
+    def meters(self) -> Group:
+        """Where the kernel counts what it refused the sandbox."""
+        return self.group or Group({})
+
+    def _is_short_of_memory(self, kills_before: int) -> bool:
+        """Whether the machine had no memory for a sandbox that kept to its own limit."""
+        return self.options.limits.memory is not None and self.meters.memory_kills() > kills_before
+
+    def is_killed_from_outside(self, reported: int) -> bool:
+        """Whether an end was none that the command itself, or a process beside it, could have brought about.
+
+        What is reported is the end of what holds the sandbox: a signal inside shows as an exit code.
+        """
+        return reported < 0
 
     def _limits_hit(self, before: Mapping[Limit, int]) -> set[Limit]:
-        hit = {limit for limit, count in self.refusals().items() if count > before.get(limit, 0)}
+        hit = {limit for limit, count in self.meters.refusals().items() if count > before.get(limit, 0)}
         return hit | {Limit.DISK} if is_full(self.spec.root) else hit
 
     def _end_strays(self) -> None:

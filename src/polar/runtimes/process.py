@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,6 +40,10 @@ class ProcessSandbox(LocalSandbox):
 
     def path_inside(self, mount: Mount) -> PurePosixPath:
         return PurePosixPath(mount.source)
+
+    def is_killed_from_outside(self, reported: int) -> bool:
+        """Taken for granted of what no process survives: nothing here keeps an agent from its own harness."""
+        return reported == -signal.SIGKILL
 
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
         return Launch(

@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError
-from polar.models.session import SessionResult, SessionStatus, StageEntry
+from polar.models.session import FailureReason, SessionResult, SessionStatus, StageEntry
 from polar.store.events import Entry, record
-from polar.store.leased import entries, fenced_off, is_held, rows_of
-from polar.store.sessions import HELD, Ending, cancel_rows, end
+from polar.store.leased import Retries, entries, fenced_off, is_held, requeue, rows_of
+from polar.store.sessions import HELD, Ending, cancel_rows, end, ended_by_server
 from polar.store.tables import results, sessions, tasks
 
 
@@ -27,27 +27,44 @@ class Delivered:
 
 
 def complete_rows(
-    connection: Connection, delivered: Sequence[Delivered], now: float
+    connection: Connection, delivered: Sequence[Delivered], now: float, retries: Retries
 ) -> list[bool | PolarError]:
-    """Of each: True if it is stored now, False if this very result was stored before, or what is wrong."""
+    """Of each: True if it is taken now, False if this very result was taken before, or what is wrong."""
     enough = _early_stops(connection, delivered)
     rows = {row.id: row for row in rows_of(connection, [item.session_id for item in delivered])}
     known = _stored(connection, delivered, rows)
     outcomes: list[bool | PolarError] = []
     endings: list[Ending] = []
+    again: list[Delivered] = []
     entered: list[Entry] = []
     for item in delivered:
         outcome = _outcome(item, rows.get(item.session_id), known)
         if outcome is True:
+            row = rows[item.session_id]
             known[item.session_id] = Ending(item.result, item.fencing_token)
-            endings.append(known[item.session_id])
-            entered += entries(rows[item.session_id], item.entered, now)
+            entered += entries(row, item.entered, now)
+            if retries.allows(item.result, row.attempt):
+                again.append(item)
+            else:
+                endings.append(known[item.session_id])
         outcomes.append(outcome)
     record(connection, entered)
     end(connection, endings, now)
+    for item in again:
+        _run_again(connection, rows[item.session_id], item.result, now, retries)
     for task_id in sorted({it.result.task_id for it in endings if it.result.is_usable} & enough.keys()):
         _stop_early(connection, task_id, enough[task_id], now)
     return outcomes
+
+
+def _run_again(
+    connection: Connection, row: Row[Any], result: SessionResult, now: float, retries: Retries
+) -> None:
+    """Queue a session whose attempt failed through no fault of its agent, unless nobody wants it any more."""
+    if row.cancel_requested:
+        end(connection, [ended_by_server(row, SessionStatus.CANCELLED, result.error or "cancelled")], now)
+    else:
+        requeue(connection, [row], now, result.error or "", pause=retries.pause(row.attempt))
 
 
 def _outcome(item: Delivered, row: Row[Any] | None, known: Mapping[str, Ending]) -> bool | PolarError:
@@ -56,13 +73,25 @@ def _outcome(item: Delivered, row: Row[Any] | None, known: Mapping[str, Ending])
     if (problem := _problem(row, item.result)) is not None:
         return problem
     stored = known.get(item.session_id)
-    if stored is None:
-        return True if is_held(row, item.fencing_token) else fenced_off(item.session_id)
-    if stored.fencing_token != item.fencing_token:
+    if stored is None and is_held(row, item.fencing_token):
+        return True
+    if row.fencing_token == item.fencing_token and _was_no_ending(row, stored, item.result):
+        return False
+    if stored is None or stored.fencing_token != item.fencing_token:
         return fenced_off(item.session_id)
     if stored.result != item.result:
         return Conflict(f"session {item.session_id!r} already has another result")
     return False
+
+
+def _was_no_ending(row: Row[Any], stored: Ending | None, result: SessionResult) -> bool:
+    """Whether a result of the newest lease was taken and did not end the session, which is queued again, or
+    was cancelled instead."""
+    if result.failure is not FailureReason.INFRASTRUCTURE:
+        return False
+    if stored is None:
+        return bool(row.status == SessionStatus.QUEUED)
+    return stored.result.status is SessionStatus.CANCELLED
 
 
 def _stored(
@@ -109,6 +138,8 @@ def _problem(row: Row[Any], result: SessionResult) -> PolarError | None:
         return InvalidInput(f"result.session_id: must be {row.id!r}, as in the address")
     if not result.status.ended:
         return InvalidInput("result.status: must be completed, failed or cancelled")
+    if result.failure is not None and result.status is not SessionStatus.FAILED:
+        return InvalidInput("result.failure: only a failed session has one")
     if result.status is SessionStatus.COMPLETED and result.verdict is None:
         return InvalidInput("result.verdict: a completed session needs one")
     if (result.task_id, result.sample) != (row.task_id, row.sample):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, select, update
 
 from polar.errors import Conflict
-from polar.models.session import SessionStatus, StageEntry
-from polar.store.events import Entry
+from polar.models.session import FailureReason, Progress, SessionResult, SessionStatus, StageEntry
+from polar.store.events import Entry, record
 from polar.store.sessions import HELD
 from polar.store.tables import sessions
 
@@ -18,6 +19,28 @@ _STAGES = tuple(SessionStatus)
 
 BATCH = 500
 """Rows handled by one statement: well below every database's limit on parameters."""
+
+
+LONGEST_PAUSE_SECONDS = 300.0
+"""However often a session has failed, it is not kept back for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """When a session is run again whose infrastructure failed."""
+
+    max_attempts: int = 3
+    """How often it is begun in all."""
+    seconds: float = 5.0
+    """How long it waits after its first attempt; twice as long after each further one."""
+
+    def allows(self, result: SessionResult, attempt: int) -> bool:
+        """Whether another attempt follows the one that came to this result."""
+        return result.failure is FailureReason.INFRASTRUCTURE and attempt < self.max_attempts
+
+    def pause(self, attempt: int) -> float:
+        """The backoff after an attempt, counted from 1."""
+        return float(min(self.seconds * 2.0 ** (attempt - 1), LONGEST_PAUSE_SECONDS))
 
 
 def rows_of(connection: Connection, ids: Sequence[str]) -> list[Row[Any]]:
@@ -46,3 +69,32 @@ def entries(row: Row[Any], entered: Sequence[StageEntry], now: float) -> list[En
         for entry in entered
         if _STAGES.index(entry.status) > _STAGES.index(SessionStatus(row.status))
     ]
+
+
+def requeue(
+    connection: Connection,
+    rows: Sequence[Row[Any]],
+    now: float,
+    why: str,
+    *,
+    pause: float = 0.0,
+    attempts_given_back: int = 0,
+) -> None:
+    """Put sessions back into the queue, to be leased once the pause is over."""
+    if not rows:
+        return
+    connection.execute(
+        update(sessions)
+        .where(sessions.c.seq.in_([row.seq for row in rows]))
+        .values(
+            status=SessionStatus.QUEUED.value,
+            attempt=sessions.c.attempt - attempts_given_back,
+            node=None,
+            lease_expires_at=None,
+            not_before=now + pause if pause else None,
+            progress=Progress().model_dump_json(),
+            updated_at=now,
+        )
+    )
+    queued = SessionStatus.QUEUED
+    record(connection, [Entry(row.id, row.task_id, row.attempt, queued, now, row.node, why) for row in rows])

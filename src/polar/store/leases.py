@@ -13,13 +13,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, select, update
 
 from polar.errors import NotFound, PolarError
-from polar.models.session import TRANSITIONS, Lease, Progress, SessionResult, SessionStatus, StageEntry
+from polar.models.session import TRANSITIONS, Lease, SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.views import HeartbeatAnswer, SessionBeat
 from polar.store.database import Database
 from polar.store.delivery import Delivered, complete_rows
 from polar.store.events import Entry, record
-from polar.store.leased import BATCH, entries, fenced_off, is_held, rows_of
+from polar.store.leased import BATCH, Retries, entries, fenced_off, is_held, requeue, rows_of
 from polar.store.nodes import is_drained
 from polar.store.sessions import HELD, Ending, cancel_rows, end, ended_by_server
 from polar.store.tables import IS_QUEUED, sessions, tasks
@@ -36,9 +36,10 @@ class Expired:
     ended: int = 0
 
 
-def waiting(runtime: str) -> Select[Any]:
-    """The queue of a runtime in the order in which it is leased."""
-    queue = select(sessions).where(IS_QUEUED, sessions.c.runtime == runtime)
+def waiting(runtime: str, now: float) -> Select[Any]:
+    """The queue of a runtime in the order in which it is leased, without those that wait for a retry."""
+    is_due = sessions.c.not_before.is_(None) | (sessions.c.not_before <= now)
+    queue = select(sessions).where(IS_QUEUED, sessions.c.runtime == runtime, is_due)
     return queue.order_by(sessions.c.priority.desc(), sessions.c.turn, sessions.c.seq)
 
 
@@ -86,19 +87,15 @@ class Leases:
         rows = await self._database.read(lambda connection: connection.execute(query).all())
         return frozenset(row.id for row in rows if is_held(row, tokens[row.id]))
 
-    async def complete(
-        self, session_id: str, fencing_token: int, result: SessionResult, entered: Sequence[StageEntry] = ()
-    ) -> bool:
-        """Store a session's result exactly once; False: this very result was stored before."""
-        (outcome,) = await self.complete_all([Delivered(session_id, fencing_token, result, entered)])
-        if isinstance(outcome, PolarError):
-            raise outcome
-        return outcome
+    async def complete_all(
+        self, delivered: Sequence[Delivered], retries: Retries = Retries()
+    ) -> list[bool | PolarError]:
+        """Store results exactly once, or run their sessions again where their infrastructure failed.
 
-    async def complete_all(self, delivered: Sequence[Delivered]) -> list[bool | PolarError]:
-        """`complete` for several sessions in one transaction; what is wrong with one harms no other."""
+        All in one transaction; what is wrong with one harms no other. False: this very result came before.
+        """
         return await self._database.write(
-            lambda connection: complete_rows(connection, delivered, self._database.now())
+            lambda connection: complete_rows(connection, delivered, self._database.now(), retries)
         )
 
     async def release(self, session_id: str, fencing_token: int) -> None:
@@ -106,21 +103,7 @@ class Leases:
 
         def change(connection: Connection) -> None:
             now, why = self._database.now(), "given back by its node"
-            _give_back(connection, session_id, fencing_token, now, why, attempts_given_back=1)
-
-        await self._database.write(change)
-
-    async def retry(self, session_id: str, fencing_token: int, failure: str, *, max_attempts: int) -> None:
-        """Run a session again whose attempt failed for a passing reason, or end it after the last attempt."""
-
-        def change(connection: Connection) -> None:
-            now = self._database.now()
-            row = _row(connection, session_id)
-            if is_held(row, fencing_token) and row.attempt >= max_attempts:
-                error = f"given up after {row.attempt} attempts: {failure}"
-                end(connection, [ended_by_server(row, SessionStatus.FAILED, error)], now)
-            else:
-                _give_back(connection, session_id, fencing_token, now, failure)
+            _give_back(connection, session_id, fencing_token, now, why)
 
         await self._database.write(change)
 
@@ -152,7 +135,7 @@ def _claim(
         return ()
     rows: list[Row[Any]] = []
     for runtime in runtimes:
-        queue = waiting(runtime).limit(limit).with_for_update(skip_locked=True, key_share=True)
+        queue = waiting(runtime, now).limit(limit).with_for_update(skip_locked=True, key_share=True)
         rows += connection.execute(queue).all()
     rows = sorted(rows, key=lambda row: (-row.priority, row.turn, row.seq))[:limit]
     if not rows:
@@ -166,6 +149,7 @@ def _claim(
             fencing_token=sessions.c.fencing_token + 1,
             node=node,
             lease_expires_at=now + seconds,
+            not_before=None,
             updated_at=now,
         )
     )
@@ -222,21 +206,13 @@ def _renew(
     )
 
 
-def _give_back(
-    connection: Connection,
-    session_id: str,
-    fencing_token: int,
-    now: float,
-    why: str,
-    *,
-    attempts_given_back: int = 0,
-) -> None:
+def _give_back(connection: Connection, session_id: str, fencing_token: int, now: float, why: str) -> None:
     row = _row(connection, session_id)
     if row.fencing_token == fencing_token and row.status == SessionStatus.QUEUED:
         return
     if not is_held(row, fencing_token):
         raise fenced_off(session_id)
-    _requeue(connection, [row], now, why, attempts_given_back=attempts_given_back)
+    requeue(connection, [row], now, why, attempts_given_back=1)
     if row.cancel_requested:
         cancel_rows(connection, [_row(connection, session_id)], now)
 
@@ -252,7 +228,7 @@ def _expire(connection: Connection, now: float, max_attempts: int) -> Expired:
     endings = [ending for row in rows if (ending := _ending_of_silent(row, max_attempts)) is not None]
     over = {ending.result.session_id for ending in endings}
     end(connection, endings, now)
-    _requeue(connection, [row for row in rows if row.id not in over], now, "its node fell silent")
+    requeue(connection, [row for row in rows if row.id not in over], now, "its node fell silent")
     return Expired(requeued=len(rows) - len(endings), ended=len(endings))
 
 
@@ -262,32 +238,6 @@ def _row(connection: Connection, session_id: str) -> Row[Any]:
     if row is None:
         raise NotFound(f"no session {session_id!r}")
     return row
-
-
-def _requeue(
-    connection: Connection,
-    rows: Sequence[Row[Any]],
-    now: float,
-    why: str,
-    *,
-    attempts_given_back: int = 0,
-) -> None:
-    if not rows:
-        return
-    connection.execute(
-        update(sessions)
-        .where(sessions.c.seq.in_([row.seq for row in rows]))
-        .values(
-            status=SessionStatus.QUEUED.value,
-            attempt=sessions.c.attempt - attempts_given_back,
-            node=None,
-            lease_expires_at=None,
-            progress=Progress().model_dump_json(),
-            updated_at=now,
-        )
-    )
-    queued = SessionStatus.QUEUED
-    record(connection, [Entry(row.id, row.task_id, row.attempt, queued, now, row.node, why) for row in rows])
 
 
 def _furthest(stored: SessionStatus, reported: SessionStatus) -> SessionStatus:

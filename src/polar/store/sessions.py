@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
 
 from polar.errors import InvalidInput, NotFound
-from polar.models.session import Progress, SessionResult, SessionStatus
+from polar.models.session import FailureReason, Progress, SessionResult, SessionStatus
 from polar.models.views import SessionPage, SessionView
 from polar.store.database import Database
 from polar.store.events import Entry, record
@@ -120,6 +120,7 @@ def ended_by_server(row: Row[Any], status: SessionStatus, error: str) -> Ending:
             attempt=row.attempt,
             status=status,
             error=error,
+            failure=FailureReason.INFRASTRUCTURE if status is SessionStatus.FAILED else None,
         ),
         row.fencing_token,
     )

@@ -17,6 +17,7 @@ from polar.store.callbacks import Callbacks
 from polar.store.database import Database
 from polar.store.delivery import Delivered
 from polar.store.events import Events
+from polar.store.leased import Retries
 from polar.store.leases import Leases
 from polar.store.listing import Listing
 from polar.store.nodes import Nodes
@@ -99,15 +100,23 @@ class Store:
             yield cls(database, recordings, artifacts)
 
     async def complete(
-        self, session_id: str, fencing_token: int, result: SessionResult, entered: Sequence[StageEntry] = ()
+        self,
+        session_id: str,
+        fencing_token: int,
+        result: SessionResult,
+        entered: Sequence[StageEntry] = (),
+        retries: Retries = Retries(),
     ) -> bool:
-        """Store a result whose recording and artifacts, if it says it has them, came under the same lease."""
-        (outcome,) = await self.deliver([Package(Delivered(session_id, fencing_token, result, entered))])
+        """Take a result whose recording and artifacts, if it says it has them, came under the same lease."""
+        package = Package(Delivered(session_id, fencing_token, result, entered))
+        (outcome,) = await self.deliver([package], retries)
         if isinstance(outcome, PolarError):
             raise outcome
         return outcome
 
-    async def deliver(self, packages: Sequence[Package]) -> list[bool | PolarError]:
+    async def deliver(
+        self, packages: Sequence[Package], retries: Retries = Retries()
+    ) -> list[bool | PolarError]:
         """Store bytes, then results. Of each: whether it is new, or what is wrong with it alone."""
         tokens = {package.name.session_id: package.name.fencing_token for package in packages}
         has_bytes = any(
@@ -118,7 +127,8 @@ class Store:
             *(self._unpack(package, package.name.session_id in held) for package in packages)
         )
         sound = [package for package, problem in zip(packages, problems, strict=True) if problem is None]
-        completed = await self.leases.complete_all([package.delivered for package in sound]) if sound else []
+        delivered = [package.delivered for package in sound]
+        completed = await self.leases.complete_all(delivered, retries) if sound else []
         for package, outcome in zip(sound, completed, strict=True):
             # Only a session that was leased before has something to be cleared away.
             if outcome is True and package.name.fencing_token > 1:

@@ -85,6 +85,8 @@ sessions = Table(
     Column("node", String(128)),
     # Set exactly while a node holds the session.
     Column("lease_expires_at", Double),
+    # Set while it waits for its next attempt after a failure; it is leased no sooner.
+    Column("not_before", Double),
     Column("progress", Text, nullable=False),
     # Copied from the result of a completed session, so that a list can be filtered by it.
     Column("reward", Double),

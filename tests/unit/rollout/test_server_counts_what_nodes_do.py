@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from polar.config.settings import ServerSettings
 from polar.models.access import Role
-from polar.models.session import SessionResult, SessionStatus, TrajectoryStats, Verdict
+from polar.models.session import FailureReason, SessionResult, SessionStatus, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
 from polar.models.views import LeaseRequest, Release, ResultPost
 from polar.rollout.server import RolloutServer
@@ -71,7 +71,16 @@ async def test_leases_and_deliveries_are_counted_as_they_happen(service: Rollout
     )
     with pytest.raises(Exception, match="lease"):
         await service.post_result(second.session_id, forged)
-    await service.release(second.session_id, Release(fencing_token=second.fencing_token, failure="no room"))
+    failed = result(second.session_id, second.sample).model_copy(
+        update={
+            "status": SessionStatus.FAILED,
+            "failure": FailureReason.INFRASTRUCTURE,
+            "verdict": None,
+        }
+    )
+    await service.post_result(
+        second.session_id, ResultPost(fencing_token=second.fencing_token, result=failed)
+    )
     await service.release(third.session_id, Release(fencing_token=third.fencing_token))
     found = await page(service)
     assert found["polar_server_tasks_submitted_total", ""] == 1
@@ -84,8 +93,8 @@ async def test_leases_and_deliveries_are_counted_as_they_happen(service: Rollout
     assert found["polar_server_sampled_tokens_total", ""] == 10
     assert found["polar_server_trainable_tokens_total", ""] == 7
     assert found["polar_server_excluded_tokens_total", "retry_superseded"] == 3
-    assert found["polar_server_leases_given_back_total", "setback"] == 1
-    assert found["polar_server_leases_given_back_total", "node_stopped"] == 1
+    assert found["polar_server_deliveries_total", "retried"] == 1
+    assert found["polar_server_leases_given_back_total", ""] == 1
     assert found["polar_server_sessions", "queued"] == 2
     assert found["polar_server_sessions", "running"] == 0
 

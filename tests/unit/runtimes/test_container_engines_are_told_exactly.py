@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from polar import plugins
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, Unavailable
 from polar.models.component import Component
 from polar.runtimes.apptainer import ApptainerEngine, ApptainerRuntime, ApptainerSandbox
 from polar.runtimes.base import (
@@ -171,7 +171,7 @@ def test_what_cannot_be_an_image_is_refused(image: str) -> None:
 def test_complaints_are_understood(complaint: str, kind: type[SandboxError]) -> None:
     error = DockerEngine("/usr/bin/docker").failure(("create", "x"), complaint)
     assert type(error) is kind
-    assert error.transient == (kind is SandboxUnavailable)
+    assert isinstance(error, Unavailable) == (kind is SandboxUnavailable)
     assert str(error).startswith("docker create: ")
 
 

@@ -107,7 +107,7 @@ def test_limits_of_v1_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("is_v2", "files"),
     [
-        (True, {"memory.events": "low 0\noom 5\noom_kill 3\n", "pids.events": "max 7\n"}),
+        (True, {"memory.events": "low 0\noom 3\noom_kill 5\n", "pids.events": "max 7\n"}),
         (False, {"memory.oom_control": "oom_kill_disable 0\noom_kill 3\n", "pids.events": "max 7\n"}),
     ],
 )
@@ -116,6 +116,23 @@ def test_refusals_are_counted(tmp_path: Path, is_v2: bool, files: dict[str, str]
         (tmp_path / name).write_text(text)
     group = Group({tmp_path: Hierarchy(tmp_path, is_v2, frozenset({"memory", "pids"}))})
     assert group.refusals() == {Limit.MEMORY: 3, Limit.PIDS: 7}
+
+
+@pytest.mark.parametrize(
+    ("is_v2", "files"),
+    [
+        (True, {"memory.events": "oom 0\noom_kill 3\n"}),
+        (False, {"memory.oom_control": "oom_kill 3\n", "memory.failcnt": "0\n"}),
+    ],
+)
+def test_a_process_that_the_machine_had_no_memory_for_hit_no_limit_of_its_own(
+    tmp_path: Path, is_v2: bool, files: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    group = Group({tmp_path: Hierarchy(tmp_path, is_v2, frozenset({"memory"}))})
+    assert group.refusals() == {Limit.MEMORY: 0}
+    assert group.memory_kills() == 3
 
 
 def test_a_group_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from polar.errors import Conflict
-from polar.models.session import TRANSITIONS, Lease, SessionResult, SessionStatus
+from polar.models.session import TRANSITIONS, FailureReason, Lease, SessionResult, SessionStatus
 from polar.models.task import TaskStatus
 from polar.models.views import SessionBeat, SessionView
+from polar.store.leased import Retries
 from polar.store.store import Store
 from tests.databases import fresh_postgres
 from tests.fakes.control_plane import Clock, idle_task, result_of
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 LEASE_SECONDS = 10.0
 MAX_ATTEMPTS = 2
+RETRIES = Retries(MAX_ATTEMPTS, 0.0)
 PLACES = st.integers(0, 5)
 NODES = st.sampled_from(["north", "south"])
 STAGES = [SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN]
@@ -159,6 +161,28 @@ class LeaseProtocol(RuleBasedStateMachine):
         assert answer.cancel == ((lease.session_id,) if is_held and known.cancel_requested else ())
         if is_held:
             known.expires_at = self.clock.now + LEASE_SECONDS
+
+    @precondition(lambda self: self.ever_leased)
+    @rule(place=PLACES)
+    def infrastructure_fails(self, place: int) -> None:
+        lease = self.pick(place)
+        known = self.sessions[lease.session_id]
+        failed = result_of(
+            lease, status=SessionStatus.FAILED, failure=FailureReason.INFRASTRUCTURE, error="no engine"
+        )
+
+        def deliver() -> bool:
+            return self.do(self.store.complete(lease.session_id, lease.fencing_token, failed, (), RETRIES))
+
+        if not self.is_current(lease):
+            return
+        assert deliver() is True
+        known.holder = None
+        if known.attempts >= MAX_ATTEMPTS:
+            known.result, known.stored_under = failed, lease.fencing_token
+        elif known.cancel_requested:
+            self.expect_end(lease.session_id, SessionStatus.CANCELLED)
+        assert deliver() is False
 
     @precondition(lambda self: self.ever_leased)
     @rule(place=PLACES, status=st.sampled_from(ENDS), reward=st.sampled_from([0.0, 1.0]))

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from polar.errors import Conflict, InvalidInput, NotFound
-from polar.models.session import Lease, Progress, SessionStatus
+from polar.models.session import FailureReason, Lease, Progress, SessionStatus
 from polar.models.views import SessionBeat
 from polar.store.database import Database
 from polar.store.delivery import Delivered
@@ -56,7 +56,7 @@ async def test_many_callers_never_get_the_same_session(tmp_path: Path, database_
 async def test_claim_reads_the_queue_index_in_order(tmp_path: Path) -> None:
     def plan(connection: Connection) -> list[str]:
         compiled = (
-            waiting("idle")
+            waiting("idle", 0.0)
             .limit(4)
             .compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         )
@@ -70,7 +70,7 @@ async def test_claim_on_postgres_reads_the_queue_index_and_skips_what_others_loc
     def plan(connection: Connection) -> str:
         connection.execute(text("SET LOCAL enable_seqscan = off"))
         compiled = (
-            waiting("idle")
+            waiting("idle", 0.0)
             .limit(4)
             .with_for_update(skip_locked=True, key_share=True)
             .compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
@@ -193,7 +193,8 @@ async def test_what_a_program_said_may_hold_any_character(store: Store) -> None:
     ]
     assert await store.leases.complete_all(delivered) == [True, True]
     assert await store.leases.complete_all(delivered) == [False, False]
-    await store.leases.retry(again.session_id, again.fencing_token, error, max_attempts=3)
+    passing = result_of(again, status=SessionStatus.FAILED, failure=FailureReason.INFRASTRUCTURE, error=error)
+    await store.complete(again.session_id, again.fencing_token, passing)
     assert (await store.sessions.get(odd.session_id)).result == failed
     told = [(await store.events.of(lease.session_id))[-1].detail for lease in (odd, again)]
     assert told == ["exit code 1: \N{REPLACEMENT CHARACTER}ELF"] * 2

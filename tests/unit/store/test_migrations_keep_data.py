@@ -20,7 +20,7 @@ from polar.store.store import Store
 from polar.store.tables import metadata
 from tests.fakes.control_plane import idle_task, result_of
 
-VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 
 
 def row(**values: Any) -> dict[str, Any]:

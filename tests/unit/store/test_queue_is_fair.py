@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from polar.models.session import Lease, SessionStatus, StageEntry, TrajectoryStats
+from polar.models.session import FailureReason, Lease, SessionStatus, StageEntry, TrajectoryStats
 from polar.models.views import SessionBeat
+from polar.store.leased import Retries
 from polar.store.store import Store
 from polar.store.turns import SAMPLES_A_TURN
 from tests.fakes.control_plane import Clock, idle_task, result_of
@@ -96,10 +97,47 @@ async def test_a_passing_failure_is_tried_again_until_the_last_attempt(store: St
     for attempt in (1, 2):
         (lease,) = await claim(store, 1)
         assert lease.attempt == attempt
-        await store.leases.retry(lease.session_id, lease.fencing_token, "no image yet", max_attempts=2)
+        failed = result_of(
+            lease,
+            status=SessionStatus.FAILED,
+            failure=FailureReason.INFRASTRUCTURE,
+            error="no image yet",
+        )
+        assert await store.complete(lease.session_id, lease.fencing_token, failed, (), Retries(2, 0.0))
+        assert not await store.complete(lease.session_id, lease.fencing_token, failed, (), Retries(2, 0.0))
     view = await store.sessions.get("task.0")
     assert view.status is SessionStatus.FAILED
-    assert view.result is not None
-    assert view.result.error == "given up after 2 attempts: no image yet"
+    assert view.result == failed
     details = [event.detail for event in await store.events.of("task.0") if event.detail]
-    assert details == ["no image yet", "given up after 2 attempts: no image yet"]
+    assert details == ["no image yet"] * 2
+
+
+async def test_a_failed_session_waits_longer_before_each_further_attempt(store: Store, clock: Clock) -> None:
+    await store.tasks.submit(idle_task())
+    retries = Retries(max_attempts=4, seconds=10.0)
+    for pause in (10.0, 20.0, 40.0):
+        (lease,) = await claim(store, 1)
+        failed = result_of(lease, status=SessionStatus.FAILED, failure=FailureReason.INFRASTRUCTURE)
+        await store.complete(lease.session_id, lease.fencing_token, failed, (), retries)
+        clock.now += pause - 1.0
+        assert not await claim(store, 1)
+        clock.now += 1.0
+    assert len(await claim(store, 1)) == 1
+
+
+async def test_a_failure_of_the_task_s_own_is_final(store: Store) -> None:
+    await store.tasks.submit(idle_task())
+    (lease,) = await claim(store, 1)
+    failed = result_of(lease, status=SessionStatus.FAILED, failure=FailureReason.TASK, error="no such image")
+    await store.complete(lease.session_id, lease.fencing_token, failed, (), Retries(3, 0.0))
+    assert (await store.sessions.get("task.0")).result == failed
+
+
+async def test_a_cancelled_session_is_not_run_again(store: Store) -> None:
+    await store.tasks.submit(idle_task())
+    (lease,) = await claim(store, 1)
+    await store.sessions.cancel("task.0")
+    failed = result_of(lease, status=SessionStatus.FAILED, failure=FailureReason.INFRASTRUCTURE)
+    assert await store.complete(lease.session_id, lease.fencing_token, failed)
+    assert not await store.complete(lease.session_id, lease.fencing_token, failed)
+    assert (await store.sessions.get("task.0")).status is SessionStatus.CANCELLED

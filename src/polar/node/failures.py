@@ -1,0 +1,92 @@
+"""Where infrastructure trouble is told from a verdict on the agent, and from a task that cannot be done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar.errors import NotInstalled, PolarError, Unavailable
+from polar.models.chat import FinishReason
+from polar.models.completion import OUTAGE, Completion
+from polar.models.session import AgentEnd, FailureReason
+from polar.models.task import TaskSpec
+from polar.node.agent import AgentRun
+
+_OUTPUT_SHOWN = 2_000
+"""How much of a failing command's output its error repeats; the whole is in the session's logs."""
+
+
+class Disturbed(Unavailable):
+    """The agent was kept from its work, so that what it left says nothing of it."""
+
+
+class BudgetExceeded(PolarError):
+    """A stage took longer than its budget, or its budgets left the agent no model call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCalls:
+    """What became of a session's model calls."""
+
+    answered: int = 0
+    """Those that the engine answered, at least in part."""
+    outage: str | None = None
+    """Why the last one was not answered, where that was the engine's fault; open ones, which the session's
+    end broke off, are not counted."""
+
+    @classmethod
+    def of(cls, completions: Sequence[Completion]) -> ModelCalls:
+        finished = [it for it in completions if it.finish_reason is not FinishReason.CANCELLED]
+        last = finished[-1] if finished else None
+        return cls(
+            answered=sum(map(_is_answered, completions)),
+            outage=last.extra.get("error", "") if last is not None and OUTAGE in last.extra else None,
+        )
+
+
+def reason_for(error: Exception) -> FailureReason:
+    """Of which kind a failure is. One that nobody foresaw is Polar's own, not the task's."""
+    is_foreseen = isinstance(error, PolarError) and not isinstance(error, Unavailable | NotInstalled)
+    return FailureReason.TASK if is_foreseen else FailureReason.INFRASTRUCTURE
+
+
+def refuse_disturbed(agent: AgentRun, calls: ModelCalls, task: TaskSpec) -> None:
+    """Raise where the agent's work must not be scored, because something else decided how it went.
+
+    An agent must not be able to escape a verdict: what it can bring about by itself is scored.
+    """
+    if agent.killed_from_outside:
+        raise Disturbed(
+            "the agent was killed from outside", hint="is memory short on this machine? Did somebody end it?"
+        )
+    if calls.outage is not None:
+        raise Disturbed(f"the engine could not answer the agent's last model call: {calls.outage}")
+    if calls.answered or task.allow_no_model_calls:
+        return
+    if agent.end is AgentEnd.BUDGET:
+        raise BudgetExceeded("budgets: they leave no room for even one model call")
+    raise Disturbed(
+        f"the agent ended without a model call ({_ending(agent)})",
+        hint="a task that needs none says `allow_no_model_calls: true`",
+    )
+
+
+def tail(path: Path) -> str:
+    """The end of a command's output, for an error."""
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _OUTPUT_SHOWN))
+        return file.read().decode("utf-8", "replace").strip()
+
+
+def _is_answered(completion: Completion) -> bool:
+    is_whole = completion.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
+    return is_whole or completion.sampled_tokens > 0
+
+
+def _ending(agent: AgentRun) -> str:
+    ended = agent.end if agent.exit_code is None else f"exit code {agent.exit_code}"
+    said = tail(agent.stderr) if agent.stderr is not None and agent.stderr.exists() else ""
+    return f"{ended}: {said}" if said else str(ended)

@@ -1,0 +1,19 @@
+"""When a session that is run again may be leased."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("sessions", sa.Column("not_before", sa.Double))
+
+
+def downgrade() -> None:
+    op.drop_column("sessions", "not_before")

@@ -1,0 +1,115 @@
+"""Trouble that is none of the agent's is never scored: the session is run again, and fails in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from polar.engines.base import EngineDown
+from polar.models.session import FailureReason, SessionResult, SessionStatus
+from tests.fakes.scripted_engine import Script
+from tests.sandboxes import require_runtime
+from tests.systems import ASK, System, shell_task, system
+
+ASK_ANYWHERE = ASK.replace(sys.executable, "python3", 1)
+WAIT_IF_TOLD = ASK_ANYWHERE + "if grep -q Wait answer.txt; then mkfifo p; touch waits; read forever < p; fi"
+"""Asks once and, if the answer says so, never ends: opening a pipe that nobody writes to takes for ever."""
+
+
+@pytest.fixture
+async def small(tmp_path: Path) -> AsyncIterator[System]:
+    async with system(tmp_path / "data", ["A fine answer."]) as running:
+        yield running
+
+
+async def outcome(running: System, task_id: str, command: Any, **changes: Any) -> SessionResult:
+    changes = {"allow_no_model_calls": False, **changes}
+    await running.client.submit(shell_task(task_id, command, **changes))
+    async with running.node(runtimes=("process", "bubblewrap")):
+        (result,) = await running.client.wait([task_id], timeout=120)
+    return result
+
+
+def assert_never_scored(result: SessionResult) -> None:
+    assert (result.status, result.failure) == (SessionStatus.FAILED, FailureReason.INFRASTRUCTURE)
+    assert (result.attempt, result.verdict) == (3, None)
+
+
+@pytest.mark.parametrize("runtime", ["process", "bubblewrap"])
+async def test_an_agent_whose_program_is_missing_is_no_verdict(small: System, runtime: str) -> None:
+    await require_runtime(runtime)
+    result = await outcome(small, "missing", ["polar-no-such-program"], runtime=runtime)
+    assert_never_scored(result)
+    assert "polar-no-such-program" in (result.error or "")
+
+
+async def test_an_agent_that_never_reaches_the_model_is_no_verdict(small: System) -> None:
+    result = await outcome(small, "idle", "echo 'connection refused' >&2; touch answer.txt")
+    assert_never_scored(result)
+    assert "without a model call (exit code 0: connection refused)" in (result.error or "")
+    assert result.has_artifacts
+
+
+async def test_a_task_may_say_that_it_needs_no_model_call(small: System) -> None:
+    result = await outcome(small, "plain", "echo done > answer.txt", allow_no_model_calls=True)
+    assert (result.status, result.reward, result.attempt) == (SessionStatus.COMPLETED, 1.0, 1)
+
+
+async def test_a_budget_that_leaves_no_model_call_is_the_task_s_own_failure(small: System) -> None:
+    result = await outcome(small, "tight", ASK + "sleep 600", budgets={"max_context_tokens": 1})
+    assert (result.status, result.failure, result.attempt) == (SessionStatus.FAILED, FailureReason.TASK, 1)
+
+
+async def test_an_agent_that_the_engine_left_alone_is_no_verdict(tmp_path: Path) -> None:
+    script: list[Script] = ["An answer.", EngineDown("no engine"), "An answer.", "The last answer."]
+    async with system(tmp_path / "data", script) as running:
+        result = await outcome(running, "alone", ASK + ASK)
+    assert (result.status, result.reward, result.attempt) == (SessionStatus.COMPLETED, 1.0, 2)
+    assert result.stats.completions == 2
+
+
+async def test_an_agent_that_got_over_an_outage_is_scored(tmp_path: Path) -> None:
+    script: list[Script] = [EngineDown("no engine"), "An answer."]
+    async with system(tmp_path / "data", script) as running:
+        result = await outcome(running, "patient", ASK + ASK)
+    assert (result.status, result.reward, result.attempt) == (SessionStatus.COMPLETED, 1.0, 1)
+
+
+async def children_of_waiting_agent(sessions: Path) -> list[psutil.Process]:
+    """What the supervisor of the agent has started, once the agent waits."""
+    async with asyncio.timeout(60):
+        while not list(sessions.glob("*/files/workspace/waits")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    (pid_file,) = sessions.glob("*/pids/*.json")
+    return list(psutil.Process(int(pid_file.stem)).children())
+
+
+@pytest.mark.parametrize("runtime", ["process", "bubblewrap"])
+async def test_an_agent_killed_from_outside_is_run_again(tmp_path: Path, runtime: str) -> None:
+    await require_runtime(runtime)
+    async with system(tmp_path / "data", ["Wait.", "Go on."]) as running:
+        await running.client.submit(shell_task("killed", WAIT_IF_TOLD, runtime=runtime))
+        async with running.node(runtimes=(runtime,)):
+            for child in await children_of_waiting_agent(tmp_path / "data/nodes/local/sessions"):
+                os.kill(child.pid, signal.SIGKILL)
+            (result,) = await running.client.wait(["killed"], timeout=120)
+        events = await running.client.session_events("killed.0")
+    assert (result.status, result.reward, result.attempt) == (SessionStatus.COMPLETED, 1.0, 2)
+    assert any("killed from outside" in (event.detail or "") for event in events)
+
+
+async def test_an_agent_in_a_closed_sandbox_cannot_escape_its_verdict_by_killing_itself(
+    small: System,
+) -> None:
+    await require_runtime("bubblewrap")
+    result = await outcome(small, "escaping", ASK_ANYWHERE + "kill -KILL $$", runtime="bubblewrap")
+    assert (result.status, result.reward, result.attempt) == (SessionStatus.COMPLETED, 1.0, 1)
+    assert result.exit_code == -signal.SIGKILL
