@@ -145,7 +145,7 @@ def parcel(lease: Lease) -> Parcel:
         stats=TrajectoryStats(completions=4, traces=1, sampled_tokens=400, trainable_tokens=400),
         has_recording=True,
     )
-    return Parcel(lease.fencing_token, result, RECORDING)
+    return Parcel(lease.key, result, RECORDING)
 
 
 async def claim_milliseconds(queued: int) -> float:
@@ -159,7 +159,7 @@ async def claim_milliseconds(queued: int) -> float:
                 began = time.perf_counter()
                 (lease,) = await store.leases.claim("node", limit=1, runtimes=["process"], seconds=60)
                 times.append(time.perf_counter() - began)
-                await store.leases.release(lease.session_id, lease.fencing_token)
+                await store.leases.release(lease.session_id, lease.key)
     return 1000 * statistics.median(times)
 
 

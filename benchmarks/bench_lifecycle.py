@@ -160,7 +160,7 @@ async def claim_milliseconds(store: Store) -> float:
     began = time.perf_counter()
     (lease,) = await store.leases.claim("node", limit=1, runtimes=["process"], seconds=60)
     took = time.perf_counter() - began
-    await store.leases.release(lease.session_id, lease.fencing_token)
+    await store.leases.release(lease.session_id, lease.key)
     return 1000 * took
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from polar.models.session import Lease, SessionResult, SessionStatus, Verdict
 from polar.models.task import TaskSpec
+from polar.models.views import LEASE_SECRET
 
 
 class Clock:
@@ -29,6 +30,14 @@ def idle_task(id: str = "task", **changes: Any) -> TaskSpec:
         "builder": "idle",
     }
     return TaskSpec.model_validate({**document, **changes})
+
+
+def upload_of(lease: Lease) -> dict[str, Any]:
+    """What of a request says under which lease its bytes are uploaded."""
+    return {
+        "params": {"fencing_token": lease.fencing_token},
+        "headers": {LEASE_SECRET: lease.key.secret},
+    }
 
 
 def result_of(

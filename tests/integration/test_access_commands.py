@@ -147,7 +147,7 @@ async def test_dead_callbacks_are_listed_and_retried(served: Served) -> None:
         await client.submit(shell_task("t", "true", callback={"url": served.receiver.url}))
         request = LeaseRequest(max_sessions=1, runtimes=("process",))
         (lease,) = (await client.lease("n", request)).leases
-        post = ResultPost(fencing_token=lease.fencing_token, result=result_of(lease))
+        post = ResultPost(key=lease.key, result=result_of(lease))
         await client.post_result(lease.session_id, post)
         async with asyncio.timeout(30):
             while not (await served.store.callbacks.page(status=CallbackStatus.DEAD)).callbacks:

@@ -85,8 +85,8 @@ class Served:
                     made = recording(lease.session_id)
                     result = made.result.model_copy(update=about)
                     data = encoded(type(made)(made.completions, made.trajectory, result))
-                    await client.put_recording(lease.session_id, lease.fencing_token, data)
-                post = ResultPost(fencing_token=lease.fencing_token, result=result)
+                    await client.put_recording(lease.session_id, lease.key, data)
+                post = ResultPost(key=lease.key, result=result)
                 await client.post_result(lease.session_id, post)
 
 
@@ -359,10 +359,8 @@ def test_kept_files_are_listed_printed_and_unpacked(served: Served) -> None:
             request = LeaseRequest(max_sessions=1, wait_seconds=0, runtimes=("process",))
             (lease,) = (await client.lease("node", request)).leases
             result = result_of(lease, has_artifacts=True)
-            await client.put_artifacts(lease.session_id, lease.fencing_token, packed.getvalue())
-            await client.post_result(
-                lease.session_id, ResultPost(fencing_token=lease.fencing_token, result=result)
-            )
+            await client.put_artifacts(lease.session_id, lease.key, packed.getvalue())
+            await client.post_result(lease.session_id, ResultPost(key=lease.key, result=result))
 
     asyncio.run(deliver())
     assert "logs/agent.stdout" in served.ok("artifacts", "one.0")

@@ -51,11 +51,11 @@ async def test_session_is_delivered_read_and_let_go(
         small, large = (await client.lease("n", LeaseRequest(max_sessions=2, runtimes=("idle",)))).leases
         courier = Courier(client, "n")
         result = result_of(small, has_recording=True, has_artifacts=True)
-        await courier.deliver(Parcel(small.fencing_token, result, b"tokens", b"zip"))
+        await courier.deliver(Parcel(small.key, result, b"tokens", b"zip"))
         # More than one piece, as a large recording goes.
         data = b"0123456789" * 2_000_000
-        await client.put_recording(large.session_id, large.fencing_token, data)
-        await courier.deliver(Parcel(large.fencing_token, result_of(large, has_recording=True)))
+        await client.put_recording(large.session_id, large.key, data)
+        await courier.deliver(Parcel(large.key, result_of(large, has_recording=True)))
         assert await client.recording(small.session_id) == b"tokens"
         assert await client.artifacts(small.session_id) == b"zip"
         assert await client.recording(large.session_id) == data

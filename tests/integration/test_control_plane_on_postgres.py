@@ -78,7 +78,7 @@ def request(count: int, wait_seconds: float = 0.0) -> LeaseRequest:
 
 
 def parcel(lease: Lease) -> Parcel:
-    return Parcel(lease.fencing_token, result_of(lease, has_recording=True), b"tokens")
+    return Parcel(lease.key, result_of(lease, has_recording=True), b"tokens")
 
 
 async def test_what_one_server_stores_wakes_who_waits_at_the_other(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ async def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
                 }
             )
         done, held = (await client.lease("node", request)).leases
-        post = ResultPost(fencing_token=done.fencing_token, result=result_of(done))
+        post = ResultPost(key=done.key, result=result_of(done))
         await client.post_result(done.session_id, post)
     async with ServerProcess(tmp_path) as client:
         assert len([view async for view in client.tasks()]) == tasks
@@ -78,6 +78,6 @@ async def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
         }
         # The node lives on: what it still held is its own, and a repeated delivery changes nothing.
         await client.post_result(done.session_id, post)
-        post = ResultPost(fencing_token=held.fencing_token, result=result_of(held))
+        post = ResultPost(key=held.key, result=result_of(held))
         await client.post_result(held.session_id, post)
         assert len([result async for result in client.results()]) == 2

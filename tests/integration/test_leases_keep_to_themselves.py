@@ -32,11 +32,11 @@ async def test_a_session_given_back_and_leased_again_records_only_its_last_run(t
 
 async def test_a_session_that_comes_back_to_its_node_ends_what_its_lost_lease_began(tmp_path: Path) -> None:
     script: list[Script] = [Answer("Never.", gate=asyncio.Event()), "Done."]
-    async with system(tmp_path / "data", script) as running, running.node():
+    async with system(tmp_path / "data", script) as running, running.node() as node:
         await running.client.submit(shell_task("back", ASK))
         await running.engine.waiting.wait()
         # What the server does with the lease of a node that it has not heard of for too long.
-        await running.client.release("back.0", Release(fencing_token=1))
+        await running.client.release("back.0", Release(key=node._runs["back.0"].lease.key))
         (result,) = await running.client.wait(["back"], timeout=120)
     assert (result.status, result.error, result.attempt) == (SessionStatus.COMPLETED, None, 1)
     assert result.stats.completions == 1

@@ -18,9 +18,10 @@ from polar.models.access import AuditPage, MadeToken, NewToken, Rotation, TokenP
 from polar.models.callback import CallbackPage, CallbackStatus, CallbackView
 from polar.models.dashboard import NodeList, NodeOverview, Overview
 from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
-from polar.models.session import SessionEvent, SessionStatus
+from polar.models.session import LeaseKey, SessionEvent, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import (
+    LEASE_SECRET,
     Deliveries,
     DeliveryOutcomes,
     EventPage,
@@ -231,21 +232,21 @@ def follow_policy(node: str, report: PolicyReport) -> Call[PolicyOrder]:
     return _post(f"/nodes/{_segment(node)}/policy", report, _model(PolicyOrder), waits=report.wait_seconds)
 
 
-def put_recording(session_id: str, fencing_token: int, data: bytes) -> Call[None]:
-    return _put(session_id, "recording", fencing_token, "application/octet-stream", data)
+def put_recording(session_id: str, key: LeaseKey, data: bytes) -> Call[None]:
+    return _put(session_id, "recording", key, "application/octet-stream", data)
 
 
-def put_artifacts(session_id: str, fencing_token: int, data: bytes) -> Call[None]:
-    return _put(session_id, "artifacts", fencing_token, "application/zip", data)
+def put_artifacts(session_id: str, key: LeaseKey, data: bytes) -> Call[None]:
+    return _put(session_id, "artifacts", key, "application/zip", data)
 
 
-def _put(session_id: str, what: str, fencing_token: int, kind: str, data: bytes) -> Call[None]:
+def _put(session_id: str, what: str, key: LeaseKey, kind: str, data: bytes) -> Call[None]:
     return Call(
         "PUT",
         f"/sessions/{_segment(session_id)}/{what}",
         _nothing,
-        query=(("fencing_token", str(fencing_token)),),
-        headers={"Content-Type": kind},
+        query=(("fencing_token", str(key.fencing_token)),),
+        headers={"Content-Type": kind, LEASE_SECRET: key.secret},
         content=data,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from polar.client.clients import AsyncClient
 from polar.client.failures import refusal
 from polar.errors import PolarError
-from polar.models.session import SessionResult, StageEntry
+from polar.models.session import LeaseKey, SessionResult, StageEntry
 from polar.models.views import Deliveries, Delivery, ResultPost
 
 MOST = 64
@@ -20,7 +20,7 @@ MOST_BYTES = 16 << 20
 class Parcel:
     """What came of one session."""
 
-    fencing_token: int
+    key: LeaseKey
     result: SessionResult
     recording: bytes | None = None
     artifacts: bytes | None = None
@@ -94,19 +94,19 @@ class Courier:
         return taken
 
     async def _deliver_alone(self, parcel: Parcel) -> None:
-        session_id, token = parcel.result.session_id, parcel.fencing_token
+        session_id, key = parcel.result.session_id, parcel.key
         if parcel.recording is not None:
-            await self._client.put_recording(session_id, token, parcel.recording)
+            await self._client.put_recording(session_id, key, parcel.recording)
         if parcel.artifacts is not None:
-            await self._client.put_artifacts(session_id, token, parcel.artifacts)
-        post = ResultPost(fencing_token=token, result=parcel.result, entered=parcel.entered)
+            await self._client.put_artifacts(session_id, key, parcel.artifacts)
+        post = ResultPost(key=key, result=parcel.result, entered=parcel.entered)
         await self._client.post_result(session_id, post)
 
 
 def _delivery(parcel: Parcel) -> Delivery:
     return Delivery(
         session_id=parcel.result.session_id,
-        fencing_token=parcel.fencing_token,
+        key=parcel.key,
         result=parcel.result,
         entered=parcel.entered,
         recording_bytes=len(parcel.recording) if parcel.recording is not None else None,

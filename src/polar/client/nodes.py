@@ -10,6 +10,7 @@ from polar.client import calls
 from polar.client.calls import Call
 from polar.models.dashboard import NodeOverview
 from polar.models.policy import PolicyOrder, PolicyReport
+from polar.models.session import LeaseKey
 from polar.models.views import (
     Deliveries,
     DeliveryOutcome,
@@ -75,11 +76,11 @@ class AsyncNodeCalls(ABC):
     async def heartbeat(self, node: str, beat: Heartbeat) -> HeartbeatAnswer:
         return await self._send(calls.heartbeat(node, beat))
 
-    async def put_recording(self, session_id: str, fencing_token: int, data: bytes) -> None:
-        return await self._send(calls.put_recording(session_id, fencing_token, data))
+    async def put_recording(self, session_id: str, key: LeaseKey, data: bytes) -> None:
+        return await self._send(calls.put_recording(session_id, key, data))
 
-    async def put_artifacts(self, session_id: str, fencing_token: int, data: bytes) -> None:
-        return await self._send(calls.put_artifacts(session_id, fencing_token, data))
+    async def put_artifacts(self, session_id: str, key: LeaseKey, data: bytes) -> None:
+        return await self._send(calls.put_artifacts(session_id, key, data))
 
     async def post_result(self, session_id: str, post: ResultPost) -> None:
         return await self._send(calls.post_result(session_id, post))

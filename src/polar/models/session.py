@@ -231,6 +231,15 @@ class SessionResult(Frozen):
         return self.verdict.reward if self.verdict else None
 
 
+class LeaseKey(Frozen):
+    """What a node shows for whatever it says of a session: that its lease is the session's own."""
+
+    fencing_token: int = Field(ge=0, lt=2**63)
+    """Rises with every lease of the session; whatever carries an older one is refused."""
+    secret: str = Field(max_length=64, repr=False)
+    """Known to the node that was given the lease alone: no API token delivers anything without it."""
+
+
 class Lease(Frozen):
     """The right of one node to run one attempt of one session, until it expires or is fenced off."""
 
@@ -241,7 +250,11 @@ class Lease(Frozen):
     """From 0."""
     attempt: int
     """Which one this is, from 1."""
-    fencing_token: int
-    """Rises with every lease of the session; a result that carries an older one is refused."""
+    key: LeaseKey
+    """What authorises the node to speak for the session."""
     expires_at: float
     """Unix seconds by the server's clock."""
+
+    @property
+    def fencing_token(self) -> int:
+        return self.key.fencing_token

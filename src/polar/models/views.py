@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from polar.models.component import Frozen
 from polar.models.session import (
     Lease,
+    LeaseKey,
     Progress,
     SessionEvent,
     SessionResult,
@@ -146,6 +147,10 @@ MOST_LEASES = 1024
 """Of one request."""
 
 
+LEASE_SECRET = "X-Polar-Lease-Secret"
+"""The header that carries a lease's secret where the body is not JSON; addresses end up in logs."""
+
+
 class LeaseRequest(Frozen):
     """A node asks for work."""
 
@@ -166,7 +171,7 @@ class SessionBeat(Frozen):
 
     session_id: Id
     """Which session."""
-    fencing_token: int
+    key: LeaseKey
     """Of the node's lease."""
     status: SessionStatus
     progress: Progress = Progress()
@@ -190,7 +195,7 @@ class HeartbeatAnswer(Frozen):
 class ResultPost(Frozen):
     """A node delivers what came of a session."""
 
-    fencing_token: int
+    key: LeaseKey
     """Of the node's lease."""
     result: SessionResult
     entered: tuple[StageEntry, ...] = ()
@@ -220,7 +225,7 @@ class Deliveries(Frozen):
 class Release(Frozen):
     """A node that shuts down gives a session back unfinished; the attempt is not counted."""
 
-    fencing_token: int
+    key: LeaseKey
     """Of the node's lease."""
 
 

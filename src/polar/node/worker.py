@@ -253,9 +253,9 @@ class Node:
 
     async def _deliver(self, run: SessionRun, outcome: Outcome) -> None:
         """Store the recording and the artifacts, then the result; only then is the capture let go."""
-        session_id, token = run.lease.session_id, run.lease.fencing_token
+        session_id = run.lease.session_id
         try:
-            parcel = Parcel(token, outcome.result, outcome.recording, outcome.artifacts, run.untold())
+            parcel = Parcel(run.lease.key, outcome.result, outcome.recording, outcome.artifacts, run.untold())
             await until_reached("deliver a session", self._courier.deliver, parcel)
         except Conflict as error:
             self._shop.metrics.delivered("refused")
@@ -279,7 +279,7 @@ class Node:
         )
 
     async def _give_back(self, lease: Lease) -> None:
-        given_back = Release(fencing_token=lease.fencing_token)
+        given_back = Release(key=lease.key)
         try:
             await self._client.release(lease.session_id, given_back)
         except PolarError as error:
@@ -317,7 +317,7 @@ class Node:
         beats = tuple(
             SessionBeat(
                 session_id=session_id,
-                fencing_token=run.lease.fencing_token,
+                key=run.lease.key,
                 status=run.status,
                 progress=self._gateway.progress(session_id),
                 entered=run.untold(),

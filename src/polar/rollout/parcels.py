@@ -25,7 +25,7 @@ def unpacked(body: bytes) -> list[Package]:
         for length in (delivery.recording_bytes, delivery.artifacts_bytes):
             parts.append(None if length is None else body[position : position + length])
             position += length or 0
-        delivered = Delivered(delivery.session_id, delivery.fencing_token, delivery.result, delivery.entered)
+        delivered = Delivered(delivery.session_id, delivery.key, delivery.result, delivery.entered)
         packages.append(Package(delivered, *parts))
     if position != len(body):
         raise InvalidInput(f"body: has {len(body)} bytes, and its first line speaks of {position}")

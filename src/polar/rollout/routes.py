@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 
 from polar import __version__
 from polar.models.dashboard import NodeList, NodeOverview
-from polar.models.session import SessionEvent, SessionStatus
+from polar.models.session import LeaseKey, SessionEvent, SessionStatus
 from polar.models.task import Id, TaskSpec, TaskStatus
 from polar.models.views import (
+    LEASE_SECRET,
     DeliveryOutcomes,
     EventPage,
     Health,
@@ -57,7 +58,16 @@ Cursor = Annotated[
 Staleness = Annotated[
     int | None, Query(ge=0, description="How many versions old a result's policy may be; else it is stale.")
 ]
-FencingToken = Annotated[int, Query(ge=0, lt=2**63, description="Of the node's lease.")]
+
+
+def lease_key(
+    fencing_token: Annotated[int, Query(ge=0, lt=2**63, description="Of the node's lease.")],
+    secret: Annotated[str, Header(alias=LEASE_SECRET, max_length=64, description="Of the node's lease.")],
+) -> LeaseKey:
+    return LeaseKey(fencing_token=fencing_token, secret=secret)
+
+
+OfLease = Annotated[LeaseKey, Depends(lease_key)]
 
 
 def open_routes(service: RolloutService) -> APIRouter:
@@ -214,18 +224,18 @@ def node_routes(service: RolloutService) -> APIRouter:
         status_code=204,
         openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
     )
-    async def put_recording(session_id: str, fencing_token: FencingToken, request: Request) -> None:
+    async def put_recording(session_id: str, key: OfLease, request: Request) -> None:
         """Deliver the recording of a leased session, before its result."""
-        await service.put_recording(session_id, fencing_token, request.stream())
+        await service.put_recording(session_id, key, request.stream())
 
     @router.put(
         "/sessions/{session_id}/artifacts",
         status_code=204,
         openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
     )
-    async def put_artifacts(session_id: str, fencing_token: FencingToken, request: Request) -> None:
+    async def put_artifacts(session_id: str, key: OfLease, request: Request) -> None:
         """Deliver what is kept of a leased session's files and logs, before its result."""
-        await service.put_artifacts(session_id, fencing_token, request.stream())
+        await service.put_artifacts(session_id, key, request.stream())
 
     @router.post("/sessions/{session_id}/result", status_code=204)
     async def post_result(session_id: str, body: ResultPost) -> None:

@@ -14,7 +14,7 @@ from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
 from polar.models.callback import CallbackView
 from polar.models.dashboard import NodeOverview
-from polar.models.session import SessionResult, SessionStatus
+from polar.models.session import LeaseKey, SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.views import (
     NODE_PROTOCOL,
@@ -199,19 +199,17 @@ class RolloutService:
             node, heartbeat.sessions, seconds=self._settings.lease_seconds
         )
 
-    async def put_recording(self, session_id: str, fencing_token: int, chunks: AsyncIterator[bytes]) -> None:
-        await self.store.leases.check(session_id, fencing_token)
-        await self.store.recordings.put(BlobName(session_id, fencing_token), chunks)
+    async def put_recording(self, session_id: str, key: LeaseKey, chunks: AsyncIterator[bytes]) -> None:
+        await self.store.leases.check(session_id, key)
+        await self.store.recordings.put(BlobName(session_id, key.fencing_token), chunks)
 
-    async def put_artifacts(self, session_id: str, fencing_token: int, chunks: AsyncIterator[bytes]) -> None:
-        await self.store.leases.check(session_id, fencing_token)
-        await self.store.artifacts.put(BlobName(session_id, fencing_token), chunks)
+    async def put_artifacts(self, session_id: str, key: LeaseKey, chunks: AsyncIterator[bytes]) -> None:
+        await self.store.leases.check(session_id, key)
+        await self.store.artifacts.put(BlobName(session_id, key.fencing_token), chunks)
 
     async def post_result(self, session_id: str, post: ResultPost) -> None:
         try:
-            is_new = await self.store.complete(
-                session_id, post.fencing_token, post.result, post.entered, self._retries
-            )
+            is_new = await self.store.complete(session_id, post.key, post.result, post.entered, self._retries)
         except PolarError as error:
             self._took(post.result, error)
             raise
@@ -254,7 +252,7 @@ class RolloutService:
 
     async def release(self, session_id: str, given_back: Release) -> None:
         self._metrics.given_back()
-        await self.store.leases.release(session_id, given_back.fencing_token)
+        await self.store.leases.release(session_id, given_back.key)
         self._queued.ring()
         self._ended.ring()
 

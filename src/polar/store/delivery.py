@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError
-from polar.models.session import FailureReason, SessionResult, SessionStatus, StageEntry
+from polar.models.session import FailureReason, LeaseKey, SessionResult, SessionStatus, StageEntry
 from polar.store.events import Entry, record
-from polar.store.leased import Retries, entries, fenced_off, is_held, requeue, rows_of
+from polar.store.leased import Retries, entries, fenced_off, is_held, is_newest, requeue, rows_of
 from polar.store.sessions import HELD, Ending, cancel_rows, end, ended_by_server
 from polar.store.tables import results, sessions, tasks
 
@@ -21,7 +21,7 @@ class Delivered:
     """A result as it came from a node."""
 
     session_id: str
-    fencing_token: int
+    key: LeaseKey
     result: SessionResult
     entered: Sequence[StageEntry] = ()
 
@@ -41,7 +41,7 @@ def complete_rows(
         outcome = _outcome(item, rows.get(item.session_id), known)
         if outcome is True:
             row = rows[item.session_id]
-            known[item.session_id] = Ending(item.result, item.fencing_token)
+            known[item.session_id] = Ending(item.result, item.key.fencing_token)
             entered += entries(row, item.entered, now)
             if retries.allows(item.result, row.attempt):
                 again.append(item)
@@ -70,14 +70,16 @@ def _run_again(
 def _outcome(item: Delivered, row: Row[Any] | None, known: Mapping[str, Ending]) -> bool | PolarError:
     if row is None:
         return NotFound(f"no session {item.session_id!r}")
+    if not is_newest(row, item.key):
+        return fenced_off(item.session_id)
     if (problem := _problem(row, item.result)) is not None:
         return problem
     stored = known.get(item.session_id)
-    if stored is None and is_held(row, item.fencing_token):
+    if stored is None and is_held(row, item.key):
         return True
-    if row.fencing_token == item.fencing_token and _was_no_ending(row, stored, item.result):
+    if _was_no_ending(row, stored, item.result):
         return False
-    if stored is None or stored.fencing_token != item.fencing_token:
+    if stored is None:
         return fenced_off(item.session_id)
     if stored.result != item.result:
         return Conflict(f"session {item.session_id!r} already has another result")

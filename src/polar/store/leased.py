@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select, update
 
 from polar.errors import Conflict
-from polar.models.session import FailureReason, Progress, SessionResult, SessionStatus, StageEntry
+from polar.models.session import FailureReason, LeaseKey, Progress, SessionResult, SessionStatus, StageEntry
 from polar.store.events import Entry, record
 from polar.store.sessions import HELD
 from polar.store.tables import sessions
@@ -53,13 +55,25 @@ def rows_of(connection: Connection, ids: Sequence[str]) -> list[Row[Any]]:
     return rows
 
 
-def is_held(row: Any, fencing_token: int) -> bool:
-    """Whether the lease with this token is the session's own."""
-    return SessionStatus(row.status) in HELD and bool(row.fencing_token == fencing_token)
+def digest(secret: str) -> str:
+    """What is stored of a lease's secret: whoever reads the database or a back-up cannot use it."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def is_newest(row: Any, key: LeaseKey) -> bool:
+    """Whether this is the key of the last lease that the session was given, held or not."""
+    if row.fencing_token != key.fencing_token or row.lease_digest is None:
+        return False
+    return hmac.compare_digest(row.lease_digest, digest(key.secret))
+
+
+def is_held(row: Any, key: LeaseKey) -> bool:
+    """Whether the lease with this key is the session's own."""
+    return SessionStatus(row.status) in HELD and is_newest(row, key)
 
 
 def fenced_off(session_id: str) -> Conflict:
-    return Conflict(f"session {session_id!r} is no longer leased under this fencing token")
+    return Conflict(f"session {session_id!r} is not leased under this key")
 
 
 def entries(row: Row[Any], entered: Sequence[StageEntry], now: float) -> list[Entry]:

@@ -1,11 +1,13 @@
 """Who may run a session: leases with an end, renewed by heartbeats and guarded by fencing tokens.
 
-A fencing token rises with every lease of a session. Whatever a node delivers carries the token of
-its lease and is taken only while that lease is the session's own.
+A fencing token rises with every lease of a session, and a random secret is known to the node that got the
+lease alone. Whatever a node says of a session carries both, as its lease's key, and is taken only while that
+lease is the session's own.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +15,29 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, select, update
 
 from polar.errors import NotFound, PolarError
-from polar.models.session import TRANSITIONS, Lease, SessionStatus
+from polar.models.session import TRANSITIONS, Lease, LeaseKey, SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.views import HeartbeatAnswer, SessionBeat
 from polar.store.database import Database
 from polar.store.delivery import Delivered, complete_rows
 from polar.store.events import Entry, record
-from polar.store.leased import BATCH, Retries, entries, fenced_off, is_held, requeue, rows_of
+from polar.store.leased import (
+    BATCH,
+    Retries,
+    digest,
+    entries,
+    fenced_off,
+    is_held,
+    is_newest,
+    requeue,
+    rows_of,
+)
 from polar.store.nodes import is_drained
 from polar.store.sessions import HELD, Ending, cancel_rows, end, ended_by_server
 from polar.store.tables import IS_QUEUED, sessions, tasks
+
+_HOLD = (sessions.c.id, sessions.c.status, sessions.c.fencing_token, sessions.c.lease_digest)
+"""What tells whether a key is that of the lease which holds a session."""
 
 CLOCK_SECONDS = 1.0
 """By how much the clocks of servers may differ without anyone noticing."""
@@ -71,21 +86,20 @@ class Leases:
 
         return await self._database.write(change)
 
-    async def check(self, session_id: str, fencing_token: int) -> None:
-        """Conflict unless this token's lease is the session's own."""
-        query = select(sessions.c.status, sessions.c.fencing_token).where(sessions.c.id == session_id)
+    async def check(self, session_id: str, key: LeaseKey) -> None:
+        """Conflict unless this key's lease is the session's own."""
+        query = select(*_HOLD).where(sessions.c.id == session_id)
         row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
         if row is None:
             raise NotFound(f"no session {session_id!r}")
-        if not is_held(row, fencing_token):
+        if not is_held(row, key):
             raise fenced_off(session_id)
 
-    async def held(self, tokens: Mapping[str, int]) -> frozenset[str]:
-        """Which of these sessions are still leased under the token that is named with them."""
-        query = select(sessions.c.id, sessions.c.status, sessions.c.fencing_token)
-        query = query.where(sessions.c.id.in_(tokens))
+    async def held(self, keys: Mapping[str, LeaseKey]) -> frozenset[str]:
+        """Which of these sessions are still leased under the key that is named with them."""
+        query = select(*_HOLD).where(sessions.c.id.in_(keys))
         rows = await self._database.read(lambda connection: connection.execute(query).all())
-        return frozenset(row.id for row in rows if is_held(row, tokens[row.id]))
+        return frozenset(row.id for row in rows if is_held(row, keys[row.id]))
 
     async def complete_all(
         self, delivered: Sequence[Delivered], retries: Retries = Retries()
@@ -98,12 +112,12 @@ class Leases:
             lambda connection: complete_rows(connection, delivered, self._database.now(), retries)
         )
 
-    async def release(self, session_id: str, fencing_token: int) -> None:
+    async def release(self, session_id: str, key: LeaseKey) -> None:
         """Put a session back into the queue as if it had not been leased; again: nothing happens."""
 
         def change(connection: Connection) -> None:
             now, why = self._database.now(), "given back by its node"
-            _give_back(connection, session_id, fencing_token, now, why)
+            _give_back(connection, session_id, key, now, why)
 
         await self._database.write(change)
 
@@ -140,6 +154,8 @@ def _claim(
     rows = sorted(rows, key=lambda row: (-row.priority, row.turn, row.seq))[:limit]
     if not rows:
         return ()
+    # One for all that go to this node together: it tells nodes apart, and the token a session's leases.
+    secret = secrets.token_urlsafe(32)
     connection.execute(
         update(sessions)
         .where(sessions.c.seq.in_([row.seq for row in rows]))
@@ -147,6 +163,7 @@ def _claim(
             status=SessionStatus.INIT.value,
             attempt=sessions.c.attempt + 1,
             fencing_token=sessions.c.fencing_token + 1,
+            lease_digest=digest(secret),
             node=node,
             lease_expires_at=now + seconds,
             not_before=None,
@@ -164,7 +181,7 @@ def _claim(
             task=specs[row.task_id],
             sample=row.sample,
             attempt=row.attempt + 1,
-            fencing_token=row.fencing_token + 1,
+            key=LeaseKey(fencing_token=row.fencing_token + 1, secret=secret),
             expires_at=now + seconds,
         )
         for row in rows
@@ -182,7 +199,7 @@ def _renew(
     renewed = {"lease_expires_at": now + seconds, "updated_at": now}
     for row in rows_of(connection, list(beat_of)):
         beat = beat_of[row.id]
-        if row.node != node or not is_held(row, beat.fencing_token):
+        if row.node != node or not is_held(row, beat.key):
             continue
         held.add(row.id)
         if row.cancel_requested:
@@ -206,11 +223,11 @@ def _renew(
     )
 
 
-def _give_back(connection: Connection, session_id: str, fencing_token: int, now: float, why: str) -> None:
+def _give_back(connection: Connection, session_id: str, key: LeaseKey, now: float, why: str) -> None:
     row = _row(connection, session_id)
-    if row.fencing_token == fencing_token and row.status == SessionStatus.QUEUED:
+    if is_newest(row, key) and row.status == SessionStatus.QUEUED:
         return
-    if not is_held(row, fencing_token):
+    if not is_held(row, key):
         raise fenced_off(session_id)
     requeue(connection, [row], now, why, attempts_given_back=1)
     if row.cancel_requested:

@@ -9,7 +9,8 @@ from functools import partial
 from sqlalchemy import Connection, Table, delete, func, select
 
 from polar.store.blobs import BlobName, Blobs, Stored
-from polar.store.leased import BATCH, is_held
+from polar.store.leased import BATCH
+from polar.store.sessions import HELD
 from polar.store.store import Store
 from polar.store.tables import audit, events, results, sessions
 
@@ -96,7 +97,7 @@ def _known(connection: Connection, batch: Iterable[Stored]) -> _Known:
     )
     return _Known(
         {BlobName(row.session_id, row.fencing_token): row.created_at for row in ended},
-        frozenset(BlobName(row.id, row.fencing_token) for row in leased if is_held(row, row.fencing_token)),
+        frozenset(BlobName(row.id, row.fencing_token) for row in leased if row.status in HELD),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polar.errors import NotFound, PolarError
-from polar.models.session import SessionResult, StageEntry
+from polar.models.session import LeaseKey, SessionResult, StageEntry
 from polar.store.audit import Audit
 from polar.store.blobs import ARTIFACTS, RECORDINGS, BlobName, Blobs, open_blobs
 from polar.store.callbacks import Callbacks
@@ -39,7 +39,7 @@ class Package:
 
     @property
     def name(self) -> BlobName:
-        return BlobName(self.delivered.session_id, self.delivered.fencing_token)
+        return BlobName(self.delivered.session_id, self.delivered.key.fencing_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,13 @@ class Store:
     async def complete(
         self,
         session_id: str,
-        fencing_token: int,
+        key: LeaseKey,
         result: SessionResult,
         entered: Sequence[StageEntry] = (),
         retries: Retries = Retries(),
     ) -> bool:
         """Take a result whose recording and artifacts, if it says it has them, came under the same lease."""
-        package = Package(Delivered(session_id, fencing_token, result, entered))
+        package = Package(Delivered(session_id, key, result, entered))
         (outcome,) = await self.deliver([package], retries)
         if isinstance(outcome, PolarError):
             raise outcome
@@ -118,11 +118,11 @@ class Store:
         self, packages: Sequence[Package], retries: Retries = Retries()
     ) -> list[bool | PolarError]:
         """Store bytes, then results. Of each: whether it is new, or what is wrong with it alone."""
-        tokens = {package.name.session_id: package.name.fencing_token for package in packages}
+        keys = {package.delivered.session_id: package.delivered.key for package in packages}
         has_bytes = any(
             package.recording is not None or package.artifacts is not None for package in packages
         )
-        held = await self.leases.held(tokens) if has_bytes else frozenset()
+        held = await self.leases.held(keys) if has_bytes else frozenset()
         problems = await asyncio.gather(
             *(self._unpack(package, package.name.session_id in held) for package in packages)
         )
@@ -149,7 +149,7 @@ class Store:
                 if data is not None and is_held:
                     await blobs.put_whole(name, data)
                 elif is_claimed and not await blobs.exists(name):
-                    await self.leases.check(name.session_id, name.fencing_token)
+                    await self.leases.check(name.session_id, package.delivered.key)
                     raise NotFound(
                         f"{blobs.kind} of session {name.session_id!r} were not delivered before its result"
                     )

@@ -82,6 +82,8 @@ sessions = Table(
     Column("status", String(16), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("fencing_token", BigInteger, nullable=False),
+    # SHA-256 of the secret of its last lease; None: it was never leased.
+    Column("lease_digest", String(64)),
     Column("node", String(128)),
     # Set exactly while a node holds the session.
     Column("lease_expires_at", Double),

@@ -39,7 +39,7 @@ async def finish_one(store: Store) -> None:
     await store.tasks.submit(idle_task(samples=2))
     (lease,) = await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=60)
     await store.recordings.put_whole(BlobName(lease.session_id, lease.fencing_token), b"tokens")
-    await store.complete(lease.session_id, lease.fencing_token, result_of(lease, has_recording=True))
+    await store.complete(lease.session_id, lease.key, result_of(lease, has_recording=True))
     # Beside an open store, as beside a server.
     assert await asyncio.to_thread(polar, "backup", "copy", "--data-dir", "data") == (
         0,
@@ -57,7 +57,7 @@ def test_back_up_beside_a_server_is_restored_whole() -> None:
         blob = await store.recording("task.0")
         assert b"".join([chunk async for chunk in blob.chunks()]) == b"tokens"
         (lease,) = await store.leases.claim("node", limit=5, runtimes=["idle"], seconds=60)
-        assert await store.complete(lease.session_id, lease.fencing_token, result_of(lease))
+        assert await store.complete(lease.session_id, lease.key, result_of(lease))
 
     with_store("again", look)
 

@@ -36,7 +36,7 @@ class Plane:
             leases = await self._store.leases.claim("node", limit=count, runtimes=["idle"], seconds=60)
             assert len(leases) == count
             for lease in leases:
-                await self._store.complete(lease.session_id, lease.fencing_token, result_of(lease, reward))
+                await self._store.complete(lease.session_id, lease.key, result_of(lease, reward))
 
         self.do(work)
 

@@ -173,14 +173,14 @@ async def test_node_side(plane: Any) -> None:
         await client.submit(idle_task("a", samples=2))
         request = LeaseRequest(max_sessions=5, runtimes=("idle",), wait_seconds=1)
         first, second = (await client.lease("north", request)).leases
-        beat = SessionBeat(session_id="a.0", fencing_token=first.fencing_token, status=SessionStatus.READY)
+        beat = SessionBeat(session_id="a.0", key=first.key, status=SessionStatus.READY)
         assert (await client.heartbeat("north", Heartbeat(sessions=(beat,)))).lost == ()
         assert (await client.heartbeat("south", Heartbeat(sessions=(beat,)))).lost == ("a.0",)
-        await client.release(second.session_id, Release(fencing_token=second.fencing_token))
+        await client.release(second.session_id, Release(key=second.key))
         data = bytes(range(256)) * 8192
-        await client.put_recording("a.0", first.fencing_token, data)
-        post = ResultPost(fencing_token=first.fencing_token, result=result_of(first, has_recording=True))
+        await client.put_recording("a.0", first.key, data)
+        post = ResultPost(key=first.key, result=result_of(first, has_recording=True))
         await client.post_result("a.0", post)
         assert await client.recording("a.0") == data
         with pytest.raises(Conflict):
-            await client.put_recording("a.0", first.fencing_token, b"late")
+            await client.put_recording("a.0", first.key, b"late")

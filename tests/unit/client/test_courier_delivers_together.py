@@ -13,7 +13,7 @@ from polar.client import courier as courier_module
 from polar.client.courier import Courier, Parcel
 from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, NotFound
-from polar.models.session import Lease
+from polar.models.session import Lease, LeaseKey
 from polar.models.views import Deliveries, Delivery, DeliveryOutcome, LeaseRequest
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
@@ -57,10 +57,10 @@ async def leased(client: AsyncClient, count: int) -> list[Lease]:
     return list((await client.lease("n", LeaseRequest(max_sessions=count, runtimes=("idle",)))).leases)
 
 
-def parcel(lease: Lease, token: int | None = None) -> Parcel:
+def parcel(lease: Lease, key: LeaseKey | None = None) -> Parcel:
     data = lease.session_id.encode()
     result = result_of(lease, has_recording=True, has_artifacts=True)
-    return Parcel(token or lease.fencing_token, result, data, b"zip of " + data)
+    return Parcel(key or lease.key, result, data, b"zip of " + data)
 
 
 async def test_what_waits_for_a_request_goes_with_the_next(client: Counting) -> None:
@@ -82,7 +82,7 @@ async def test_one_that_is_refused_harms_no_other(client: Counting) -> None:
     courier = Courier(client, "n")
     outcomes = await asyncio.gather(
         courier.deliver(parcel(first)),
-        courier.deliver(parcel(second, token=77)),
+        courier.deliver(parcel(second, LeaseKey(fencing_token=77, secret=""))),
         courier.deliver(parcel(third)),
         return_exceptions=True,
     )
@@ -121,7 +121,7 @@ async def test_body_that_is_not_what_its_first_line_says_is_refused(client: Coun
     (lease,) = await leased(client, 1)
     delivery = Delivery(
         session_id=lease.session_id,
-        fencing_token=lease.fencing_token,
+        key=lease.key,
         result=result_of(lease, has_recording=True),
         recording_bytes=7,
     )

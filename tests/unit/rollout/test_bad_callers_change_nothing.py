@@ -16,7 +16,7 @@ from polar.models.views import Deliveries, Delivery, Leases
 from polar.rollout import gate
 from polar.store.store import Store
 from polar.store.tables import metadata
-from tests.fakes.control_plane import idle_task, result_of
+from tests.fakes.control_plane import idle_task, result_of, upload_of
 
 SECRETS = ("a token for tests only", "polar_0123456789ab_" + "f" * 64, "hunter2hunter2hunter2")
 
@@ -40,7 +40,7 @@ async def leased(http: httpx.AsyncClient, store: Store) -> Lease:
     request = {"max_sessions": 1, "runtimes": ["idle"]}
     answer = await http.post("/nodes/north/lease", json=request)
     (old,) = Leases.model_validate_json(answer.content).leases
-    await http.post(f"/sessions/{old.session_id}/release", json={"fencing_token": old.fencing_token})
+    await http.post(f"/sessions/{old.session_id}/release", json={"key": old.key.model_dump()})
     await http.post("/nodes/south/lease", json=request)
     return old
 
@@ -65,15 +65,15 @@ async def test_forged_results_are_refused_and_written_down(
     http: httpx.AsyncClient, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = await leased(http, store)
-    path, token = f"/sessions/{old.session_id}", {"fencing_token": old.fencing_token}
+    path, token = f"/sessions/{old.session_id}", {"key": old.key.model_dump()}
     result = result_of(old)
-    delivery = Delivery(session_id=old.session_id, fencing_token=old.fencing_token, result=result)
+    delivery = Delivery(session_id=old.session_id, key=old.key, result=result)
     head = Deliveries(deliveries=(delivery,)).model_dump_json().encode() + b"\n"
     before = await everything(store)
     answers = [
         await http.post(f"{path}/result", json={**token, "result": result.model_dump(mode="json")}),
-        await http.put(f"{path}/recording", params=token, content=b"forged"),
-        await http.put(f"{path}/artifacts", params=token, content=b"forged"),
+        await http.put(f"{path}/recording", **upload_of(old), content=b"forged"),
+        await http.put(f"{path}/artifacts", **upload_of(old), content=b"forged"),
         await http.post(f"{path}/release", json=token),
         await http.post("/sessions/none/result", json={**token, "result": result.model_dump(mode="json")}),
     ]
@@ -92,7 +92,7 @@ async def test_forged_results_are_refused_and_written_down(
         ("post_result", "none", 404),
         ("deliver", "t.0", 409),
     ]
-    assert all("no longer leased under this fencing token" in (entry.detail or "") for entry in entries[:1])
+    assert all("is not leased under this key" in (entry.detail or "") for entry in entries[:1])
 
 
 async def test_a_node_of_another_version_is_refused_and_written_down(

@@ -105,7 +105,8 @@ async def test_lease_request(http: httpx.AsyncClient) -> None:
 
 async def test_result_with_a_number_that_json_cannot_hold_is_refused(http: httpx.AsyncClient) -> None:
     text = (
-        '{"fencing_token": 1, "result": {"session_id": "s", "task_id": "t", "sample": 0, "attempt": 1, '
+        '{"key": {"fencing_token": 1, "secret": ""}, '
+        '"result": {"session_id": "s", "task_id": "t", "sample": 0, "attempt": 1, '
         '"status": "completed", "verdict": {"reward": 1, "components": {"style": NaN}}}}'
     )
     response = await http.post(

@@ -60,7 +60,7 @@ async def complete(http: httpx.AsyncClient, store: Store, id: str, url: str, sam
     answer = await http.post("/tasks", json=task.model_dump(mode="json"))
     assert answer.status_code == 201, answer.text
     for lease in await store.leases.claim("north", limit=samples, runtimes=["idle"], seconds=60):
-        post = {"fencing_token": lease.fencing_token, "result": result_of(lease).model_dump(mode="json")}
+        post = {"key": lease.key.model_dump(), "result": result_of(lease).model_dump(mode="json")}
         assert (await http.post(f"/sessions/{lease.session_id}/result", json=post)).status_code == 204
 
 

@@ -60,7 +60,7 @@ async def client(store: Store) -> AsyncIterator[AsyncClient]:
 async def complete(store: Store) -> None:
     await store.tasks.submit(idle_task())
     (lease,) = await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=60)
-    await store.complete(lease.session_id, lease.fencing_token, result_of(lease))
+    await store.complete(lease.session_id, lease.key, result_of(lease))
 
 
 async def test_who_waits_for_a_task_gets_its_result_though_another_is_being_stored(

@@ -17,7 +17,7 @@ from polar.rollout.keys import Keys
 from polar.rollout.server import RolloutServer
 from polar.rollout.service import RolloutService
 from polar.store.store import Store
-from tests.fakes.control_plane import idle_task, result_of
+from tests.fakes.control_plane import idle_task, result_of, upload_of
 
 
 def body(id: str = "task", **changes: object) -> dict[str, object]:
@@ -44,22 +44,20 @@ async def test_session_goes_from_submit_to_recording(http: httpx.AsyncClient) ->
     request = {"max_sessions": 3, "runtimes": ["idle"]}
     answer = await http.post("/nodes/north/lease", json=request)
     (lease,) = Leases.model_validate_json(answer.content).leases
-    beat = {"session_id": lease.session_id, "fencing_token": lease.fencing_token, "status": "running"}
+    beat = {"session_id": lease.session_id, "key": lease.key.model_dump(), "status": "running"}
     answer = await http.post("/nodes/north/heartbeat", json={"sessions": [beat]})
     assert answer.json() == {"cancel": [], "lost": []}
     assert (await http.get(f"/sessions/{lease.session_id}")).json()["status"] == "running"
 
-    def fencing(token: int) -> dict[str, int]:
-        return {"fencing_token": token}
-
     recording = f"/sessions/{lease.session_id}/recording"
-    stale = await http.put(recording, params=fencing(99), content=b"\0bytes")
+    old = {**upload_of(lease), "params": {"fencing_token": 99}}
+    stale = await http.put(recording, **old, content=b"\0bytes")
     assert problem(stale) == (409, "conflict")
     assert problem(await http.get(recording)) == (404, "not_found")
-    stored = await http.put(recording, params=fencing(lease.fencing_token), content=b"\0bytes")
+    stored = await http.put(recording, **upload_of(lease), content=b"\0bytes")
     assert stored.status_code == 204
     post = {
-        "fencing_token": lease.fencing_token,
+        "key": lease.key.model_dump(),
         "result": result_of(lease, has_recording=True).model_dump(mode="json"),
     }
     for _ in range(2):
@@ -114,7 +112,8 @@ async def test_unknown_things_are_problems_too(http: httpx.AsyncClient) -> None:
     assert problem(await http.get("/sessions/none")) == (404, "not_found")
     assert problem(await http.get("/nothing")) == (404, "not_found")
     assert problem(await http.delete("/tasks/none")) == (405, "invalid_input")
-    assert problem(await http.post("/sessions/none/release", json={"fencing_token": 1})) == (404, "not_found")
+    release = {"key": {"fencing_token": 1, "secret": ""}}
+    assert problem(await http.post("/sessions/none/release", json=release)) == (404, "not_found")
 
 
 async def test_body_over_the_limit_is_refused(store: Store) -> None:
@@ -129,19 +128,20 @@ async def test_body_over_the_limit_is_refused(store: Store) -> None:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://polar", headers={"Authorization": "Bearer token"}
     ) as http:
-        recording = "/api/v1/sessions/task.0/recording?fencing_token=1"
+        recording = "/api/v1/sessions/task.0/recording"
         await store.tasks.submit(idle_task())
-        await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=60)
+        (lease,) = await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=60)
+        mine = upload_of(lease)
         for attempt in (
             http.post("/api/v1/tasks", content=b"x" * 101),
             http.post("/api/v1/nodes/north/heartbeat", content=b"x" * 51),
             http.post("/api/v1/tasks", content=unsized(), headers={"Content-Type": "application/json"}),
-            http.put(recording, content=b"0123456789"),
-            http.put(recording, content=unsized()),
+            http.put(recording, **mine, content=b"0123456789"),
+            http.put(recording, **mine, content=unsized()),
             http.put(recording.replace("recording", "artifacts"), content=b"0123456789"),
         ):
             assert problem(await attempt) == (413, "too_large")
-        assert (await http.put(recording, content=b"012345678")).status_code == 204
+        assert (await http.put(recording, **mine, content=b"012345678")).status_code == 204
 
 
 async def test_large_body_over_the_wire_is_refused_in_words(http: httpx.AsyncClient) -> None:

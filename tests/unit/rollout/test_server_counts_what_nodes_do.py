@@ -63,11 +63,12 @@ async def test_leases_and_deliveries_are_counted_as_they_happen(service: Rollout
     await service.submit(task())
     asked = LeaseRequest(max_sessions=3, runtimes=("idle",))
     first, second, third = (await service.lease("n", asked, here)).leases
-    post = ResultPost(fencing_token=first.fencing_token, result=result(first.session_id, first.sample))
+    post = ResultPost(key=first.key, result=result(first.session_id, first.sample))
     await service.post_result(first.session_id, post)
     await service.post_result(first.session_id, post)
     forged = ResultPost(
-        fencing_token=second.fencing_token + 1, result=result(second.session_id, second.sample)
+        key=second.key.model_copy(update={"secret": ""}),
+        result=result(second.session_id, second.sample),
     )
     with pytest.raises(Exception, match="lease"):
         await service.post_result(second.session_id, forged)
@@ -78,10 +79,8 @@ async def test_leases_and_deliveries_are_counted_as_they_happen(service: Rollout
             "verdict": None,
         }
     )
-    await service.post_result(
-        second.session_id, ResultPost(fencing_token=second.fencing_token, result=failed)
-    )
-    await service.release(third.session_id, Release(fencing_token=third.fencing_token))
+    await service.post_result(second.session_id, ResultPost(key=second.key, result=failed))
+    await service.release(third.session_id, Release(key=third.key))
     found = await page(service)
     assert found["polar_server_tasks_submitted_total", ""] == 1
     assert found["polar_server_leases_total", ""] == 3

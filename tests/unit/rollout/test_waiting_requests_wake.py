@@ -45,9 +45,9 @@ async def test_lease_wakes_when_a_task_is_submitted(http: httpx.AsyncClient) -> 
 @pytest.mark.usefixtures("_only_bells")
 async def test_lease_wakes_when_a_session_is_released(http: httpx.AsyncClient) -> None:
     await http.post("/tasks", json=idle_task().model_dump(mode="json"))
-    await http.post("/nodes/south/lease", json=LEASE)
+    (lease,) = (await http.post("/nodes/south/lease", json=LEASE)).json()["leases"]
     waiting = await begin(http.post("/nodes/north/lease", json=LEASE, timeout=90))
-    await http.post("/sessions/task.0/release", json={"fencing_token": 1})
+    await http.post("/sessions/task.0/release", json={"key": lease["key"]})
     async with asyncio.timeout(10):
         assert len((await waiting).json()["leases"]) == 1
 
@@ -123,6 +123,6 @@ async def test_session_of_a_silent_node_goes_to_another(store: Store) -> None:
         answer = await http.post("/nodes/awake/lease", json=LEASE, timeout=90)
         (lease,) = answer.json()["leases"]
         assert (lease["session_id"], lease["attempt"]) == (lost.session_id, 2)
-        late = {"fencing_token": lost.fencing_token, "result": result_of(lost).model_dump(mode="json")}
+        late = {"key": lost.key.model_dump(), "result": result_of(lost).model_dump(mode="json")}
         assert (await http.post(f"/sessions/{lost.session_id}/result", json=late)).status_code == 409
         assert (await store.sessions.get(lost.session_id)).status is not SessionStatus.COMPLETED

@@ -28,7 +28,7 @@ async def run(store: Store, task_id: str, samples: int, callback: Callback | Non
     await store.tasks.submit(idle_task(task_id, samples=samples, callback=callback))
     leases = await store.leases.claim("north", limit=samples, runtimes=["idle"], seconds=60)
     for lease in leases:
-        await store.complete(lease.session_id, lease.fencing_token, result_of(lease))
+        await store.complete(lease.session_id, lease.key, result_of(lease))
 
 
 async def followed(store: Store, callbacks: Callbacks | None = None) -> None:

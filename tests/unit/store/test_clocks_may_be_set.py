@@ -21,9 +21,7 @@ HOUR = 3600.0
 async def lease_one(store: Store) -> SessionBeat:
     await store.tasks.submit(idle_task("t"))
     (lease,) = await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=LEASE_SECONDS)
-    return SessionBeat(
-        session_id=lease.session_id, fencing_token=lease.fencing_token, status=SessionStatus.INIT
-    )
+    return SessionBeat(session_id=lease.session_id, key=lease.key, status=SessionStatus.INIT)
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])

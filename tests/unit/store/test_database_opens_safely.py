@@ -65,11 +65,11 @@ async def test_reopening_keeps_tasks_leases_and_results(tmp_path: Path, database
     async with Store.open(tmp_path, database_url=database_url) as store:
         await store.tasks.submit(idle_task(samples=3))
         first, second = await store.leases.claim("node", limit=2, runtimes=["idle"], seconds=60)
-        await store.complete(first.session_id, first.fencing_token, result_of(first))
+        await store.complete(first.session_id, first.key, result_of(first))
         before = await store.sessions.page()
     async with Store.open(tmp_path, database_url=database_url) as store:
         assert await store.sessions.page() == before
-        assert await store.complete(second.session_id, second.fencing_token, result_of(second))
+        assert await store.complete(second.session_id, second.key, result_of(second))
         assert len((await store.results.after(0)).results) == 2
 
 

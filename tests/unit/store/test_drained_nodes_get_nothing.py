@@ -25,7 +25,7 @@ async def test_a_drained_node_finishes_what_it_holds_and_gets_no_more(store: Sto
     assert (drained.is_draining, drained.sessions) == (True, {SessionStatus.INIT: 1})
     assert await claimed(store, "north") == 0
     assert await claimed(store, "south") == 1
-    assert await store.complete(lease.session_id, lease.fencing_token, result_of(lease))
+    assert await store.complete(lease.session_id, lease.key, result_of(lease))
     assert await claimed(store, "north") == 0
     assert not (await store.nodes.resume("north")).is_draining
     assert await claimed(store, "north") == 1

@@ -111,7 +111,7 @@ async def test_reader_beside_many_writers_sees_all_once_and_in_order(
         async with asyncio.timeout(60):
             await asyncio.gather(
                 *(
-                    store.complete(lease.session_id, lease.fencing_token, result_of(lease))
+                    store.complete(lease.session_id, lease.key, result_of(lease))
                     for lease, store in zip(leases, [one, two] * 30, strict=True)
                 )
             )

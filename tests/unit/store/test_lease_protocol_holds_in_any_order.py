@@ -154,7 +154,7 @@ class LeaseProtocol(RuleBasedStateMachine):
     def heartbeat(self, place: int, node: str, status: SessionStatus) -> None:
         lease = self.pick(place)
         known = self.sessions[lease.session_id]
-        beat = SessionBeat(session_id=lease.session_id, fencing_token=lease.fencing_token, status=status)
+        beat = SessionBeat(session_id=lease.session_id, key=lease.key, status=status)
         answer = self.do(self.store.leases.heartbeat(node, [beat], seconds=LEASE_SECONDS))
         is_held = self.is_current(lease) and known.node == node
         assert answer.lost == (() if is_held else (lease.session_id,))
@@ -172,7 +172,7 @@ class LeaseProtocol(RuleBasedStateMachine):
         )
 
         def deliver() -> bool:
-            return self.do(self.store.complete(lease.session_id, lease.fencing_token, failed, (), RETRIES))
+            return self.do(self.store.complete(lease.session_id, lease.key, failed, (), RETRIES))
 
         if not self.is_current(lease):
             return
@@ -192,8 +192,11 @@ class LeaseProtocol(RuleBasedStateMachine):
         result = result_of(lease, reward, status)
 
         def deliver() -> bool:
-            return self.do(self.store.complete(lease.session_id, lease.fencing_token, result))
+            return self.do(self.store.complete(lease.session_id, lease.key, result))
 
+        forged = lease.key.model_copy(update={"secret": "guessed"})
+        with pytest.raises(Conflict):
+            self.do(self.store.complete(lease.session_id, forged, result))
         if self.is_current(lease):
             assert deliver() is True
             known.result, known.stored_under, known.holder = result, lease.fencing_token, None
@@ -214,9 +217,9 @@ class LeaseProtocol(RuleBasedStateMachine):
         is_back = not known.holder and not known.result and lease.fencing_token == newest
         if not is_current and not is_back:
             with pytest.raises(Conflict):
-                self.do(self.store.leases.release(lease.session_id, lease.fencing_token))
+                self.do(self.store.leases.release(lease.session_id, lease.key))
             return
-        self.do(self.store.leases.release(lease.session_id, lease.fencing_token))
+        self.do(self.store.leases.release(lease.session_id, lease.key))
         if is_current:
             known.holder = None
             known.attempts -= 1

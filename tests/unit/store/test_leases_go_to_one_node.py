@@ -6,15 +6,16 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
 
 from polar.errors import Conflict, InvalidInput, NotFound
-from polar.models.session import FailureReason, Lease, Progress, SessionStatus
+from polar.models.session import FailureReason, Lease, LeaseKey, Progress, SessionStatus
 from polar.models.views import SessionBeat
 from polar.store.database import Database
 from polar.store.delivery import Delivered
 from polar.store.leases import waiting
 from polar.store.store import Store
+from polar.store.tables import sessions
 from tests.databases import fresh_postgres
 from tests.fakes.control_plane import Clock, idle_task, result_of
 
@@ -91,7 +92,7 @@ async def test_heartbeats_may_skip_stages_and_never_go_back(store: Store) -> Non
     async def beat(status: SessionStatus) -> SessionStatus:
         told = SessionBeat(
             session_id=lease.session_id,
-            fencing_token=lease.fencing_token,
+            key=lease.key,
             status=status,
             progress=Progress(completions=2, sampled_tokens=30),
         )
@@ -112,13 +113,13 @@ async def test_silent_node_loses_its_session_to_another(store: Store, clock: Clo
     (old,) = await claim(store, "silent")
     clock.now += 11
     assert (await store.leases.expire(max_attempts=3)).requeued == 1
-    with pytest.raises(Conflict, match="no longer leased"):
-        await store.complete(old.session_id, old.fencing_token, result_of(old))
+    with pytest.raises(Conflict, match="not leased under this key"):
+        await store.complete(old.session_id, old.key, result_of(old))
     (new,) = await claim(store, "awake")
     assert (new.attempt, new.fencing_token) == (2, 2)
-    with pytest.raises(Conflict, match="no longer leased"):
-        await store.complete(old.session_id, old.fencing_token, result_of(old))
-    assert await store.complete(new.session_id, new.fencing_token, result_of(new))
+    with pytest.raises(Conflict, match="not leased under this key"):
+        await store.complete(old.session_id, old.key, result_of(old))
+    assert await store.complete(new.session_id, new.key, result_of(new))
 
 
 async def test_session_that_is_never_finished_fails_and_says_why(store: Store, clock: Clock) -> None:
@@ -135,31 +136,31 @@ async def test_session_that_is_never_finished_fails_and_says_why(store: Store, c
 async def test_released_session_keeps_its_attempts(store: Store) -> None:
     await store.tasks.submit(idle_task())
     (lease,) = await claim(store)
-    await store.leases.release(lease.session_id, lease.fencing_token)
-    await store.leases.release(lease.session_id, lease.fencing_token)
+    await store.leases.release(lease.session_id, lease.key)
+    await store.leases.release(lease.session_id, lease.key)
     (again,) = await claim(store)
     assert (again.attempt, again.fencing_token) == (1, 2)
     with pytest.raises(Conflict):
-        await store.leases.release(lease.session_id, lease.fencing_token)
+        await store.leases.release(lease.session_id, lease.key)
 
 
 async def test_same_result_under_an_older_lease_is_refused(store: Store) -> None:
     await store.tasks.submit(idle_task())
     (old,) = await claim(store)
-    await store.leases.release(old.session_id, old.fencing_token)
+    await store.leases.release(old.session_id, old.key)
     (new,) = await claim(store)
     assert result_of(old) == result_of(new)
-    await store.complete(new.session_id, new.fencing_token, result_of(new))
-    with pytest.raises(Conflict, match="no longer leased"):
-        await store.complete(old.session_id, old.fencing_token, result_of(old))
+    await store.complete(new.session_id, new.key, result_of(new))
+    with pytest.raises(Conflict, match="not leased under this key"):
+        await store.complete(old.session_id, old.key, result_of(old))
 
 
 async def test_second_result_that_differs_is_refused(store: Store) -> None:
     await store.tasks.submit(idle_task())
     (lease,) = await claim(store)
-    await store.complete(lease.session_id, lease.fencing_token, result_of(lease, 1.0))
+    await store.complete(lease.session_id, lease.key, result_of(lease, 1.0))
     with pytest.raises(Conflict, match="already has another result"):
-        await store.complete(lease.session_id, lease.fencing_token, result_of(lease, 0.0))
+        await store.complete(lease.session_id, lease.key, result_of(lease, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ async def test_result_that_contradicts_its_session_is_refused(
     await store.tasks.submit(idle_task())
     (lease,) = await claim(store)
     with pytest.raises(InvalidInput, match=field):
-        await store.complete("task.0", lease.fencing_token, result_of(lease).model_copy(update=changes))
+        await store.complete("task.0", lease.key, result_of(lease).model_copy(update=changes))
     assert (await store.results.after(0)).results == ()
 
 
@@ -188,13 +189,13 @@ async def test_what_a_program_said_may_hold_any_character(store: Store) -> None:
     error = "exit code 1: \0ELF"
     failed = result_of(odd, status=SessionStatus.FAILED, error=error)
     delivered = [
-        Delivered(lease.session_id, lease.fencing_token, result)
+        Delivered(lease.session_id, lease.key, result)
         for lease, result in ((odd, failed), (plain, result_of(plain)))
     ]
     assert await store.leases.complete_all(delivered) == [True, True]
     assert await store.leases.complete_all(delivered) == [False, False]
     passing = result_of(again, status=SessionStatus.FAILED, failure=FailureReason.INFRASTRUCTURE, error=error)
-    await store.complete(again.session_id, again.fencing_token, passing)
+    await store.complete(again.session_id, again.key, passing)
     assert (await store.sessions.get(odd.session_id)).result == failed
     told = [(await store.events.of(lease.session_id))[-1].detail for lease in (odd, again)]
     assert told == ["exit code 1: \N{REPLACEMENT CHARACTER}ELF"] * 2
@@ -205,16 +206,44 @@ async def test_an_id_with_any_character_is_one_that_is_not_there(store: Store) -
         await store.sessions.get("\0")
 
 
+async def test_a_node_cannot_speak_for_a_session_that_another_was_given(store: Store) -> None:
+    await store.tasks.submit(idle_task(samples=2))
+    (mine,) = await claim(store)
+    (theirs,) = await store.leases.claim("other", limit=1, runtimes=["idle"], seconds=10)
+    # Fencing tokens count from 1, so that anybody knows them; a secret of one's own opens nothing else.
+    guessed = theirs.key.model_copy(update={"secret": mine.key.secret})
+    beat = SessionBeat(session_id=theirs.session_id, key=guessed, status=SessionStatus.RUNNING)
+    assert (await store.leases.heartbeat("other", [beat], seconds=10)).lost == (theirs.session_id,)
+    with pytest.raises(Conflict):
+        await store.complete(theirs.session_id, guessed, result_of(theirs))
+    with pytest.raises(Conflict):
+        await store.leases.check(theirs.session_id, guessed)
+    with pytest.raises(Conflict):
+        await store.leases.release(theirs.session_id, guessed)
+    assert await store.leases.held({theirs.session_id: guessed}) == frozenset()
+    assert await store.complete(theirs.session_id, theirs.key, result_of(theirs))
+    with pytest.raises(Conflict):
+        await store.complete(theirs.session_id, guessed, result_of(theirs))
+
+
+async def test_no_secret_of_a_lease_is_stored(store: Store) -> None:
+    await store.tasks.submit(idle_task())
+    (lease,) = await claim(store)
+    rows = await store.database.read(lambda connection: list(connection.execute(select(sessions))))
+    assert lease.key.secret not in repr(rows)
+    assert lease.key.secret not in repr(lease)
+
+
 async def test_unknown_session_is_not_found(store: Store) -> None:
     with pytest.raises(NotFound, match="no session 'x'"):
-        await store.leases.release("x", 1)
+        await store.leases.release("x", LeaseKey(fencing_token=1, secret=""))
 
 
 async def test_feed_goes_on_from_its_cursor_and_filters_by_task(store: Store) -> None:
     for id in ("a", "b"):
         await store.tasks.submit(idle_task(id, samples=2))
     for lease in await claim(store, limit=4):
-        await store.complete(lease.session_id, lease.fencing_token, result_of(lease))
+        await store.complete(lease.session_id, lease.key, result_of(lease))
     first = await store.results.after(0, limit=3)
     assert [result.session_id for result in first.results] == ["a.0", "a.1", "b.0"]
     rest = await store.results.after(first.cursor)

@@ -33,7 +33,7 @@ async def finished(store: Store, id: str) -> Lease:
     await store.recordings.put_whole(name, b"recording")
     await store.artifacts.put_whole(name, b"artifacts")
     result = result_of(lease, has_recording=True, has_artifacts=True)
-    assert await store.complete(lease.session_id, lease.fencing_token, result)
+    assert await store.complete(lease.session_id, lease.key, result)
     return lease
 
 

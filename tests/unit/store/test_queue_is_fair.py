@@ -47,15 +47,13 @@ async def test_enough_usable_samples_cancel_the_rest_of_their_group_only(store: 
     await store.tasks.submit(idle_task("group", samples=6, early_stop=2))
     await store.tasks.submit(idle_task("other", samples=1))
     first, empty, second, held = await claim(store, 4)
-    assert await store.complete(empty.session_id, empty.fencing_token, result_of(empty))
+    assert await store.complete(empty.session_id, empty.key, result_of(empty))
     for lease in (first, second):
-        assert await store.complete(lease.session_id, lease.fencing_token, result_of(lease, stats=USABLE))
+        assert await store.complete(lease.session_id, lease.key, result_of(lease, stats=USABLE))
     completed, cancelled = SessionStatus.COMPLETED, SessionStatus.CANCELLED
     assert await statuses(store, "group") == [completed] * 3 + [SessionStatus.INIT] + [cancelled] * 2
     assert await statuses(store, "other") == [SessionStatus.QUEUED]
-    beat = SessionBeat(
-        session_id=held.session_id, fencing_token=held.fencing_token, status=SessionStatus.INIT
-    )
+    beat = SessionBeat(session_id=held.session_id, key=held.key, status=SessionStatus.INIT)
     answer = await store.leases.heartbeat("node", [beat], seconds=10)
     assert answer.cancel == (held.session_id,)
     last = (await store.sessions.get("group.5")).result
@@ -69,7 +67,7 @@ async def test_every_change_of_status_is_an_event_with_its_time(store: Store, cl
     clock.now += 5
     beat = SessionBeat(
         session_id=lease.session_id,
-        fencing_token=lease.fencing_token,
+        key=lease.key,
         status=SessionStatus.RUNNING,
         entered=(
             StageEntry(status=SessionStatus.READY, seconds_ago=2),
@@ -80,7 +78,7 @@ async def test_every_change_of_status_is_an_event_with_its_time(store: Store, cl
     # The same again, as when its answer was lost on the way.
     await store.leases.heartbeat("node", [beat], seconds=10)
     clock.now += 1
-    await store.complete(lease.session_id, lease.fencing_token, result_of(lease))
+    await store.complete(lease.session_id, lease.key, result_of(lease))
     events = await store.events.of(lease.session_id)
     start = clock.now - 6
     assert [(event.status.value, event.at - start) for event in events] == [
@@ -103,8 +101,8 @@ async def test_a_passing_failure_is_tried_again_until_the_last_attempt(store: St
             failure=FailureReason.INFRASTRUCTURE,
             error="no image yet",
         )
-        assert await store.complete(lease.session_id, lease.fencing_token, failed, (), Retries(2, 0.0))
-        assert not await store.complete(lease.session_id, lease.fencing_token, failed, (), Retries(2, 0.0))
+        assert await store.complete(lease.session_id, lease.key, failed, (), Retries(2, 0.0))
+        assert not await store.complete(lease.session_id, lease.key, failed, (), Retries(2, 0.0))
     view = await store.sessions.get("task.0")
     assert view.status is SessionStatus.FAILED
     assert view.result == failed
@@ -118,7 +116,7 @@ async def test_a_failed_session_waits_longer_before_each_further_attempt(store: 
     for pause in (10.0, 20.0, 40.0):
         (lease,) = await claim(store, 1)
         failed = result_of(lease, status=SessionStatus.FAILED, failure=FailureReason.INFRASTRUCTURE)
-        await store.complete(lease.session_id, lease.fencing_token, failed, (), retries)
+        await store.complete(lease.session_id, lease.key, failed, (), retries)
         clock.now += pause - 1.0
         assert not await claim(store, 1)
         clock.now += 1.0
@@ -129,7 +127,7 @@ async def test_a_failure_of_the_task_s_own_is_final(store: Store) -> None:
     await store.tasks.submit(idle_task())
     (lease,) = await claim(store, 1)
     failed = result_of(lease, status=SessionStatus.FAILED, failure=FailureReason.TASK, error="no such image")
-    await store.complete(lease.session_id, lease.fencing_token, failed, (), Retries(3, 0.0))
+    await store.complete(lease.session_id, lease.key, failed, (), Retries(3, 0.0))
     assert (await store.sessions.get("task.0")).result == failed
 
 
@@ -138,6 +136,6 @@ async def test_a_cancelled_session_is_not_run_again(store: Store) -> None:
     (lease,) = await claim(store, 1)
     await store.sessions.cancel("task.0")
     failed = result_of(lease, status=SessionStatus.FAILED, failure=FailureReason.INFRASTRUCTURE)
-    assert await store.complete(lease.session_id, lease.fencing_token, failed)
-    assert not await store.complete(lease.session_id, lease.fencing_token, failed)
+    assert await store.complete(lease.session_id, lease.key, failed)
+    assert not await store.complete(lease.session_id, lease.key, failed)
     assert (await store.sessions.get("task.0")).status is SessionStatus.CANCELLED

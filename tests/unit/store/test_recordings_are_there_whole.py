@@ -80,7 +80,7 @@ async def test_fenced_off_node_cannot_replace_the_recording(store: Store, clock:
     await store.recordings.put(BlobName("task.0", new.fencing_token), chunks(b"new"))
     # The old node was let in before its lease ended and writes last.
     await store.recordings.put(BlobName("task.0", old.fencing_token), chunks(b"old again"))
-    await store.complete("task.0", new.fencing_token, result_of(new, has_recording=True))
+    await store.complete("task.0", new.key, result_of(new, has_recording=True))
     path = (await store.recording("task.0")).path
     assert path is not None
     assert path.read_bytes() == b"new"
@@ -92,11 +92,11 @@ async def test_result_that_promises_a_missing_recording_is_refused(store: Store)
     lease = await lease_one(store)
     result = result_of(lease, has_recording=True)
     with pytest.raises(NotFound, match="were not delivered before its result"):
-        await store.complete("task.0", lease.fencing_token, result)
+        await store.complete("task.0", lease.key, result)
     with pytest.raises(Conflict):
-        await store.complete("task.0", lease.fencing_token - 1, result)
+        await store.complete("task.0", lease.key.model_copy(update={"fencing_token": 0}), result)
     await store.recordings.put(BlobName("task.0", lease.fencing_token), chunks(b""))
-    assert await store.complete("task.0", lease.fencing_token, result)
+    assert await store.complete("task.0", lease.key, result)
     assert [chunk async for chunk in (await store.recording("task.0")).chunks()] == []
 
 
@@ -105,7 +105,7 @@ async def test_recording_of_a_session_without_one_is_not_found(store: Store) -> 
     with pytest.raises(NotFound, match="has not ended"):
         await store.recording("task.0")
     lease = await lease_one(store)
-    await store.complete("task.0", lease.fencing_token, result_of(lease))
+    await store.complete("task.0", lease.key, result_of(lease))
     with pytest.raises(NotFound, match="has no recording"):
         await store.recording("task.0")
 

@@ -20,7 +20,7 @@ from polar.config.settings import TelemetrySettings, load_settings
 from polar.errors import InvalidInput, NotInstalled
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall
 from polar.models.completion import CACHED, Completion
-from polar.models.session import Lease, SessionResult, SessionStatus
+from polar.models.session import Lease, LeaseKey, SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.telemetry import tracing
 from polar.telemetry.tracing import exporting
@@ -32,7 +32,7 @@ LEASE = Lease(
     ),
     sample=0,
     attempt=2,
-    fencing_token=1,
+    key=LeaseKey(fencing_token=1, secret=""),
     expires_at=0.0,
 )
 

@@ -1,4 +1,4 @@
-"""When a session that is run again may be leased."""
+"""When a session that is run again may be leased, and the digest of its lease's secret."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("sessions", sa.Column("not_before", sa.Double))
+    op.add_column("sessions", sa.Column("lease_digest", sa.String(64)))
 
 
 def downgrade() -> None:
+    op.drop_column("sessions", "lease_digest")
     op.drop_column("sessions", "not_before")
