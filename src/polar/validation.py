@@ -25,7 +25,6 @@ from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.gateway.gateways import Address
 from polar.models.session import AgentEnd, TrajectoryStats
 from polar.models.task import FileContent, Solution, TaskSpec
-from polar.models.trace import Trajectory
 from polar.node.sandboxes import Sandboxes
 from polar.node.snapshots import Snapshots
 from polar.node.workshop import judge_endpoints
@@ -194,7 +193,6 @@ class Bench:
                 timeout=budgets.evaluate_seconds,
                 agent_end=AgentEnd.EXITED,
                 exit_code=exit_code,
-                trajectory=Trajectory((), ()),
                 sandbox_maker=sandboxes.sandbox,
                 cache=self.directory / "cache",
                 judges=judge_endpoints(self.settings),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -69,7 +70,8 @@ class Call(Generic[T]):
     read: Callable[[bytes], T]
     query: tuple[tuple[str, str], ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
-    content: bytes | None = None
+    content: bytes | Path | None = None
+    """Of a file, which may be large, only a piece at a time is in memory."""
     waits: float = 0.0
     """How long the server may hold the answer back, beyond the client's time-out."""
 
@@ -232,15 +234,15 @@ def follow_policy(node: str, report: PolicyReport) -> Call[PolicyOrder]:
     return _post(f"/nodes/{_segment(node)}/policy", report, _model(PolicyOrder), waits=report.wait_seconds)
 
 
-def put_recording(session_id: str, key: LeaseKey, data: bytes) -> Call[None]:
+def put_recording(session_id: str, key: LeaseKey, data: bytes | Path) -> Call[None]:
     return _put(session_id, "recording", key, "application/octet-stream", data)
 
 
-def put_artifacts(session_id: str, key: LeaseKey, data: bytes) -> Call[None]:
+def put_artifacts(session_id: str, key: LeaseKey, data: bytes | Path) -> Call[None]:
     return _put(session_id, "artifacts", key, "application/zip", data)
 
 
-def _put(session_id: str, what: str, key: LeaseKey, kind: str, data: bytes) -> Call[None]:
+def _put(session_id: str, what: str, key: LeaseKey, kind: str, data: bytes | Path) -> Call[None]:
     return Call(
         "PUT",
         f"/sessions/{_segment(session_id)}/{what}",

@@ -38,6 +38,9 @@ from polar.models.views import (
 T = TypeVar("T")
 P = TypeVar("P", TaskPage, SessionPage, ResultPage)
 
+PIECE_BYTES = 1 << 20
+"""How much of a file is read and sent at once."""
+
 Task = TaskSpec | Mapping[str, Any]
 
 
@@ -443,9 +446,15 @@ def _request(call: Call[Any], timeout: float) -> dict[str, Any]:
         "url": call.path,
         "params": call.query,
         "headers": call.headers,
-        "content": call.content,
+        "content": _pieces(call.content) if isinstance(call.content, Path) else call.content,
         "timeout": httpx.Timeout(timeout, read=timeout + call.waits),
     }
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+            yield piece
 
 
 def _answer(call: Call[T], response: httpx.Response) -> T:

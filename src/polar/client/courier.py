@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from polar.client.clients import AsyncClient
 from polar.client.failures import refusal
@@ -22,18 +23,23 @@ class Parcel:
 
     key: LeaseKey
     result: SessionResult
-    recording: bytes | None = None
-    artifacts: bytes | None = None
+    recording: bytes | Path | None = None
+    artifacts: bytes | Path | None = None
+    """As files, which are read when it is their turn, or as bytes."""
     entered: tuple[StageEntry, ...] = ()
     """Stages that no heartbeat has told of."""
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        return tuple(part for part in (self.recording, self.artifacts) if part is not None)
+        return tuple(part for part in (self.recording, self.artifacts) if isinstance(part, bytes))
 
     @property
     def size(self) -> int:
-        return sum(map(len, self.parts))
+        return sum(map(_size, (self.recording, self.artifacts)))
+
+    def read(self) -> Parcel:
+        """The same with its bytes in memory."""
+        return replace(self, recording=_read(self.recording), artifacts=_read(self.artifacts))
 
 
 class Courier:
@@ -65,10 +71,11 @@ class Courier:
     async def _deliver_waiting(self) -> None:
         taken = self._taken()
         try:
+            parcels = await asyncio.to_thread(lambda: [parcel.read() for parcel, _ in taken])
             outcomes = await self._client.deliver(
                 self._node,
-                Deliveries(deliveries=tuple(_delivery(parcel) for parcel, _ in taken)),
-                [part for parcel, _ in taken for part in parcel.parts],
+                Deliveries(deliveries=tuple(map(_delivery, parcels))),
+                [part for parcel in parcels for part in parcel.parts],
             )
         except PolarError as error:
             for _, done in taken:
@@ -109,9 +116,19 @@ def _delivery(parcel: Parcel) -> Delivery:
         key=parcel.key,
         result=parcel.result,
         entered=parcel.entered,
-        recording_bytes=len(parcel.recording) if parcel.recording is not None else None,
-        artifacts_bytes=len(parcel.artifacts) if parcel.artifacts is not None else None,
+        recording_bytes=_size(parcel.recording) if parcel.recording is not None else None,
+        artifacts_bytes=_size(parcel.artifacts) if parcel.artifacts is not None else None,
     )
+
+
+def _size(part: bytes | Path | None) -> int:
+    if part is None:
+        return 0
+    return part.stat().st_size if isinstance(part, Path) else len(part)
+
+
+def _read(part: bytes | Path | None) -> bytes | None:
+    return part.read_bytes() if isinstance(part, Path) else part
 
 
 def _settle(done: asyncio.Future[None], error: PolarError | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeVar
 
 from polar.client import calls
@@ -76,10 +77,10 @@ class AsyncNodeCalls(ABC):
     async def heartbeat(self, node: str, beat: Heartbeat) -> HeartbeatAnswer:
         return await self._send(calls.heartbeat(node, beat))
 
-    async def put_recording(self, session_id: str, key: LeaseKey, data: bytes) -> None:
+    async def put_recording(self, session_id: str, key: LeaseKey, data: bytes | Path) -> None:
         return await self._send(calls.put_recording(session_id, key, data))
 
-    async def put_artifacts(self, session_id: str, key: LeaseKey, data: bytes) -> None:
+    async def put_artifacts(self, session_id: str, key: LeaseKey, data: bytes | Path) -> None:
         return await self._send(calls.put_artifacts(session_id, key, data))
 
     async def post_result(self, session_id: str, post: ResultPost) -> None:

@@ -15,7 +15,6 @@ from polar.errors import PolarError
 from polar.models.completion import Completion
 from polar.models.session import AgentEnd, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
-from polar.models.trace import Trajectory
 from polar.runtimes.base import Sandbox
 
 
@@ -45,9 +44,10 @@ class EvaluationContext:
     """Seconds from `started`."""
     agent_end: AgentEnd = AgentEnd.EXITED
     exit_code: int | None = None
-    trajectory: Trajectory | None = None
+    trace_ends: tuple[str, ...] = ()
+    """For each trace of the session, the id of the completion whose transcript holds all of it."""
     completions: Callable[[], list[Completion]] = list
-    """Reads the session's capture; read on demand, since few evaluators look at it."""
+    """Reads the session's capture on demand, which may take long: call it in a thread."""
     sandbox_maker: Callable[[], AbstractAsyncContextManager[Sandbox]] | None = None
     """Makes a sandbox as the agent found its own; None where there is no such thing."""
     artifacts: Path | None = None

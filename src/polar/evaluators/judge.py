@@ -5,6 +5,7 @@ The judge is asked by the node, not through the gateway: none of its tokens is e
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -93,7 +94,7 @@ class JudgeEvaluator(Evaluator):
     async def _judge_session(
         self, client: JudgeClient, context: EvaluationContext, shown: list[tuple[str, str]]
     ) -> Verdict:
-        completions = context.completions() if self.options.transcript else []
+        completions = await asyncio.to_thread(context.completions) if self.options.transcript else []
         ends = _ends(completions)
         share = max(1_000, self.options.max_characters // max(1, len(ends)))
         parts = [(f"transcript {number}", transcript(end, share)) for number, end in enumerate(ends, start=1)]
@@ -103,10 +104,10 @@ class JudgeEvaluator(Evaluator):
     async def _judge_traces(
         self, client: JudgeClient, context: EvaluationContext, shown: list[tuple[str, str]]
     ) -> Verdict:
-        by_id = {completion.id: completion for completion in context.completions()}
+        by_id = {completion.id: completion for completion in await asyncio.to_thread(context.completions)}
         rewards: dict[str, float] = {}
         reports = []
-        for name in _last_of_traces(context):
+        for name in context.trace_ends:
             text = transcript(by_id[name], self.options.max_characters)
             opinion = await self._ask(client, [*shown, ("transcript", text)])
             rewards[name] = self._reward(opinion)
@@ -163,15 +164,6 @@ def _ends(completions: Iterable[Completion]) -> list[Completion]:
     known = list(completions)
     continued = {name for completion in known for name in (completion.parent, completion.follows) if name}
     return [completion for completion in known if completion.id not in continued]
-
-
-def _last_of_traces(context: EvaluationContext) -> list[str]:
-    """For each trace, the completion whose transcript holds all of it."""
-    trajectory = context.trajectory
-    if trajectory is None:
-        return []
-    names = (trajectory.segments[trace.trained[-1]].completion_id for trace in trajectory.traces)
-    return list(dict.fromkeys(name for name in names if name is not None))
 
 
 def _report(opinion: Opinion) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import io
 import logging
 import os
 import zipfile
@@ -34,22 +33,33 @@ rm -rf "$1" "$1.index"
 
 
 class Artifacts:
-    """An archive that grows up to a limit; what no longer fits is named instead of kept."""
+    """An archive in the making, up to a limit; what no longer fits is named instead of kept.
 
-    def __init__(self, limit: int) -> None:
-        self._left = limit
-        self._files: list[tuple[str, bytes]] = []
-        self._omitted: list[str] = []
+    The files themselves lie on the disk until `write`, which takes long, puts them into the archive.
+    """
+
+    def __init__(self, limit: int, directory: Path) -> None:
+        """`directory` is where data is put that is not a file yet."""
+        self.left = limit
         self.problems: list[str] = []
         """What could not be collected at all, and why."""
+        self._directory = directory
+        self._files: list[tuple[str, Path, int]] = []
+        """What each is called, where it is, and how much of its end is kept."""
+        self._omitted: list[str] = []
 
     def add(self, name: str, data: bytes) -> None:
-        data = without_keys(data)
-        if len(data) > self._left:
+        if len(data) > self.left:
             self.omit(name, f"{len(data)} bytes, over the limit of node.artifact_bytes")
             return
-        self._left -= len(data)
-        self._files.append((_spelt(name), data))
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / str(len(self._files))
+        path.write_bytes(data)
+        self._add_file(name, path, len(data))
+
+    def _add_file(self, name: str, path: Path, size: int) -> None:
+        self.left -= size
+        self._files.append((_spelt(name), path, size))
 
     def omit(self, name: str, why: str) -> None:
         self._omitted.append(_spelt(f"{name}: {why}\n"))
@@ -64,19 +74,19 @@ class Artifacts:
         """Every regular file of a host directory; of one that is too long, its end."""
         for path in sorted(directory.rglob("*")) if directory.is_dir() else ():
             if path.is_file() and not path.is_symlink():
-                self.add(f"{prefix}/{path.relative_to(directory).as_posix()}", _end_of(path, self._left))
+                name = f"{prefix}/{path.relative_to(directory).as_posix()}"
+                self._add_file(name, path, min(path.stat().st_size, self.left))
 
-    def archive(self) -> bytes | None:
-        """The whole as bytes; None if there is nothing in it."""
-        omitted = [("omitted.txt", "".join(self._omitted).encode())] if self._omitted else []
-        files = [*self._files, *omitted]
-        if not files:
-            return None
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in files:
-                archive.writestr(name, data)
-        return buffer.getvalue()
+    def write(self, path: Path) -> bool:
+        """Write the archive, without any session key; False if there is nothing in it."""
+        if not self._files and not self._omitted:
+            return False
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, file, size in self._files:
+                archive.writestr(name, without_keys(_end_of(file, size)))
+            if self._omitted:
+                archive.writestr("omitted.txt", "".join(self._omitted).encode())
+        return True
 
 
 async def collect(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> None:
@@ -104,7 +114,7 @@ async def _add_diff(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> N
     result = await sandbox.exec(command, timeout=_LIST_SECONDS, log_name="diff")
     changed = await asyncio.to_thread(result.stdout.read_bytes)
     if changed:
-        artifacts.add("final.diff", changed)
+        await asyncio.to_thread(artifacts.add, "final.diff", changed)
     for log in (result.stdout, result.stderr):
         await asyncio.to_thread(log.unlink, missing_ok=True)
 
@@ -113,11 +123,11 @@ async def _add_files(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> 
     """Add the workspace files that the task's globs name; a file that cannot be had is named as such."""
     for path in await _matching(sandbox, task.artifacts) if task.artifacts else ():
         try:
-            data = await sandbox.download(sandbox.workspace / path, max_bytes=max(artifacts._left, 1))
+            data = await sandbox.download(sandbox.workspace / path, max_bytes=max(artifacts.left, 1))
         except SandboxError as error:
             artifacts.omit(f"files/{path}", str(error))
         else:
-            artifacts.add(f"files/{path}", data)
+            await asyncio.to_thread(artifacts.add, f"files/{path}", data)
 
 
 async def _matching(sandbox: Sandbox, globs: tuple[str, ...]) -> list[PurePosixPath]:

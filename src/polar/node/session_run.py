@@ -27,18 +27,16 @@ from polar.models.session import (
     StageSeconds,
     Verdict,
 )
-from polar.models.trace import Trajectory
+from polar.node import packing
 from polar.node.agent import AgentRun
 from polar.node.artifacts import Artifacts, collect
-from polar.node.failures import BudgetExceeded, ModelCalls, reason_for, refuse_disturbed
+from polar.node.failures import BudgetExceeded, reason_for, refuse_disturbed
 from polar.node.pools import Seat
 from polar.node.prewarming import Prewarmed
 from polar.node.sandboxes import Sandboxes
 from polar.node.workshop import Workshop
 from polar.runtimes.base import Sandbox
 from polar.telemetry import tracing
-from polar.trajectory import recording
-from polar.trajectory.base import Builder
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +44,12 @@ STAGES = (SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, Sessio
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A finished session: its result, and what else is stored of it where there is something."""
+class Ending:
+    """How a session ended."""
 
-    result: SessionResult
-    recording: bytes | None
-    artifacts: bytes | None
+    status: SessionStatus
+    error: str | None = None
+    failure: FailureReason | None = None
 
 
 @dataclass(slots=True)
@@ -64,7 +62,6 @@ class SessionRun:
     """Called on every change of status, so that the server hears of it at once."""
     status: SessionStatus = SessionStatus.INIT
     agent: AgentRun = field(default_factory=AgentRun)
-    trajectory: Trajectory | None = None
     verdict: Verdict | None = None
     _artifacts: Artifacts = field(init=False)
     _span: tracing.SessionSpan = field(init=False)
@@ -73,7 +70,7 @@ class SessionRun:
     _untold: list[tuple[SessionStatus, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._artifacts = Artifacts(self.shop.settings.artifact_bytes)
+        self._artifacts = Artifacts(self.shop.settings.artifact_bytes, self._beside("artifacts"))
         self._span = tracing.session(self.lease, node=self.shop.settings.name, model=self.shop.model.name)
 
     @property
@@ -83,26 +80,27 @@ class SessionRun:
 
     @property
     def capture(self) -> Path:
-        return self.shop.captures_dir / f"{self.name}.log"
+        return self._beside("log")
+
+    def _beside(self, suffix: str) -> Path:
+        """What this node keeps of the session until it is stored; outside the sandboxes, which are reaped."""
+        return self.shop.captures_dir / f"{self.name}.{suffix}"
 
     @property
     def kept(self) -> Path:
         return self.shop.kept_dir / self.name
 
-    async def run(self, seat: Seat) -> Outcome:
-        """Take the session through its stages; a failure on the way is part of the outcome."""
+    async def run(self, seat: Seat) -> Ending:
+        """Take the session through its stages; a failure on the way is an ending like others."""
         try:
             await self._stages(seat)
         except PolarError as error:
-            return self._failed(error, str(error))
+            return Ending(SessionStatus.FAILED, str(error), reason_for(error))
         except Exception as error:
             log.exception("session %s failed in %s", self.lease.session_id, self.status)
-            return self._failed(error, f"internal error in {self.status}: {error!r}")
-        return self._outcome(SessionStatus.COMPLETED)
-
-    def _failed(self, error: Exception, told: str) -> Outcome:
-        self.verdict = None
-        return self._outcome(SessionStatus.FAILED, told, reason_for(error))
+            told = f"internal error in {self.status}: {error!r}"
+            return Ending(SessionStatus.FAILED, told, reason_for(error))
+        return Ending(SessionStatus.COMPLETED)
 
     async def _stages(self, seat: Seat) -> None:
         with self.shop.gateway.placed(self.lease.session_id) as gateway:
@@ -125,10 +123,10 @@ class SessionRun:
             await self.agent.run(self.lease, self.shop, sandbox, harness, installation, self.capture)
             await seat.move(self.shop.pools.postrun)
             self._enter(SessionStatus.POSTRUN)
-            self.trajectory = self._build()
-            refuse_disturbed(self.agent, ModelCalls.of(self._completions()), self.lease.task)
+            built = await self.shop.workers.run(packing.build, self.capture, self.lease.task.builder)
+            refuse_disturbed(self.agent, built.calls, self.lease.task)
             await collect(self._artifacts, sandbox, self.lease.task)
-            self.verdict = await self._evaluate(evaluator, sandbox, fresh)
+            self.verdict = await self._evaluate(evaluator, sandbox, fresh, built)
 
     @asynccontextmanager
     async def _prepared(self, sandboxes: Sandboxes) -> AsyncIterator[tuple[Sandbox, Harness, Installation]]:
@@ -142,27 +140,24 @@ class SessionRun:
                 sandbox = await stack.enter_async_context(sandboxes.sandbox(installation.mounts))
             yield sandbox, harness, installation
 
-    def _build(self) -> Trajectory:
-        builder: Builder = plugins.create("builders", "builder", self.lease.task.builder)
-        return builder.build_capture(self.capture.read_bytes() if self.capture.exists() else b"")
-
     def _completions(self) -> list[Completion]:
         data = self.capture.read_bytes() if self.capture.exists() else b""
         return list(parse_capture(data).completions)
 
-    async def _evaluate(self, evaluator: Evaluator, sandbox: Sandbox, fresh: Prewarmed) -> Verdict:
-        assert self.trajectory is not None
+    async def _evaluate(
+        self, evaluator: Evaluator, sandbox: Sandbox, fresh: Prewarmed, built: packing.Built
+    ) -> Verdict:
         seconds = self.lease.task.budgets.evaluate_seconds
         async with _budget(seconds, "evaluate_seconds"):
             return await evaluator.evaluate(
                 EvaluationContext(
                     task=self.lease.task,
                     sandbox=sandbox,
-                    stats=self.trajectory.stats,
+                    stats=built.stats,
                     timeout=seconds,
                     agent_end=self.agent.end,
                     exit_code=self.agent.exit_code,
-                    trajectory=self.trajectory,
+                    trace_ends=built.trace_ends,
                     completions=self._completions,
                     sandbox_maker=fresh.sandbox,
                     artifacts=self.kept,
@@ -171,57 +166,51 @@ class SessionRun:
                 )
             )
 
-    def cancelled(self) -> Outcome:
-        """The outcome of a session that its user called off: what was captured is kept."""
-        return self._outcome(SessionStatus.CANCELLED)
-
-    def _outcome(
-        self, status: SessionStatus, error: str | None = None, failure: FailureReason | None = None
-    ) -> Outcome:
+    async def pack(self, ending: Ending) -> packing.Packed:
+        """The result, with its recording and its artifacts as files. What was captured is kept however the
+        session ended."""
         self._close_stage()
-        self.shop.metrics.ended(status)
+        result = self._result(ending)
         try:
-            trajectory = self.trajectory or self._build()
-        except (PolarError, ValueError) as problem:
-            log.exception("session %s: its capture cannot be read", self.lease.session_id)
-            trajectory = Trajectory((), ())
-            error = "; ".join(filter(None, [error, f"its capture cannot be read: {problem}"]))
-        if self.verdict is not None:
-            trajectory = trajectory.with_reward(self.verdict.reward, self.verdict.trace_rewards)
-        archive = self._archive()
-        versions = [
-            int(bound)
-            for segment in trajectory.segments
-            if segment.policy_versions is not None and len(segment.policy_versions)
-            for bound in (segment.policy_versions.min(), segment.policy_versions.max())
-        ]
-        result = SessionResult(
+            packed = await self.shop.workers.run(packing.pack, self._packing(result))
+        except Exception as error:
+            log.exception("session %s could not be packed", self.lease.session_id)
+            told = f"its recording could not be packed: {error}"
+            packed = packing.Packed(
+                self._result(Ending(SessionStatus.FAILED, told, FailureReason.INFRASTRUCTURE))
+            )
+        self.shop.metrics.ended(packed.result.status)
+        self._span.end(packed.result)
+        return packed
+
+    def _packing(self, result: SessionResult) -> packing.Packing:
+        return packing.Packing(
+            capture=self.capture,
+            builder=self.lease.task.builder,
+            result=result,
+            artifacts=self._artifacts,
+            directories=((self.shop.sessions_dir / self.name / "logs", "logs"), (self.kept, "evaluation")),
+            recording_path=self._beside("recording"),
+            archive_path=self._beside("zip"),
+        )
+
+    def _result(self, ending: Ending) -> SessionResult:
+        return SessionResult(
             session_id=self.lease.session_id,
             task_id=self.lease.task.id,
             sample=self.lease.sample,
             attempt=self.lease.attempt,
-            status=status,
+            status=ending.status,
             agent_end=self.agent.end,
             exit_code=self.agent.exit_code,
-            error=without_keys(error) if error else error,
-            failure=failure,
-            warnings=tuple(self._artifacts.problems),
-            verdict=self._shown_verdict(),
-            stats=trajectory.stats,
+            error=without_keys(ending.error) if ending.error else None,
+            failure=ending.failure,
+            verdict=self._shown_verdict() if ending.status is SessionStatus.COMPLETED else None,
             seconds=StageSeconds(**{stage: self._seconds.get(stage, 0.0) for stage in STAGES}),
-            policy_version_min=min(versions, default=None),
-            policy_version_max=max(versions, default=None),
             harness_version=self.agent.harness_version,
             model=self.shop.model.name,
             logprobs_mode=self.shop.model.logprobs_mode,
-            has_recording=trajectory.stats.completions > 0,
-            has_artifacts=archive is not None,
         )
-        self._span.end(result)
-        packed = None
-        if result.has_recording:
-            packed = recording.encode(self.capture.read_bytes(), trajectory, result)
-        return Outcome(result, packed, archive)
 
     def _shown_verdict(self) -> Verdict | None:
         """The verdict, whose report may quote what the agent left."""
@@ -229,17 +218,13 @@ class SessionRun:
             return None
         return self.verdict.model_copy(update={"report": without_keys(self.verdict.report)})
 
-    def _archive(self) -> bytes | None:
-        self._artifacts.add_directory(self.shop.sessions_dir / self.name / "logs", "logs")
-        self._artifacts.add_directory(self.kept, "evaluation")
-        return self._artifacts.archive()
-
     def clear_away(self) -> None:
         """Remove what is left of the session on this machine, once all of it is stored."""
-        self.capture.unlink(missing_ok=True)
-        sandboxes = self.shop.sessions_dir
-        for directory in (self.kept, sandboxes / self.name, *sandboxes.glob(f"{self.name}.*")):
+        sandboxes, artifacts = self.shop.sessions_dir, self._beside("artifacts")
+        for directory in (artifacts, self.kept, sandboxes / self.name, *sandboxes.glob(f"{self.name}.*")):
             shutil.rmtree(directory, ignore_errors=True)
+        for suffix in ("log", "recording", "zip"):
+            self._beside(suffix).unlink(missing_ok=True)
 
     def close(self) -> None:
         """This node has nothing more to do with the session, whether there is a result or not."""

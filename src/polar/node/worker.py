@@ -24,7 +24,7 @@ from polar.node.leftovers import let_go
 from polar.node.policy import PolicyFollower, weight_roots
 from polar.node.pools import Seat
 from polar.node.reaching import until_reached
-from polar.node.session_run import Outcome, SessionRun
+from polar.node.session_run import Ending, SessionRun
 from polar.node.workshop import Workshop
 
 log = logging.getLogger(__name__)
@@ -92,6 +92,7 @@ class Node:
             raise _first(failures) from failures
         finally:
             await self._shop.snapshots.close()
+            await asyncio.to_thread(self._shop.workers.close)
 
     def drain(self) -> None:
         """Take no more work; `run` returns when the agents at work have ended, or their grace has."""
@@ -209,11 +210,11 @@ class Node:
         session_id = run.lease.session_id
         try:
             with seat:
-                outcome = await self._outcome(run, seat, former)
+                ending = await self._ending_of(run, seat, former)
                 if self._is_latest(run):
                     del self._tasks[session_id]
-                if outcome is not None:
-                    await self._deliver_even_if_cancelled(run, outcome)
+                if ending is not None:
+                    await self._deliver_even_if_cancelled(run, ending)
         except Exception:
             log.exception("session %s: lost to an internal error; its lease will expire", session_id)
         finally:
@@ -224,10 +225,10 @@ class Node:
             self._called_off.discard(run.name)
             self._lost.discard(run.name)
 
-    async def _outcome(
+    async def _ending_of(
         self, run: SessionRun, seat: Seat, former: asyncio.Task[None] | None
-    ) -> Outcome | None:
-        """What came of the session; None if it is no longer this node's."""
+    ) -> Ending | None:
+        """How the session ended; None if it is no longer this node's."""
         try:
             if former is not None:
                 # The gateway knows a session by its id, and serves it once at a time.
@@ -237,13 +238,13 @@ class Node:
             if run.name in self._lost:
                 return None
             if run.name in self._called_off:
-                return run.cancelled()
+                return Ending(SessionStatus.CANCELLED)
             await self._give_back(run.lease)
             raise
 
-    async def _deliver_even_if_cancelled(self, run: SessionRun, outcome: Outcome) -> None:
+    async def _deliver_even_if_cancelled(self, run: SessionRun, ending: Ending) -> None:
         """A finished session is not thrown away because the node is asked to stop just now."""
-        delivery = asyncio.create_task(self._deliver(run, outcome))
+        delivery = asyncio.create_task(self._deliver(run, ending))
         try:
             await asyncio.shield(delivery)
         except asyncio.CancelledError:
@@ -251,11 +252,12 @@ class Node:
             delivery.cancel()
             raise
 
-    async def _deliver(self, run: SessionRun, outcome: Outcome) -> None:
+    async def _deliver(self, run: SessionRun, ending: Ending) -> None:
         """Store the recording and the artifacts, then the result; only then is the capture let go."""
+        packed = await run.pack(ending)
         session_id = run.lease.session_id
         try:
-            parcel = Parcel(run.lease.key, outcome.result, outcome.recording, outcome.artifacts, run.untold())
+            parcel = Parcel(run.lease.key, packed.result, packed.recording, packed.archive, run.untold())
             await until_reached("deliver a session", self._courier.deliver, parcel)
         except Conflict as error:
             self._shop.metrics.delivered("refused")
@@ -267,7 +269,7 @@ class Node:
             return
         self._shop.metrics.delivered("stored")
         await asyncio.to_thread(run.clear_away)
-        result = outcome.result
+        result = packed.result
         log.info(
             "session %s %s: reward %s, %d completions, %d tokens%s",
             session_id,

@@ -15,6 +15,7 @@ from polar.node.installations import Installations
 from polar.node.metrics import Metrics
 from polar.node.pools import Pools
 from polar.node.snapshots import Snapshots
+from polar.node.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Workshop:
     installations: Installations
     snapshots: Snapshots
     metrics: Metrics
+    workers: Workers
     directory: Path
     """The node's own below the data directory."""
     judges: Mapping[str, JudgeEndpoint] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class Workshop:
             installations=Installations(),
             snapshots=Snapshots(directory / "snapshots"),
             metrics=Metrics(pools),
+            workers=Workers(),
             directory=directory,
             judges=judge_endpoints(settings),
         )

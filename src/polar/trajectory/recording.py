@@ -53,7 +53,7 @@ def encode(capture: bytes, trajectory: Trajectory, result: SessionResult) -> byt
             "traces": [_trace_record(trajectory, ref) for ref in trajectory.traces],
         }
     )
-    body = zstandard.ZstdCompressor(level=9).compress(_LENGTH.pack(len(closing)) + closing + capture)
+    body = zstandard.ZstdCompressor(level=3).compress(_LENGTH.pack(len(closing)) + closing + capture)
     return MAGIC + _checksum(body) + body
 
 

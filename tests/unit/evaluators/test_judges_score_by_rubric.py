@@ -20,7 +20,6 @@ from polar.evaluators.judge_prompt import Criterion, Nonsense, judge_messages, r
 from polar.models.chat import Message, Role, ToolCall
 from polar.models.component import Component
 from polar.models.session import Verdict
-from polar.models.trace import Segment, TraceRef, Trajectory
 from tests.evaluations import agent_does, evaluate
 from tests.fakes.judge_server import JudgeServer, judging
 from tests.fakes.sessions import completion
@@ -126,11 +125,8 @@ async def test_an_unreachable_judge_is_a_failure(context: EvaluationContext) -> 
 
 async def test_traces_are_judged_one_by_one(context: EvaluationContext) -> None:
     low = json.dumps({"scores": {"correct": 0, "tidy": 0}})
-    ids = completion(0, [1], [2]).sampled_ids
-    segments = tuple(Segment(-1, ids, completion_id=name) for name in ("c0", "c1", "c2"))
-    trajectory = Trajectory(segments, (TraceRef((0, 1)), TraceRef((2,))))
     async with judging(GOOD, low) as server:
-        verdict = await judge(replace(context, trajectory=trajectory), server, per_trace=True)
+        verdict = await judge(replace(context, trace_ends=("c1", "c2")), server, per_trace=True)
     assert verdict.trace_rewards == {"c1": pytest.approx(0.875), "c2": 0.0}
     assert verdict.reward == pytest.approx(0.4375)
     shown = [body["messages"][1]["content"] for body in server.asked]
