@@ -15,6 +15,7 @@ import pytest
 
 from polar.engines.base import EngineDown
 from polar.models.session import FailureReason, SessionResult, SessionStatus
+from polar.models.views import Join
 from tests.fakes.scripted_engine import Script
 from tests.sandboxes import require_runtime
 from tests.systems import ASK, System, shell_task, system
@@ -113,3 +114,27 @@ async def test_an_agent_in_a_closed_sandbox_cannot_escape_its_verdict_by_killing
     result = await outcome(small, "escaping", ASK_ANYWHERE + "kill -KILL $$", runtime="bubblewrap")
     assert (result.status, result.reward, result.attempt) == (SessionStatus.COMPLETED, 1.0, 1)
     assert result.exit_code == -signal.SIGKILL
+
+
+async def test_a_node_short_of_disk_space_leaves_sessions_in_the_queue_and_says_why(small: System) -> None:
+    await small.client.join("local", Join(version="test", runtimes=("process",)))
+    await small.client.submit(shell_task("queued", ASK))
+    async with small.node(disk_reserve_bytes=1 << 60):
+        async with asyncio.timeout(60):
+            while not any(node.trouble for node in await small.client.nodes()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        (node,) = await small.client.nodes()
+        assert (node.state, (await small.client.session("queued.0")).status) == ("troubled", "queued")
+    assert "less than node.disk_reserve_bytes" in str(node.trouble)
+
+
+async def test_a_node_whose_engine_came_back_goes_on_with_what_waited(tmp_path: Path) -> None:
+    down = EngineDown("no engine")
+    script: list[Script] = [down, down, down, "Back again."]
+    async with system(tmp_path / "data", script) as running:
+        for task_id in ("one", "two", "three"):
+            await running.client.submit(shell_task(task_id, ASK, allow_no_model_calls=False))
+        async with running.node(run_slots=1, ready_buffer=0, breaker_failures=2, breaker_seconds=0.2):
+            results = await running.client.wait(["one", "two", "three"], timeout=120)
+    assert [(result.status, result.reward) for result in results] == [(SessionStatus.COMPLETED, 1.0)] * 3
+    assert sum(result.attempt for result in results) == 6

@@ -76,7 +76,7 @@ def _print(found: Iterable[NodeOverview]) -> None:
             node.state,
             node.version,
             *(_filled(node.sessions.get(stage, 0), node.places.get(stage)) for stage in stages),
-            visible(node.error or ""),
+            visible(node.trouble or node.error or ""),
         )
         for node in found
     ]

@@ -151,14 +151,22 @@ def _nodes(nodes: Sequence[NodeSigns]) -> Table:
     rows = (
         [
             node.name,
-            "silent" if not node.is_alive else "draining" if node.is_draining else "up",
+            _state(node),
             node.policy_version,
             *(node.sessions.get(stage, 0) for stage in HELD),  # type: ignore[call-overload]
-            node.error or "",
+            node.trouble or node.error or "",
         ]
         for node in nodes
     )
     return table(["node", "state", "policy", *HELD, "error"], rows, numbers=["policy", *HELD])
+
+
+def _state(node: NodeSigns) -> str:
+    if not node.is_alive:
+        return "silent"
+    if node.is_draining:
+        return "draining"
+    return "troubled" if node.trouble else "up"
 
 
 def _pools(pools: Sequence[PoolSigns]) -> Table:

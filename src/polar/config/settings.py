@@ -244,6 +244,14 @@ class NodeSettings(Frozen):
     `*.domain:port`; none by default."""
     artifact_bytes: int = Field(default=32 * 1024 * 1024, ge=0)
     """How much of a session's logs and files is kept with its result."""
+    disk_reserve_bytes: int = Field(default=1 << 30, ge=0)
+    """Disk space kept free on the node's data directory, for the store and for captures: with less, the node
+    takes no more sessions and says so, and no new sandbox gets a disk that could fill it by itself."""
+    breaker_failures: int = Field(default=5, ge=1)
+    """How many sessions in a row, of more than one task, may fail for infrastructure reasons before the node
+    takes no more and says why."""
+    breaker_seconds: float = Field(default=30.0, gt=0)
+    """How long it then waits before it tries one session; longer, up to four times, while trials fail."""
     keep_orphans_hours: float = Field(default=24.0, ge=0)
     """How long the capture and the logs of a lease whose result was not stored stay here for inspection."""
     judges: dict[str, JudgeSettings] = Field(default_factory=dict)

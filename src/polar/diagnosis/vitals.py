@@ -59,6 +59,8 @@ class NodeSigns(Frozen):
     name: str
     is_alive: bool
     is_draining: bool = False
+    trouble: str | None = None
+    """Why it takes no more sessions for now."""
     policy_version: int
     sessions: dict[SessionStatus, int]
     error: str | None = None
@@ -134,6 +136,7 @@ class Vitals(Frozen):
                     name=node.name,
                     is_alive=node.is_alive,
                     is_draining=node.is_draining,
+                    trouble=node.trouble,
                     policy_version=node.version,
                     sessions=node.sessions,
                     error=node.error,

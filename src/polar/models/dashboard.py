@@ -31,6 +31,8 @@ class NodeOverview(Frozen):
     """Whether it has reported within the time in which nodes do."""
     is_draining: bool = False
     """Whether it is leased nothing more, and finishes what it holds."""
+    trouble: str | None = None
+    """Why it takes no more sessions for now, by its own account: its disk is short, or everything fails."""
     seconds_silent: float
     """Since its last report."""
     version: int
@@ -44,11 +46,11 @@ class NodeOverview(Frozen):
 
     @property
     def state(self) -> str:
-        """In a word: silent, alive, draining, or drained once it holds nothing."""
+        """In a word: silent, alive, troubled, draining, or drained once it holds nothing."""
         if not self.is_alive:
             return "silent"
         if not self.is_draining:
-            return "alive"
+            return "troubled" if self.trouble else "alive"
         return "draining" if self.sessions else "drained"
 
 

@@ -183,6 +183,8 @@ class Heartbeat(Frozen):
     """A node says what it holds; this renews the leases of those sessions."""
 
     sessions: tuple[SessionBeat, ...] = ()
+    trouble: str | None = Field(default=None, max_length=4096)
+    """Why the node takes no more sessions for now; None: it does."""
 
 
 class HeartbeatAnswer(Frozen):

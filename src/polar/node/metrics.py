@@ -7,6 +7,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from polar.models.session import SessionStatus
+from polar.node.admission import Admission
 from polar.node.pools import Pool, Pools
 
 _STAGE_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 1800, 3600, 14400)
@@ -35,6 +36,14 @@ class Metrics:
         self._deliveries = Counter(
             "polar_node_deliveries", "Results taken to the server.", ["outcome"], registry=self.registry
         )
+
+    def watch(self, admission: Admission) -> None:
+        taking = Gauge(
+            "polar_node_takes_sessions",
+            "1 while the node takes more sessions, 0 while its disk is short or everything fails on it.",
+            registry=self.registry,
+        )
+        taking.set_function(lambda: admission.trouble is None)
 
     def stage(self, stage: SessionStatus, seconds: float) -> None:
         self._stage_seconds.labels(stage.value).observe(seconds)

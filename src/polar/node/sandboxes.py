@@ -73,6 +73,7 @@ class Sandboxes:
             # Only the agent has anything to ask of the gateway.
             gateway_port=self._gateway.port if self._made == 1 else 0,
             mounts=mounts,
+            disk_reserve=self._place.settings.disk_reserve_bytes,
             image_roots=self._place.settings.upload_roots,
         )
 

@@ -18,8 +18,9 @@ from polar.config.settings import NodeSettings
 from polar.engines.base import ModelInfo
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.gateway.gateways import Gateways
-from polar.models.session import Lease, SessionStatus
+from polar.models.session import Lease, SessionResult, SessionStatus
 from polar.models.views import MOST_LEASES, Heartbeat, LeaseRequest, Leases, Release, SessionBeat
+from polar.node.admission import Admission
 from polar.node.leftovers import let_go
 from polar.node.policy import PolicyFollower, weight_roots
 from polar.node.pools import Seat
@@ -38,6 +39,8 @@ LAST_DELIVERY_SECONDS = 5.0
 """How long a node that is asked to stop still tries to deliver a finished session."""
 SWEEP_SECONDS = 3600.0
 """How often the node looks for what leases left here long ago."""
+LONGEST_TROUBLE = 2_000
+"""Characters of what is told of a node's trouble."""
 BEAT_SECONDS = 2.0
 """How old the progress that users see may be; leases alone would need fewer heartbeats."""
 
@@ -72,6 +75,9 @@ class Node:
         self._changed: set[str] = set()
         """Sessions that have entered a stage since the last heartbeat."""
         self._draining = asyncio.Event()
+        self._admission = Admission(settings, self._shop.directory, self._tell_of_trouble)
+        self._shop.metrics.watch(self._admission)
+        self._untold_trouble = False
 
     async def metric_families(self) -> Iterable[Metric]:
         return self._shop.metrics.registry.collect()
@@ -139,13 +145,15 @@ class Node:
     async def _lease_forever(self, group: asyncio.TaskGroup) -> None:
         entrance = self._shop.pools.entrance
         while True:
+            allowed = await self._admission.allowed()
             async with self._places() as places:
                 request = LeaseRequest(
-                    max_sessions=min(len(places), MOST_LEASES),
+                    max_sessions=min(len(places), MOST_LEASES, allowed),
                     wait_seconds=LEASE_WAIT_SECONDS,
                     runtimes=self._settings.runtimes,
                 )
                 answer = await self._lease(request)
+                self._admission.breaker.began(len(answer.leases))
                 for lease in answer.leases:
                     places.pop()
                     self._start(group, lease, Seat(entrance))
@@ -201,6 +209,10 @@ class Node:
         """Whether the session has not come back to this node under another lease."""
         return self._runs.get(run.lease.session_id) is run
 
+    def _tell_of_trouble(self) -> None:
+        self._untold_trouble = True
+        self._beat_now.set()
+
     def _tell_soon(self, session_id: str) -> None:
         self._changed.add(session_id)
         self._beat_now.set()
@@ -208,17 +220,19 @@ class Node:
     async def _attend(self, run: SessionRun, seat: Seat, former: asyncio.Task[None] | None) -> None:
         """Run one session and see to its end, however it comes."""
         session_id = run.lease.session_id
+        result: SessionResult | None = None
         try:
             with seat:
                 ending = await self._ending_of(run, seat, former)
                 if self._is_latest(run):
                     del self._tasks[session_id]
                 if ending is not None:
-                    await self._deliver_even_if_cancelled(run, ending)
+                    result = await self._deliver_even_if_cancelled(run, ending)
         except Exception:
             log.exception("session %s: lost to an internal error; its lease will expire", session_id)
         finally:
             run.close()
+            self._admission.ended(run.lease.task.id, result)
             if self._is_latest(run):
                 del self._runs[session_id]
                 self._tasks.pop(session_id, None)
@@ -242,17 +256,17 @@ class Node:
             await self._give_back(run.lease)
             raise
 
-    async def _deliver_even_if_cancelled(self, run: SessionRun, ending: Ending) -> None:
+    async def _deliver_even_if_cancelled(self, run: SessionRun, ending: Ending) -> SessionResult:
         """A finished session is not thrown away because the node is asked to stop just now."""
         delivery = asyncio.create_task(self._deliver(run, ending))
         try:
-            await asyncio.shield(delivery)
+            return await asyncio.shield(delivery)
         except asyncio.CancelledError:
             await asyncio.wait({delivery}, timeout=LAST_DELIVERY_SECONDS)
             delivery.cancel()
             raise
 
-    async def _deliver(self, run: SessionRun, ending: Ending) -> None:
+    async def _deliver(self, run: SessionRun, ending: Ending) -> SessionResult:
         """Store the recording and the artifacts, then the result; only then is the capture let go."""
         packed = await run.pack(ending)
         session_id = run.lease.session_id
@@ -262,11 +276,11 @@ class Node:
         except Conflict as error:
             self._shop.metrics.delivered("refused")
             log.warning("session %s: result refused, its capture is kept: %s", session_id, error)
-            return
+            return packed.result
         except PolarError as error:
             self._shop.metrics.delivered("failed")
             log.error("session %s: result could not be stored, its capture is kept: %s", session_id, error)
-            return
+            return packed.result
         self._shop.metrics.delivered("stored")
         await asyncio.to_thread(run.clear_away)
         result = packed.result
@@ -279,6 +293,7 @@ class Node:
             result.stats.sampled_tokens,
             f": {result.error}" if result.error else "",
         )
+        return result
 
     async def _give_back(self, lease: Lease) -> None:
         given_back = Release(key=lease.key)
@@ -306,7 +321,7 @@ class Node:
                     runs = {id: run for id, run in runs.items() if id in changed}
                 else:
                     all_at = loop.time() + pause
-                if not runs:
+                if not runs and not self._untold_trouble:
                     continue
                 try:
                     # A connection that is dead without a sign must not cost the leases.
@@ -326,7 +341,10 @@ class Node:
             )
             for session_id, run in runs.items()
         )
-        answer = await self._client.heartbeat(self._settings.name, Heartbeat(sessions=beats))
+        trouble = self._admission.trouble
+        heartbeat = Heartbeat(sessions=beats, trouble=trouble and trouble[:LONGEST_TROUBLE])
+        answer = await self._client.heartbeat(self._settings.name, heartbeat)
+        self._untold_trouble = self._admission.trouble != trouble
         for beat in beats:
             runs[beat.session_id].told(len(beat.entered))
         # A session that came back meanwhile under another lease is not the one that was told of.

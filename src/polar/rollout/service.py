@@ -196,7 +196,10 @@ class RolloutService:
 
     async def heartbeat(self, node: str, heartbeat: Heartbeat) -> HeartbeatAnswer:
         return await self.store.leases.heartbeat(
-            node, heartbeat.sessions, seconds=self._settings.lease_seconds
+            node,
+            heartbeat.sessions,
+            seconds=self._settings.lease_seconds,
+            trouble=heartbeat.trouble,
         )
 
     async def put_recording(self, session_id: str, key: LeaseKey, chunks: AsyncIterator[bytes]) -> None:

@@ -195,7 +195,7 @@ class ApptainerRuntime(Runtime):
         make_root(spec)
         try:
             (spec.root / ENGINE).write_text(NAME)
-            make_disk(spec.root, self.options.limits.disk, None, spec.base)
+            make_disk(spec, self.options.limits.disk, None)
             if self.options.root == "overlay":
                 sandbox.overlay.mkdir()
         except BaseException:

@@ -71,6 +71,8 @@ class SandboxSpec:
     mounts: tuple[Mount, ...] = ()
     base: Snapshot | None = None
     """What is in the writable directories from the start; None: nothing."""
+    disk_reserve: int = 0
+    """Bytes of the host's disk that the sandbox must leave free."""
     image_roots: tuple[Path, ...] = ()
     """Host directories below which an image may lie that is a file or directory of this machine."""
 

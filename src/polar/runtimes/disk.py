@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from polar.runtimes.base import SandboxError, SandboxUnavailable, Snapshot
+from polar.runtimes.base import SandboxError, SandboxSpec, SandboxUnavailable
 from polar.runtimes.files import remove_tree
 from polar.runtimes.images import MS_NOATIME, MS_NODEV, MS_NOSUID, has_tools, libc, mount_image
 
@@ -27,17 +27,21 @@ FILES, IMAGE, LAYERS = "files", "disk.img", "layers"
 FULL_BYTES = 64 * 1024
 """A disk with less room than this is full to whoever wants to write."""
 
+SMALLEST_BYTES = 256 * 1024 * 1024
+"""A disk with less is of no use to an agent, unless its task asks for less."""
+
 PROBE_BYTES = 16 * 1024 * 1024
 
 _MNT_DETACH = 2
 
 
-def make_disk(root: Path, size: int | None, owner: int | None, base: Snapshot | None) -> None:
-    """Lay out the writable directories below `root`, belonging to `owner` and holding what `base` does."""
+def make_disk(spec: SandboxSpec, size: int | None, owner: int | None) -> None:
+    """Lay out the writable directories of a sandbox, belonging to `owner` and holding what its base does."""
+    root, base = spec.root, spec.base
     files = root / FILES
     files.mkdir(mode=0o755)
     if size is not None and can_mount_images():
-        mount_image(root / IMAGE, files, size)
+        mount_image(root / IMAGE, files, fitting(size, free_bytes(root) - spec.disk_reserve))
     for name in WRITABLE:
         target = files / name
         if base is None:
@@ -49,6 +53,28 @@ def make_disk(root: Path, size: int | None, owner: int | None, base: Snapshot | 
             _mount_overlay(base.directory / name, files / LAYERS / name, target)
         else:
             copy_tree(base.directory / name, target)
+
+
+def free_bytes(directory: Path) -> int:
+    """What is free for this process on the file system of a directory that may not be there yet."""
+    while not directory.exists():
+        directory = directory.parent
+    space = os.statvfs(directory)
+    return space.f_bavail * space.f_frsize
+
+
+def fitting(size: int, room: int) -> int:
+    """The size of a sparse image that can be filled without taking more than `room` of the host's disk.
+
+    Halved until it fits: an image of each size is formatted once.
+    """
+    while size > max(room, SMALLEST_BYTES):
+        size //= 2
+    if size > room:
+        raise SandboxUnavailable(
+            "the disk is too full for a sandbox", hint="free some, or lower node.disk_reserve_bytes"
+        )
+    return size
 
 
 def remove_disk(root: Path) -> None:

@@ -224,7 +224,7 @@ class DockerRuntime(Runtime):
         make_root(spec)
         try:
             (spec.root / ENGINE).write_text(self.binary)
-            make_disk(spec.root, self.options.limits.disk, None, spec.base)
+            make_disk(spec, self.options.limits.disk, None)
         except BaseException:
             reap_sandbox(spec.root)
             raise

@@ -281,7 +281,7 @@ def make_sandbox(spec: SandboxSpec, limits: Limits, owner: int | None) -> Group 
     """Root, disk and group of a sandbox whose processes this node starts; all or nothing."""
     make_root(spec)
     try:
-        make_disk(spec.root, limits.disk, owner, spec.base)
+        make_disk(spec, limits.disk, owner)
         return Group.make(spec.root, limits) if usable_hierarchies() else None
     except BaseException as error:
         reap_sandbox(spec.root)

@@ -32,7 +32,7 @@ from polar.store.leased import (
     requeue,
     rows_of,
 )
-from polar.store.nodes import is_drained
+from polar.store.nodes import is_drained, report_trouble
 from polar.store.sessions import HELD, Ending, cancel_rows, end, ended_by_server
 from polar.store.tables import IS_QUEUED, sessions, tasks
 
@@ -77,11 +77,14 @@ class Leases:
 
         return await self._database.write(change)
 
-    async def heartbeat(self, node: str, beats: Sequence[SessionBeat], *, seconds: float) -> HeartbeatAnswer:
-        """Renew the leases a node still has, and take over what it says of those sessions."""
+    async def heartbeat(
+        self, node: str, beats: Sequence[SessionBeat], *, seconds: float, trouble: str | None = None
+    ) -> HeartbeatAnswer:
+        """Renew the leases a node still has, and take over what it says of those sessions and of itself."""
         beat_of = {beat.session_id: beat for beat in beats}
 
         def change(connection: Connection) -> HeartbeatAnswer:
+            report_trouble(connection, node, trouble)
             return _renew(connection, node, beat_of, self._database.now(), seconds)
 
         return await self._database.write(change)

@@ -41,7 +41,7 @@ class Nodes:
             if row is None:
                 connection.execute(insert(nodes).values(name=name, **told))
                 return False
-            connection.execute(update(nodes).where(nodes.c.name == name).values(**told))
+            connection.execute(update(nodes).where(nodes.c.name == name).values(**told, trouble=None))
             return row.drained_at is not None
 
         return await self._database.write(write)
@@ -100,12 +100,19 @@ class Nodes:
             name=name,
             is_alive=silent <= SILENT_SECONDS,
             is_draining=row is not None and row.drained_at is not None,
+            trouble=row.trouble if row is not None else None,
             seconds_silent=silent,
             version=report.version if report is not None else 0,
             error=report.error if report is not None else None,
             sessions=dict(held),
             places=json.loads(row.places) if row is not None else {},
         )
+
+
+def report_trouble(connection: Connection, name: str, trouble: str | None) -> None:
+    """Take down why a node takes no more sessions, or that it does again."""
+    is_news = nodes.c.trouble.is_distinct_from(trouble)
+    connection.execute(update(nodes).where(nodes.c.name == name, is_news).values(trouble=trouble))
 
 
 def is_drained(connection: Connection, name: str) -> bool:

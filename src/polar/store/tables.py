@@ -212,6 +212,8 @@ nodes = Table(
     Column("runtimes", Text, nullable=False, server_default="[]"),
     # Set while it is leased nothing.
     Column("drained_at", Double),
+    # Why it takes no more sessions, by its own account.
+    Column("trouble", Words),
 )
 
 tokens = Table(

@@ -125,8 +125,8 @@ function nodes(context, { nodes: list, policy }) {
     list.map((node) => [
       h("a", { href: `/sessions?node=${part(node.name)}` }, node.name),
       nodeState(node),
-      node.error
-        ? h("span", { class: "bad" }, node.error)
+      node.trouble || node.error
+        ? h("span", { class: "bad" }, node.trouble || node.error)
         : node.version === policy.version
           ? "in step"
           : "loading",
@@ -140,7 +140,7 @@ function nodes(context, { nodes: list, policy }) {
 function nodeState(node) {
   if (!node.is_alive)
     return h("span", { class: "state silent" }, `silent ${seconds(node.seconds_silent)}`);
-  if (!node.is_draining) return state("alive");
+  if (!node.is_draining) return state(node.trouble ? "troubled" : "alive");
   return state(POOLS.some((name) => node.sessions[name]) ? "draining" : "drained");
 }
 
