@@ -80,7 +80,7 @@ bench-engine: environment-dev ## embedded engine against plain model.generate
 bench-gateway: environment-dev ## the gateway against direct calls and its peers (installs them the first time)
 	@$(BIN)/python -m benchmarks.bench_gateway $(ARGS)
 
-bench-lifecycle: environment-dev ## how busy run slots are, what waiting and scheduling cost
+bench-lifecycle: environment-dev ## how busy run slots are, what waiting, scheduling and ending cost
 	@$(BIN)/python -m benchmarks.bench_lifecycle
 
 bench-trajectory: environment-dev ## traces from captures: speed, growth, size, and finding conversations

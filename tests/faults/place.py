@@ -135,6 +135,8 @@ def _node(directory: Path, number: int, to_server: Link, to_engine: Link) -> Par
             "ready_buffer": 1,
             "drain_seconds": 5,
             "runtimes": ["process"],
+            # Some of the disks are smaller than what is kept free elsewhere.
+            "disk_reserve_bytes": 1 << 20,
         },
     }
     return _polar(directory, name, "node", settings=settings, says="working as")

@@ -38,7 +38,7 @@ from polar.models.views import (
 T = TypeVar("T")
 P = TypeVar("P", TaskPage, SessionPage, ResultPage)
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 18
 """How much of a file is read and sent at once."""
 
 Task = TaskSpec | Mapping[str, Any]

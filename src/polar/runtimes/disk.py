@@ -27,7 +27,7 @@ FILES, IMAGE, LAYERS = "files", "disk.img", "layers"
 FULL_BYTES = 64 * 1024
 """A disk with less room than this is full to whoever wants to write."""
 
-SMALLEST_BYTES = 256 * 1024 * 1024
+SMALLEST_BYTES = 16 * 1024 * 1024
 """A disk with less is of no use to an agent, unless its task asks for less."""
 
 PROBE_BYTES = 16 * 1024 * 1024
