@@ -1,6 +1,7 @@
-"""The types of trainers that are not installed here, as their documentation and declarations give them.
+"""The types of trainers that are not installed here, as their sources declare them.
 
-`suites/bridges` compares those of verl, SkyRL and AReaL with the packages themselves.
+Bridges are tested with the packages of verl, SkyRL and AReaL themselves in `suites/bridges`. slime and
+prime-rl are not on PyPI: their types name the revision that they were read from, on 2026-11-16.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def slime_train_data(samples: list[SlimeSample]) -> dict[str, list[list[float]]]
 
 
 class GeneratorInterface(ABC):
-    """SkyRL 0.3."""
+    """SkyRL 0.4."""
 
     @abstractmethod
     async def generate(self, input_batch: dict[str, Any]) -> dict[str, Any]: ...
@@ -111,7 +112,7 @@ class GeneratorInterface(ABC):
 
 @dataclass
 class TrajectoryID:
-    """SkyRL 0.3."""
+    """SkyRL 0.4."""
 
     instance_id: str
     repetition_id: int
@@ -133,11 +134,15 @@ GENERATOR_OUTPUT = frozenset(
         "is_last_step",
     }
 )
-"""The keys of SkyRL 0.3's GeneratorOutput that are not for images or experts."""
+"""The keys of SkyRL 0.4's GeneratorOutput that are not for images or experts."""
 
 
 class TrainingSample(BaseModel):
-    """prime-rl, where it is a struct: one trace as a flat sequence."""
+    """prime-rl, where it is a struct: one trace as a flat sequence, without what is for images and experts.
+
+    Read from PrimeIntellect-ai/prime-rl at 559b44772e47 (2026-08-21, version 0.8.0):
+    src/prime_rl/transports/rollouts/types.py. Its order of fields is the order on the wire.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -146,9 +151,11 @@ class TrainingSample(BaseModel):
     logprobs: list[float]
     temperatures: list[float]
     env_name: str
-    reward: float | None = None
-    advantages: list[float] | None = None
+    ref_logprobs: list[float] | None = None
     rl_weights: list[float] | None = None
+    ce_weights: list[float] | None = None
+    ref_kl_weights: list[float] | None = None
+    advantages: list[float] | None = None
 
 
 class RolloutWorkflow(ABC):
@@ -156,6 +163,20 @@ class RolloutWorkflow(ABC):
 
     @abstractmethod
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None: ...
+
+
+class Statistics:
+    """AReaL 1.0: where workflows report numbers."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[float]] = {}
+
+    def scalar(self, **numbers: float) -> None:
+        for name, number in numbers.items():
+            self.found.setdefault(name, []).append(float(number))
+
+
+STATISTICS = Statistics()
 
 
 MODULES: dict[str, dict[str, Any]] = {
@@ -166,8 +187,10 @@ MODULES: dict[str, dict[str, Any]] = {
     },
     "slime.utils.types": {"Sample": SlimeSample},
     "skyrl.train.generators.base": {"GeneratorInterface": GeneratorInterface},
-    "prime_rl.transport.types": {"TrainingSample": TrainingSample},
+    "prime_rl.transports.rollouts.types": {"TrainingSample": TrainingSample},
     "areal.api.workflow_api": {"RolloutWorkflow": RolloutWorkflow},
+    "areal.infra.workflow_context": {"stat_scope": lambda: "rollout"},
+    "areal.utils.stats_tracker": {"get": lambda name: STATISTICS},
 }
 
 

@@ -19,7 +19,7 @@ from polar.models.session import SessionResult
 from polar.trajectory.materialise import materialise
 from polar.trajectory.recording import decode
 from tests.fakes.resources_server import resources_server
-from tests.fakes.trainer_types import SlimeSample, TrajectoryID, bridge
+from tests.fakes.trainer_types import STATISTICS, SlimeSample, TrajectoryID, bridge
 from tests.systems import TOKEN, System, shell_task, system
 
 verl, slime, skyrl, prime_rl, areal = map(bridge, ("verl", "slime", "skyrl", "prime_rl", "areal"))
@@ -88,14 +88,16 @@ async def test_slime_generates_the_samples_of_a_session(running: System) -> None
     assert made.status is SlimeSample.Status.COMPLETED
 
 
-async def test_areal_runs_a_session_as_an_episode(running: System) -> None:
-    made = await areal.PolarWorkflow().arun_episode(None, task_row(TASK))
+async def test_areal_runs_a_group_as_an_episode(running: System) -> None:
+    made = await areal.PolarWorkflow(samples=1).arun_episode(None, task_row(TASK))
     _, ids, mask, logprobs = await recorded(running)
     prompt = len(ids) - len(mask)
     assert made["input_ids"].tolist() == [ids]
     assert made["loss_mask"].tolist() == [[0] * prompt + mask]
     assert made["logprobs"].tolist() == [[0.0] * prompt + logprobs]
-    assert made["rewards"].tolist() == [1.0]
+    # Alone in its group it has nothing to be compared with.
+    assert made["rewards"].tolist() == [0.0]
+    assert STATISTICS.found == {"reward": [1.0]}
 
 
 async def test_skyrl_generates_a_batch_in_its_order(running: System) -> None:
@@ -123,7 +125,7 @@ async def test_prime_rl_gets_samples_of_a_rolled_out_group(running: System) -> N
     made = prime_rl.training_samples(sessions)
     rewards = [session.reward for session in sessions]
     assert len(made) == (len(sessions) if len(set(rewards)) > 1 else 0)
-    assert [one.reward for one in made] == rewards[: len(made)]
+    assert [max(one.advantages) > 0 for one in made] == [reward == 1.0 for reward in rewards[: len(made)]]
 
 
 async def test_nemo_gym_seeds_runs_and_verifies(running: System) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from areal import PPOTrainer
 from areal.api.cli_args import GRPOConfig, load_expr_config
 from datasets import load_dataset
 
-from polar.bridges.areal import PolarWorkflow
+from polar.bridges.areal import workflow
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=8, help="sessions of each group")
+    given, arguments = parser.parse_known_args()
     config, _ = load_expr_config(arguments, GRPOConfig)
     rows = load_dataset("json", data_files=config.train_dataset.path, split="train")
     with PPOTrainer(config, train_dataset=rows, valid_dataset=None) as trainer:
-        trainer.train(workflow=PolarWorkflow(config.gconfig.temperature), eval_workflow=None)
+        trainer.train(workflow=workflow(config, given.samples), eval_workflow=None)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

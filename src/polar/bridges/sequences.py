@@ -20,6 +20,11 @@ class Aligned:
     logprobs: Logprobs
     versions: Versions
 
+    def up_to_the_last_trained(self) -> Aligned:
+        """Without the tokens at the end that are not trained: nothing that is trained stands after them."""
+        end = int(np.flatnonzero(self.mask)[-1]) + 1
+        return Aligned(self.ids[:end], self.mask[:end], self.logprobs[:end], self.versions[:end])
+
 
 def aligned(trace: Trace) -> Aligned:
     prompt = len(trace.prompt_ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from polar.bridges.nemo_gym_response import response
 from polar.bridges.sessions import ScoredSession, scored
 from polar.bridges.trl import REWARD, columns
+from polar.errors import InvalidInput
 from polar.models.chat import Sampling
 from polar.models.trace import DriftPolicy, Trace
 from polar.trajectory.prefix_merging import Credit, PrefixMerging
@@ -201,30 +203,61 @@ def test_prime_rl_gets_whole_sequences_with_advantages(group: list[ScoredSession
     traces = [(session, trace) for session in group for trace in session.traces]
     for one, (session, trace) in zip(made, traces, strict=True):
         assert len(one.temperatures) == len(one.advantages) == len(one.token_ids)
-        assert trace.reward is not None
-        worth = (trace.reward - trace.share * np.mean(rewards)) / np.std(rewards)
-        assert session.reward is not None
+        worth = advantage(group, session, trace)
         assert one.advantages == pytest.approx([worth if kept else 0.0 for kept in one.mask])
 
 
-@given(sessions())
-def test_areal_gets_a_batch_of_whole_sequences(session: ScoredSession) -> None:
-    made = areal.episode(session)
-    if not session.traces:
+@settings(max_examples=50)
+@given(groups())
+def test_areal_gets_a_group_as_a_batch_of_whole_sequences(group: list[ScoredSession]) -> None:
+    made = areal.episode(group)
+    traces = [(session, trace) for session in group for trace in session.traces]
+    if not traces:
         assert made is None
         return
-    assert {tensor.shape[0] for tensor in made.values()} == {len(session.traces)}
+    assert {tensor.shape[0] for tensor in made.values()} == {len(traces)}
     found = []
-    for number, trace in enumerate(session.traces):
+    for number, (_, trace) in enumerate(traces):
         there = made["attention_mask"][number]
         ids, mask, logprobs, versions = (
             made[name][number][there].tolist() for name in ("input_ids", "loss_mask", "logprobs", "versions")
         )
         found.append(row(ids, mask, logprobs))
-        assert versions[len(trace.prompt_ids) :] == trace.policy_versions.tolist()
+        # The reward of a row stands on its last token.
+        assert mask[-1] == 1
+        response = len(ids) - len(trace.prompt_ids)
+        assert versions[len(trace.prompt_ids) :] == trace.policy_versions.tolist()[:response]
         # What fills a row up is never trained.
         assert not made["loss_mask"][number][~there].any()
-    assert found == rows_of(session)
+    assert found == [up_to_the_last_trained(one) for session in group for one in rows_of(session)]
+    assert made["rewards"].tolist() == pytest.approx([advantage(group, *one) for one in traces], abs=1e-6)
+
+
+def advantage(group: list[ScoredSession], session: ScoredSession, trace: Trace) -> float:
+    """Of a trace, with each session once in the group and none that failed."""
+    rewards = [one.reward for one in group if one.reward is not None]
+    assert session.reward is not None
+    assert trace.reward is not None
+    if len(set(rewards)) < 2:
+        return 0.0
+    return float((trace.reward - trace.share * np.mean(rewards)) / np.std(rewards))
+
+
+def areal_config(**actor: Any) -> SimpleNamespace:
+    settings = {name.split(".")[1]: value for name, value in areal.LEFT_ALONE.items()}
+    norm = SimpleNamespace(mean_level="batch", std_level="batch")
+    return SimpleNamespace(
+        gconfig=SimpleNamespace(n_samples=settings.pop("n_samples"), temperature=0.7),
+        actor=SimpleNamespace(**{**settings, "adv_norm": norm, **actor}),
+    )
+
+
+def test_areal_is_refused_where_it_would_normalise_advantages_again() -> None:
+    assert isinstance(areal.workflow(areal_config(), 8), areal.PolarWorkflow)
+    groups_of_rows = SimpleNamespace(mean_level="group", std_level=None)
+    for wrong in ({"reward_norm": object()}, {"reward_bias": -0.5}, {"adv_norm": groups_of_rows}):
+        with pytest.raises(InvalidInput, match=f"actor.{next(iter(wrong))}"):
+            areal.workflow(areal_config(**wrong), 8)
 
 
 def growing(items: Sequence[dict[str, Any]]) -> Iterator[tuple[list[int], list[int], list[float]]]:
