@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from polar.bridges.packages import trainer_module
@@ -71,6 +72,7 @@ def output(
         )
     }
     excluded: Counter[str] = Counter()
+    rewards = _rewards(sessions, ids)
     for number, given in enumerate(sessions):
         session = given if step_wise else given.narrowed()
         excluded += session.excluded
@@ -78,7 +80,7 @@ def output(
         steps = _steps(session, filler)
         for at, step in enumerate(steps):
             is_last = at == len(steps) - 1
-            reward = session.reward or 0.0 if is_last else 0.0
+            reward = rewards[number] if is_last else 0.0
             values = (*step, reward, _stop_reason(session), identity, is_last)
             for name, value in zip(rows, values, strict=True):
                 rows[name].append(value)
@@ -86,6 +88,19 @@ def output(
     named = {} if ids is not None else {"trajectory_ids": None}
     metrics = {f"polar/excluded/{name}": count for name, count in excluded.items()}
     return {**rows, **optional, **named, "rollout_metrics": metrics}
+
+
+def _rewards(sessions: Sequence[ScoredSession], ids: Sequence[Any] | None) -> list[float]:
+    """What each session was given; one that failed has the mean of its group, and so leaves it as it is."""
+    groups = [one.result.task_id for one in sessions] if ids is None else [one.instance_id for one in ids]
+    scored: dict[str, list[float]] = defaultdict(list)
+    for group, session in zip(groups, sessions, strict=True):
+        if session.reward is not None:
+            scored[group].append(session.reward)
+    return [
+        fmean(scored[group] or [0.0]) if session.reward is None else session.reward
+        for group, session in zip(groups, sessions, strict=True)
+    ]
 
 
 def _steps(session: ScoredSession, filler: int) -> list[tuple[Any, ...]]:

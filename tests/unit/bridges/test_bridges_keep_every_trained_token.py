@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,6 +163,7 @@ def test_slime_gets_a_sample_for_each_trace(session: ScoredSession) -> None:
 @given(groups(), st.booleans())
 def test_skyrl_gets_each_trace_as_a_step(group: list[ScoredSession], step_wise: bool) -> None:
     ids = [TrajectoryID("task", number) for number in range(len(group))]
+    scores = [session.reward for session in group if session.reward is not None]
     made = skyrl.output(group, ids, FILLER, step_wise=step_wise)
     assert made.keys() == GENERATOR_OUTPUT
     expected = group if step_wise else [session.narrowed() for session in group]
@@ -180,8 +182,9 @@ def test_skyrl_gets_each_trace_as_a_step(group: list[ScoredSession], step_wise: 
     for session, count in zip(expected, steps, strict=True):
         rows = [split_row(*next(found)) for _ in range(count)]
         assert rows == rows_of(session) if session.traces else is_filling(rows[0])
-        # The trainer compares sessions by their last step.
-        assert [next(rewards) for _ in range(count)] == [0.0] * (count - 1) + [session.reward or 0.0]
+        # The trainer compares sessions by their last step; one that failed leaves the group's mean as it is.
+        reward = fmean(scores or [0.0]) if session.reward is None else session.reward
+        assert [next(rewards) for _ in range(count)] == [0.0] * (count - 1) + [reward]
     if step_wise:
         assert sum(made["is_last_step"]) == len(group)
     else:
