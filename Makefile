@@ -46,7 +46,7 @@ test-ray: environment-ray ## run a fleet on a real Ray cluster of three raylets 
 test-gpu: environment-dev ## the embedded engine and the trainer on a CUDA device (needs one)
 	@$(BIN)/python -m pytest suites/gpu $(ARGS)
 
-test-bridges: environment-dev ## compare bridges with the types of verl, SkyRL and AReaL (installs them the first time)
+test-bridges: environment-dev ## run bridges with TRL, verl, SkyRL, AReaL and NeMo Gym themselves (installs them the first time)
 	@$(BIN)/python -m pytest suites/bridges $(ARGS)
 
 docs: environment-dev ## the documentation site into site/; a warning or a broken link is an error

@@ -46,6 +46,22 @@ PY
 """
 """A shell agent's one model call, whose answer it appends to answer.txt."""
 
+TALK = f"""{sys.executable} - <<'PY'
+import json, os, urllib.request
+messages = [{{"role": "user", "content": os.environ["POLAR_INSTRUCTION"]}}]
+for question in ("And then?", None):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({{"model": os.environ["POLAR_MODEL"], "messages": messages}}).encode(),
+        {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}},
+    )
+    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages += [said, {{"role": "user", "content": question}}]
+print(said["content"], file=open("answer.txt", "w"))
+PY
+"""
+"""A shell agent with two turns, whose last answer is in answer.txt."""
+
 
 @dataclass(frozen=True)
 class System:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,25 +19,10 @@ from polar.trajectory.materialise import materialise
 from polar.trajectory.recording import decode
 from tests.fakes.resources_server import resources_server
 from tests.fakes.trainer_types import STATISTICS, SlimeSample, TrajectoryID, bridge
-from tests.systems import TOKEN, System, shell_task, system
+from tests.systems import TALK, TOKEN, System, shell_task, system
 
 verl, slime, skyrl, prime_rl, areal = map(bridge, ("verl", "slime", "skyrl", "prime_rl", "areal"))
 
-TALK = f"""{sys.executable} - <<'PY'
-import json, os, urllib.request
-messages = [{{"role": "user", "content": os.environ["POLAR_INSTRUCTION"]}}]
-for question in ("And then?", None):
-    request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps({{"model": os.environ["POLAR_MODEL"], "messages": messages}}).encode(),
-        {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}},
-    )
-    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
-    messages += [said, {{"role": "user", "content": question}}]
-print(said["content"], file=open("answer.txt", "w"))
-PY
-"""
-"""An agent with two turns."""
 TASK = shell_task("talk", TALK)
 EOS = 2
 
