@@ -78,9 +78,10 @@ def samples(session: ScoredSession, asked: Any) -> list[Any]:
 
 
 def normalise(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Raw rewards, and the same compared with their group: every session counts once, whatever its traces.
+    """Raw rewards, and the advantages of sessions in their groups: each counts once, whatever its traces.
 
-    A group without two different rewards has nothing to compare: its rewards are 0.
+    A trace has its share of its session's advantage, also where it has a reward of its own. A group without
+    two different rewards has nothing to compare: its advantages are 0.
     """
     flat = [one for given in samples for one in (given if isinstance(given, list) else [given])]
     raw = [float(one.get_reward_value(args)) for one in flat]
@@ -98,7 +99,7 @@ def normalise(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[floa
     for number, one in enumerate(flat):
         share, against = one.metadata.get(SHARE), baseline_of.get(one.group_index)
         if share is not None and against is not None:
-            normalised[number] = (raw[number] - share * against.mean) / against.scale
+            normalised[number] = against.advantage(one.metadata[REWARD], share)
     return raw, normalised
 
 

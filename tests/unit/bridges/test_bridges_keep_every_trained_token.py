@@ -333,6 +333,16 @@ def test_a_trace_with_a_share_is_compared_with_the_same_share() -> None:
     assert slime.normalise(None, [halves, other])[1] == [0.5, 0.5, -1.0]
 
 
+def test_slime_compares_sessions_also_where_traces_have_rewards_of_their_own() -> None:
+    """Of rewards 1 and 0, the first in traces that were given 0.2 and 0.1: both did better than the mean."""
+    metadata = {"polar_reward": 1.0, "polar_share": 1.0}
+    own = [SlimeSample(group_index=0, rollout_id=1, reward=one, metadata=metadata) for one in (0.2, 0.1)]
+    other = SlimeSample(
+        group_index=0, rollout_id=2, reward=0.0, metadata={"polar_reward": 0.0, "polar_share": 1.0}
+    )
+    assert slime.normalise(None, [own, other]) == ([0.2, 0.1, 0.0], [1.0, 1.0, -1.0])
+
+
 def two_turns(*, drift: DriftPolicy = DriftPolicy.FORK, logprob: float = -0.5) -> ScoredSession:
     """The second prompt holds the first answer in other tokens where it drifts; `logprob` is of its last."""
     first, second = turns((1, 2, 3), [[10, 11, 12], [13, 14, 15]])
