@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from polar.runtimes.disk import unmount_below
 from tests.sandboxes import require_runtime
+from tests.skips import fail_unwanted_skips
 
 pytest.register_assert_rewrite("tests.conformance")
 settings.register_profile(
@@ -29,3 +30,7 @@ def _nothing_stays_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("sandbox"):
         asyncio.run(require_runtime("bubblewrap"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    fail_unwanted_skips(session)

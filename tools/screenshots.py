@@ -1,17 +1,17 @@
 """Writes the screenshots of docs/dashboard.md from a small run, and from the numbers of a published training.
 
-PYTHONPATH=. .venv/bin/python tools/screenshots.py   (needs Chromium: apt-get install chromium)
+PYTHONPATH=. .venv/bin/python tools/screenshots.py
 """
 
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 from playwright.sync_api import ViewportSize, sync_playwright
 
+from tests.browser import chromium
 from tests.dashboards import fleet
 
 OUT = Path(__file__).parents[1] / "docs" / "images"
@@ -30,9 +30,6 @@ SHOTS = (
 
 
 def main() -> None:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        sys.exit("there is no Chromium; on Debian: apt-get install chromium")
     OUT.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as data_dir,
@@ -42,7 +39,7 @@ def main() -> None:
         trained = Path(data_dir) / "runs" / TRAINING.stem
         trained.mkdir()
         shutil.copy(TRAINING, trained / "metrics.jsonl")
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = chromium.launch(playwright)
         for name, address, part, theme, (width, height) in SHOTS:
             size: ViewportSize = {"width": width, "height": height}
             page = browser.new_page(viewport=size, color_scheme="dark" if theme == "dark" else "light")

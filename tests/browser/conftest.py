@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +12,10 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from polar.assets.cache import asset
 from polar.assets.npm import unpack_npm
+from tests.browser import chromium
 from tests.dashboards import WIDE, Fleet, fleet
 from tests.systems import TOKEN
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 AXE = "4.14.0"
 AXE_INTEGRITY = (
     "sha512-9WTZxEjsZ7b13TH8JPmbV2z8CHbl80/2hm3XPEG4JgNdQLK81IBRXmSxHfMAOkSqQeRxT/0dwNDz2GOm3zzpcQ=="
@@ -34,10 +33,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Closed with its module: while it is open this thread has a running event loop, and no test its own."""
-    if CHROMIUM is None:
-        pytest.skip("the dashboard is not tested: there is no Chromium (Debian: apt-get install chromium)")
+    if not chromium.is_there():
+        pytest.skip("no browser is packaged for this platform: install Chromium to test the dashboard")
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = chromium.launch(playwright)
         yield opened
         opened.close()
 
