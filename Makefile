@@ -25,6 +25,9 @@ test-random: environment-dev ## search for counterexamples: property-based tests
 	    -n $(WORKERS) -q $(ARGS) || exit 1; \
 	done
 
+test-wheel: environment-dev ## build the wheel, install it with pip alone, and use it in an empty directory (four minutes)
+	@$(BIN)/python -m pytest suites/wheel $(ARGS)
+
 test-vllm: environment-dev ## run against a real vLLM on the CPU (needs 4 GB of disk, 5 minutes the first time)
 	@$(BIN)/python -m pytest suites/vllm $(ARGS)
 
@@ -48,6 +51,9 @@ test-gpu: environment-dev ## the embedded engine and the trainer on a CUDA devic
 
 test-bridges: environment-dev ## run bridges with TRL, verl, SkyRL, AReaL and NeMo Gym themselves (installs them the first time)
 	@$(BIN)/python -m pytest suites/bridges $(ARGS)
+
+wheel: environment-run ## the wheel of this clone into dist/
+	@$(BIN)/python tools/wheel.py dist
 
 docs: environment-dev ## the documentation site into site/; a warning or a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build $(ARGS)

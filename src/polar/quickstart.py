@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar import plugins
+from polar.assets.shipped import WARM_START
 from polar.client import AsyncClient
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
 from polar.models.component import Component
@@ -25,8 +26,6 @@ from polar.runtimes.base import Runtime
 from polar.stack import running
 
 REFRESH_SECONDS = 0.5
-WARM_START = Path(__file__).parent / "assets" / "warm_start"
-"""A LoRA adapter to the default model, which has seen how such tasks are solved; examples/grpo-pi made it."""
 
 COLOURS = {
     SessionStatus.QUEUED: "dim",

@@ -17,6 +17,7 @@ from polar.errors import PolarError
 
 COMMANDS = (
     "quickstart",
+    "examples",
     "doctor",
     "serve",
     "top",
@@ -100,6 +101,7 @@ New here? This rolls out small tasks from start to finish on this machine:
 
 Then, with `polar serve --warm-start` in one terminal, in another:
 
+  polar examples
   polar submit examples/quickstart --wait
   polar results --out data
 """

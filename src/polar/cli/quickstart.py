@@ -10,8 +10,11 @@ import typer
 
 def quickstart(
     tasks: Annotated[
-        Path, typer.Argument(help="Task file or directory.", show_default="examples/quickstart")
-    ] = Path("examples/quickstart"),
+        Path | None,
+        typer.Argument(
+            help="Task file or directory.", show_default="examples/quickstart, or those that ship"
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Another model: a directory or a Hugging Face model id.")
     ] = None,
@@ -39,7 +42,7 @@ def quickstart(
     settings = load_settings(
         overrides={"data_dir": data_dir, "server": {"port": 0}, "engine": {"model": model}}
     )
-    specs = load_tasks(tasks)
+    specs = load_tasks(tasks or _example_tasks())
     if samples is not None:
         specs = [task.model_copy(update={"samples": samples}) for task in specs]
     log_to_file(data_dir / "logs" / "polar.log", settings.log_level, settings.log_format)
@@ -59,6 +62,14 @@ def quickstart(
             console.print(f"\nlook closer: {_polar()} show {recording}", soft_wrap=True, highlight=False)
 
     until_interrupted(work())
+
+
+def _example_tasks() -> Path:
+    """Those in the current directory, which may have been edited, or else those in the package."""
+    from polar.assets.shipped import EXAMPLES
+
+    here = Path("examples", "quickstart")
+    return here if here.exists() else EXAMPLES / "quickstart"
 
 
 def _polar() -> str:

@@ -1,0 +1,29 @@
+"""What comes with the package itself: example tasks and runs, and the policy that they begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from polar.errors import InvalidInput
+
+_HERE = Path(__file__).parent
+EXAMPLES = _HERE / "examples"
+"""In a clone these are links to the directory `examples` of the project; a wheel holds the files."""
+WARM_START = _HERE / "warm_start"
+"""A LoRA adapter to the default model, which has seen how such tasks are solved; examples/grpo-pi made it."""
+
+
+def copy_examples(into: Path) -> list[Path]:
+    """Write the examples below a directory; where a file there differs, refuse and write nothing."""
+    files = sorted(file for directory in EXAMPLES.iterdir() for file in directory.iterdir() if file.is_file())
+    copies = {into / file.relative_to(EXAMPLES): file.read_bytes() for file in files}
+    changed = [path for path, data in copies.items() if path.exists() and path.read_bytes() != data]
+    if changed:
+        raise InvalidInput(
+            f"{', '.join(map(str, changed))}: not overwritten, because the contents differ",
+            hint="name another directory: polar examples DIR",
+        )
+    for path, data in copies.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return list(copies)
