@@ -43,6 +43,9 @@ test-fuzz: environment-dev ## 100,000 malformed requests over every dialect and 
 test-attacks: environment-dev ## agents that cheat, against every evaluator: no reward may be forged
 	@$(BIN)/python -m pytest -n $(WORKERS) suites/attacks $(ARGS)
 
+test-soak: environment-dev ## 10,000 sessions, after which nothing is left and no process has grown (POLAR_SOAK_SESSIONS)
+	@$(BIN)/python -m pytest -s suites/soak $(ARGS)
+
 test-ray: environment-ray ## run a fleet on a real Ray cluster of three raylets (installs Ray the first time)
 	@$(BIN)/python -m pytest suites/ray $(ARGS)
 

@@ -37,7 +37,7 @@ SILENCE_SECONDS = 60.0
 """How long a process may leave a question unanswered before it is taken to hang."""
 FIRST_BACKOFF_SECONDS = 0.5
 LAST_BACKOFF_SECONDS = 30.0
-REMEMBERED = 10_000
+REMEMBERED = 1_000
 """How many sessions' last progress is kept."""
 
 

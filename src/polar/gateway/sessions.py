@@ -18,7 +18,7 @@ from polar.models.session import Progress
 K = TypeVar("K")
 V = TypeVar("V")
 
-_REMEMBERED = 10_000
+_REMEMBERED = 1_000
 """How many ended sessions are remembered, to answer 410 instead of 401 and to report progress."""
 
 
