@@ -25,7 +25,7 @@ from polar.stack import running, serving
 from polar.store.store import Store
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
-from tests.systems import ASK, TOKEN, allow_processes, shell_task
+from tests.systems import ASK, RUNTIMES, TOKEN, allow_processes, shell_task
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -133,7 +133,7 @@ async def test_the_whole_system_works_over_tls_whatever_name_the_certificate_has
             {
                 "server": {"port": 0, "tls": {"cert": cert, "key": key}},
                 "engine": {"url": engine.url, "mode": "chat"},
-                "node": {"run_slots": 1},
+                "node": {"run_slots": 1, "runtimes": RUNTIMES},
             }
         )
         async with running(settings, lambda _step: None) as stack:
