@@ -119,7 +119,7 @@ class PolicyView(Frozen):
 class PolicyReport(Frozen):
     """A node says what it has done, and waits for what there is to do next."""
 
-    step: int = Field(default=-1, ge=-1)
+    step: int = Field(default=-1, ge=-1, lt=2**63)
     """Of the last order it has dealt with; -1: of none."""
     version: Version = 0
     """What its engine samples with."""

@@ -44,7 +44,8 @@ def answer_problems(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _hung_up)
-    app.add_exception_handler(UnicodeEncodeError, _not_unicode)
+    app.add_exception_handler(UnicodeEncodeError, _not_storable)
+    app.add_exception_handler(OverflowError, _not_storable)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -58,9 +59,10 @@ def status_of(error: PolarError) -> int:
     return _kind(error)[0]
 
 
-async def _not_unicode(_request: Request, _error: Exception) -> JSONResponse:
-    """JSON can escape half a character, which no database stores; nothing else here fails to be encoded."""
-    return problem(400, "invalid_input", "the request holds text that is not Unicode: a lone surrogate")
+async def _not_storable(_request: Request, _error: Exception) -> JSONResponse:
+    """JSON can hold half a character and numbers without end; no database stores either."""
+    what = "text that is not Unicode or a number beyond 64 bits"
+    return problem(400, "invalid_input", f"the request holds {what}, which cannot be stored")
 
 
 async def _polar_error(_request: Request, error: Exception) -> JSONResponse:

@@ -32,9 +32,17 @@ async def test_a_request_for_an_upgrade_is_answered(server: RolloutServer) -> No
     assert answer.split()[1] == b"401"
 
 
-async def test_a_lone_surrogate_is_refused(server: RolloutServer) -> None:
-    body = b'{"max_sessions": 1, "runtimes": ["\\ud800"], "wait_seconds": 0}'
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("nodes/n/lease", b'{"max_sessions": 1, "runtimes": ["\\ud800"], "wait_seconds": 0}'),
+        ("nodes/n/policy", b'{"step": 100000000000000000000, "wait_seconds": 0}'),
+        ("sessions/s/release", b'{"fencing_token": 100000000000000000000, "reason": "r"}'),
+    ],
+)
+async def test_what_no_database_stores_is_refused(server: RolloutServer, path: str, body: bytes) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     async with httpx.AsyncClient() as http:
-        answer = await http.post(f"{server.url}/api/v1/nodes/n/lease", content=body, headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_input")
+        answer = await http.post(f"{server.url}/api/v1/{path}", content=body, headers=headers)
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["code"] in ("invalid_input", "not_found")
