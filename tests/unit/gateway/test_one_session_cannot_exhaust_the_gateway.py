@@ -83,6 +83,7 @@ async def test_a_body_that_inflates_beyond_the_limit_is_413(set_scene: SetScene,
         ("zstd", b"{}"),
         ("gzip, gzip", gzip.compress(gzip.compress(b"{}"))),
     ],
+    ids=["no gzip", "no deflate", "cut short", "with more behind", "br", "zstd", "twice"],
 )
 async def test_a_wrong_encoding_is_400_in_the_dialect_s_words(
     set_scene: SetScene, dialect: str, encoding: str, body: bytes, caplog: pytest.LogCaptureFixture
