@@ -229,7 +229,7 @@ def test_a_session_is_shown_by_its_id_and_kept_as_a_file(served: Served, tmp_pat
     served.run_sessions()
     kept = tmp_path / "kept.rec"
     online = served.ok("show", session["id"], "--save", kept)
-    assert "reward          1 (exists 0.3, right 0.7)" in online
+    assert "reward 1 (exists 0.3, right 0.7)" in " ".join(online.split())
     assert CliRunner().invoke(app, ["show", str(kept)]).stdout == online
     absent = served.polar("show", "no-such-session")
     assert absent.exit_code == 1

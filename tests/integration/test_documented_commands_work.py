@@ -98,8 +98,9 @@ def clone(tmp_path: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """This one, without what would lead commands to another server."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
+    """This one, without what would lead commands to another server, or what this `make` was told."""
+    foreign = ("POLAR_", "MAKE", "MFLAGS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     if cache := os.environ.get("POLAR_CACHE"):
         kept["POLAR_CACHE"] = cache
     path = f"{sys.prefix}/bin:{os.environ['PATH']}"  # as after `source .venv/bin/activate`
