@@ -70,6 +70,7 @@ class Weights(Frozen):
     """What an engine samples with."""
 
     version: Version
+    """The policy version that is stamped on tokens sampled with them."""
     path: str | None = None
     """Where they are; None: those that the engine was started with."""
 

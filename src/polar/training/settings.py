@@ -263,6 +263,7 @@ class SftSettings(RunSettings):
     rows: int = Field(default=16, ge=1)
     """Of each step; after the last row all are shuffled and read again."""
     level: Literal[Level.TOKEN, Level.SEQUENCE] = Level.TOKEN
+    """What weighs the same in a step: every token, or every row."""
 
 
 R = TypeVar("R", bound=RunSettings)
