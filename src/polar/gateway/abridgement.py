@@ -10,8 +10,8 @@ from polar.models.completion import Completion
 
 _KEPT_CHARACTERS = 16 * 1024
 """How much of its messages is recorded, from the end; nothing else of it is long."""
-OMITTED = "omitted_messages"
-"""The name in `Completion.extra` for how many of the first messages are left out."""
+MESSAGES_DROPPED = "messages_dropped"
+"""In `Completion.extra`: how many of the first messages are left out of the record."""
 
 
 def abridged(completion: Completion) -> Completion:
@@ -25,7 +25,7 @@ def abridged(completion: Completion) -> Completion:
         tools=(),
         asked=_short(completion.asked),
         used=_short(completion.used),
-        extra={**completion.extra, OMITTED: str(len(completion.messages) - len(kept))},
+        extra={**completion.extra, MESSAGES_DROPPED: str(len(completion.messages) - len(kept))},
     )
 
 

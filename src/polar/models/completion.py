@@ -26,8 +26,6 @@ OUTAGE = "outage"
 
 CACHED = "cached_tokens"
 """In `Completion.extra`: how much of the prompt the engine took from its prefix cache, where it says so."""
-
-
 OMITTED = "omitted_"
 """Begins a name in `Completion.extra`, which ends with a kind: how many such parts of the request, no text,
 the model was shown a placeholder for."""

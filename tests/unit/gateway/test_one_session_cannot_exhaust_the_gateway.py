@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from polar.config.settings import GatewaySettings
 from polar.dialects.base import RequestRefused
 from polar.engines.base import EngineDown, EngineError
-from polar.gateway.abridgement import OMITTED
+from polar.gateway.abridgement import MESSAGES_DROPPED
 from polar.gateway.quota import GatewayMemory, SessionQuota, memory_of
 from polar.gateway.server import new_key
 from polar.models.chat import FinishReason, Message, ToolDefinition
@@ -196,7 +196,8 @@ async def test_a_call_that_the_engine_refuses_is_recorded_in_brief(set_scene: Se
     assert (await send(scene, orjson.dumps(body)))[0] == 502
     (completion,) = await scene.captured()
     assert completion.finish_reason is FinishReason.ERROR
-    assert completion.extra[OMITTED] == "4"
+    assert completion.extra[MESSAGES_DROPPED] == "4"
+    assert completion.omitted == {}, "what is left of a record is no part that the model was not shown"
     assert completion.messages[-1].content.endswith("x 4")
     assert scene.grant.capture.stat().st_size < 64 * 1024
 
