@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -16,9 +17,8 @@ REPORT_LIMIT = 60 * 1024
 def tail(path: Path, size: int) -> bytes:
     """The last bytes of a file."""
     with path.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - size))
-        return file.read()
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        return file.read(size)
 
 
 _CUT = re.compile(rb"\n\[polar: output beyond \d+ bytes was discarded\]\n\Z")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import logging
-import os
 import zipfile
 from pathlib import Path, PurePosixPath
 
+from polar.evaluators.output import tail
 from polar.gateway.session import without_keys
 from polar.models.task import TaskSpec
 from polar.runtimes.base import Command, Sandbox, SandboxError
@@ -83,7 +83,7 @@ class Artifacts:
             return False
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, file, size in self._files:
-                archive.writestr(name, without_keys(_end_of(file, size)))
+                archive.writestr(name, without_keys(tail(file, size)))
             if self._omitted:
                 archive.writestr("omitted.txt", "".join(self._omitted).encode())
         return True
@@ -134,7 +134,7 @@ async def _matching(sandbox: Sandbox, globs: tuple[str, ...]) -> list[PurePosixP
     listing = await sandbox.exec(
         Command(("/bin/sh", "-c", "find . -type f | sort")), timeout=_LIST_SECONDS, log_name="artifacts"
     )
-    text = await asyncio.to_thread(_end_of, listing.stdout, _LIST_BYTES)
+    text = await asyncio.to_thread(tail, listing.stdout, _LIST_BYTES)
     paths = (PurePosixPath(line) for line in text.decode("utf-8", "surrogateescape").splitlines())
     return [path for path in paths if any(fnmatch.fnmatchcase(str(path), glob) for glob in globs)]
 
@@ -142,10 +142,3 @@ async def _matching(sandbox: Sandbox, globs: tuple[str, ...]) -> list[PurePosixP
 def _spelt(name: str) -> str:
     """A file's name as text: an agent may give it any bytes, and those that are no text are spelt out."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def _end_of(path: Path, limit: int) -> bytes:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - limit))
-        return file.read(limit)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polar.errors import NotInstalled, PolarError, Unavailable
+from polar.evaluators.output import tail
 from polar.models.chat import FinishReason
 from polar.models.completion import OUTAGE, Completion
 from polar.models.session import AgentEnd, FailureReason
@@ -73,12 +73,9 @@ def refuse_disturbed(agent: AgentRun, calls: ModelCalls, task: TaskSpec) -> None
     )
 
 
-def tail(path: Path) -> str:
+def last_output(path: Path) -> str:
     """The end of a command's output, for an error."""
-    with path.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - _OUTPUT_SHOWN))
-        return file.read().decode("utf-8", "replace").strip()
+    return tail(path, _OUTPUT_SHOWN).decode("utf-8", "replace").strip()
 
 
 def _is_answered(completion: Completion) -> bool:
@@ -88,5 +85,5 @@ def _is_answered(completion: Completion) -> bool:
 
 def _ending(agent: AgentRun) -> str:
     ended = agent.end if agent.exit_code is None else f"exit code {agent.exit_code}"
-    said = tail(agent.stderr) if agent.stderr is not None and agent.stderr.exists() else ""
+    said = last_output(agent.stderr) if agent.stderr is not None and agent.stderr.exists() else ""
     return f"{ended}: {said}" if said else str(ended)

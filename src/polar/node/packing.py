@@ -13,7 +13,7 @@ from pathlib import Path
 
 from polar import plugins
 from polar.errors import PolarError
-from polar.gateway.capture import parse_capture
+from polar.gateway.capture_reader import Capture, parse_capture
 from polar.models.component import Component
 from polar.models.session import SessionResult, TrajectoryStats
 from polar.models.trace import Trajectory
@@ -61,9 +61,14 @@ class Packed:
 
 def build(capture: Path, builder: Component) -> Built:
     """Read a session's capture and make its traces, of which only the numbers are handed on."""
-    parsed = parse_capture(_bytes_of(capture))
+    parsed = read_capture(capture)
     trajectory = _builder(builder).build(parsed.completions).with_faults(parsed.faults)
     return Built(trajectory.stats, ModelCalls.of(parsed.completions), tuple(_trace_ends(trajectory)))
+
+
+def read_capture(path: Path) -> Capture:
+    """What was captured of a session; nothing where its agent never came to its first call."""
+    return parse_capture(_bytes_of(path))
 
 
 def pack(packing: Packing) -> Packed:

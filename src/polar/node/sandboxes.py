@@ -16,7 +16,7 @@ from polar.config.settings import NodeSettings
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.gateways import Address
 from polar.models.task import Exec, TaskSpec, Upload
-from polar.node.failures import tail
+from polar.node.failures import last_output
 from polar.node.snapshots import Snapshots
 from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxError, SandboxSpec
@@ -149,7 +149,7 @@ async def _exec(sandbox: Sandbox, step: Exec, name: str, task: TaskSpec) -> None
         Command(("/bin/sh", "-c", step.exec)), timeout=task.budgets.init_seconds, log_name=name
     )
     if result.exit_code:
-        output = await asyncio.to_thread(tail, result.stderr)
+        output = await asyncio.to_thread(last_output, result.stderr)
         raise PreparationFailed(
             f"{name}: exit code {result.exit_code} from {step.exec!r}: {output}".strip(": ")
         )

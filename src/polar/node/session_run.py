@@ -14,7 +14,6 @@ from pathlib import Path
 from polar import plugins
 from polar.errors import PolarError
 from polar.evaluators.base import EvaluationContext, Evaluator
-from polar.gateway.capture import parse_capture
 from polar.gateway.session import without_keys
 from polar.harnesses.base import Harness, Installation
 from polar.models.completion import Completion
@@ -141,8 +140,7 @@ class SessionRun:
             yield sandbox, harness, installation
 
     def _completions(self) -> list[Completion]:
-        data = self.capture.read_bytes() if self.capture.exists() else b""
-        return list(parse_capture(data).completions)
+        return list(packing.read_capture(self.capture).completions)
 
     async def _evaluate(
         self, evaluator: Evaluator, sandbox: Sandbox, fresh: Prewarmed, built: packing.Built
