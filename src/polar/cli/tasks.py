@@ -184,6 +184,7 @@ def _validate(
 
 def _validation_parts(reports: list[TaskReport]) -> list[RenderableType]:
     from polar.cli.output import table
+    from polar.evaluators.attacks import ATTACKS
 
     rows = [
         (
@@ -197,9 +198,11 @@ def _validation_parts(reports: list[TaskReport]) -> list[RenderableType]:
     ]
     without = sum(not report.solution for report in reports)
     wrong = sum(bool(report.troubles) for report in reports)
-    lines = [f"\n{len(reports)} tasks, {wrong} with problems"]
+    lines = [f"\n{len(reports)} task{'s' * (len(reports) != 1)}, {wrong} with problems"]
     if without:
         lines.append(f"{without} without a reference solution: whether they can be solved was not tried")
+    rewarded = {one.trial for report in reports for one in report.successful_attacks}
+    lines += [f"{attack.name}: {attack.description}" for attack in ATTACKS if attack.name in rewarded]
     return [table(["TASK", "NOTHING", "SOLUTION", "ATTACKS REWARDED", "VERDICT"], rows), *lines]
 
 

@@ -69,10 +69,12 @@ async def test_what_is_wrong_is_named(
     assert trouble in (await tried(written(tmp_path, check, solution), place)).troubles
 
 
-async def test_a_check_in_the_workspace_can_be_cheated(tmp_path: Path, place: Bench) -> None:
+def test_a_check_in_the_workspace_can_be_cheated_and_it_is_said_how(tmp_path: Path) -> None:
     file = written(tmp_path, "sh test_answer.sh", files={"test_answer.sh": {"text": CHECK}})
-    report = await tried(file, place, attacks=True)
-    assert "tests-emptied" in report.troubles[Trouble.CHEATABLE]
+    done = CliRunner().invoke(app, ["tasks", "validate", str(file), "--jobs", "2"])
+    assert done.exit_code == 1, done.output
+    assert "can be cheated" in done.stdout
+    assert "tests-emptied: Tests without content." in done.stdout.splitlines()
 
 
 async def test_the_same_work_scored_differently_is_flaky(tmp_path: Path) -> None:
@@ -111,7 +113,7 @@ def test_the_command_prints_a_table_and_exits_by_what_it_found(tmp_path: Path) -
     run: Callable[..., Any] = CliRunner().invoke
     sound = run(app, ["tasks", "validate", str(written(tmp_path, CHECK)), "--no-attacks"])
     assert sound.exit_code == 0, sound.output
-    assert "1 tasks, 0 with problems" in sound.stdout
+    assert "1 task, 0 with problems" in sound.stdout
     free = run(app, ["tasks", "validate", str(written(tmp_path, "true", None)), "--no-attacks", "--json"])
     assert free.exit_code == 1
     assert json.loads(free.stdout)[0]["troubles"] == {"rewards no work": "doing nothing is worth 1"}

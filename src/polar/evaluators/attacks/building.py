@@ -46,7 +46,7 @@ CARGO_ATTACKS = (
     ),
     Attack(
         "cargo-runner-in-home",
-        "The same in the user's home.",
+        "Settings in the home directory by which cargo runs another program in the place of every test.",
         Kind.CARGO,
         {"~/.cargo/config.toml": "[target.'cfg(all())']\nrunner = ['/bin/true']\n"},
     ),

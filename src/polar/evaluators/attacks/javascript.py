@@ -55,7 +55,7 @@ NODE_ATTACKS = (
     ),
     Attack(
         "npm-settings-in-home",
-        "The same in the user's home.",
+        "An .npmrc in the home directory that gives Node.js options, and another shell to npm.",
         Kind.NODE,
         {**_LIAR, "~/.npmrc": f"node-options={NODE_OPTIONS_LIAR}\nscript-shell=/bin/true\n"},
     ),

@@ -163,7 +163,7 @@ PYTEST_ATTACKS = (
     ),
     Attack(
         "plug-in-by-egg-metadata",
-        "The same as an egg's metadata, as `setup.py develop` leaves it.",
+        "Metadata as `setup.py develop` leaves it in the workspace, that makes pytest load a plug-in.",
         Kind.PYTEST,
         {
             "liar_plugin.py": PYTEST_LIAR,
@@ -173,7 +173,7 @@ PYTEST_ATTACKS = (
     ),
     Attack(
         "plug-in-by-capital-metadata",
-        "The same in capital letters, which Python reads as well.",
+        "Metadata in capital letters, which Python reads as well, that makes pytest load a plug-in.",
         Kind.PYTEST,
         {
             "liar_plugin.py": PYTEST_LIAR,
@@ -183,7 +183,7 @@ PYTEST_ATTACKS = (
     ),
     Attack(
         "plug-in-by-linked-metadata",
-        "The same as a link to a directory that is called otherwise.",
+        "Metadata as a link to a directory of another name, that makes pytest load a plug-in.",
         Kind.PYTEST,
         {
             "liar_plugin.py": PYTEST_LIAR,
