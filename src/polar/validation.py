@@ -160,7 +160,7 @@ def attacks_on(task: TaskSpec) -> tuple[Attack, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class TrialNode:
     """Where trials are made: as on a node, without its gateway."""
 
     settings: NodeSettings
@@ -212,12 +212,12 @@ async def _play(sandbox: Sandbox, trial: Trial, seconds: float) -> int:
 
 
 @asynccontextmanager
-async def bench(settings: NodeSettings) -> AsyncIterator[Bench]:
+async def trial_node(settings: NodeSettings) -> AsyncIterator[TrialNode]:
     """A place for trials that is gone afterwards."""
     with TemporaryDirectory(prefix="polar-validate-") as scratch:
         snapshots = Snapshots(Path(scratch) / "snapshots")
         try:
-            yield Bench(settings, Path(scratch), snapshots)
+            yield TrialNode(settings, Path(scratch), snapshots)
         finally:
             await snapshots.close()
 
@@ -225,7 +225,7 @@ async def bench(settings: NodeSettings) -> AsyncIterator[Bench]:
 async def validate(
     tasks: Sequence[TaskSpec],
     solutions: Mapping[str, Solution],
-    place: Bench,
+    place: TrialNode,
     *,
     jobs: int,
     attacks: bool = True,
@@ -253,7 +253,9 @@ async def validate(
     return await _gathered([report(number, task) for number, task in enumerate(tasks)])
 
 
-async def _seated(seats: asyncio.Semaphore, place: Bench, task: TaskSpec, trial: Trial, name: str) -> Outcome:
+async def _seated(
+    seats: asyncio.Semaphore, place: TrialNode, task: TaskSpec, trial: Trial, name: str
+) -> Outcome:
     async with seats:
         return await place.score(task, trial, name)
 

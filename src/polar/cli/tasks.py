@@ -148,7 +148,7 @@ def _validate(
     from polar.cli.output import console, print_json, print_parts, visible
     from polar.config.settings import load_settings
     from polar.tasksets.files import read_tasks
-    from polar.validation import bench, validate
+    from polar.validation import trial_node, validate
 
     loaded = read_tasks(*paths, over=over)
     tasks = loaded.all_or_nothing()
@@ -162,7 +162,7 @@ def _validate(
         reports.append(report)
 
     async def work() -> None:
-        async with bench(node) as place:
+        async with trial_node(node) as place:
             await validate(
                 tasks,
                 loaded.solutions,

@@ -16,10 +16,10 @@ from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
 from polar.evaluators.environment import run_grader
 from polar.evaluators.inside import Spoiled, place
 from polar.evaluators.output import cut, is_cut, report_of
-from polar.evaluators.place import Place, Placed, bench
 from polar.evaluators.steering import rivals
 from polar.evaluators.tampering import tampering_remarks
 from polar.evaluators.test_plan import spoiled
+from polar.evaluators.workspace import Place, Placed, graded_workspace
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import ExecResult, Sandbox
@@ -106,7 +106,7 @@ class CommandEvaluator(Evaluator):
     async def evaluate(self, context: EvaluationContext) -> Verdict:
         guarded = [pattern for path in self.options.files for pattern in rivals(path)]
         try:
-            async with bench(context, self.options, guarded) as prepared:
+            async with graded_workspace(context, self.options, guarded) as prepared:
                 run = await self._run(context, prepared.sandbox)
                 reward, components = await self._judge(context, run)
         except Spoiled as error:

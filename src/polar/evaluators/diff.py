@@ -9,9 +9,8 @@ from pydantic import Field
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.evaluators.inside import Spoiled
 from polar.evaluators.patch import PATCH_BYTES, apply_patch, extract_patch, touched_files
-from polar.evaluators.place import Bench, Guarded
-from polar.evaluators.tampering import settle, take_inventory
 from polar.evaluators.test_plan import TestPlan, run_plan, spoiled
+from polar.evaluators.workspace import GradedWorkspace, Guarded, changed_workspace
 from polar.models.session import Verdict
 from polar.runtimes.base import Sandbox
 
@@ -36,27 +35,24 @@ class DiffEvaluator(Evaluator):
                 patch = await extract_patch(
                     context, fresh, plan.exclude, plan.max_patch_bytes, allow=plan.allow
                 )
-                patched = await patched_bench(context, fresh, patch, plan, plan.guarded)
+                patched = await patched_workspace(context, fresh, patch, plan, plan.guarded)
                 verdict = await run_plan(plan, context, patched)
         except Spoiled as error:
             return spoiled(error)
         return with_patch(verdict, patch)
 
 
-async def patched_bench(
-    context: EvaluationContext, fresh: Sandbox, patch: bytes, options: Guarded, guarded: Sequence[str] = ()
-) -> Bench:
+async def patched_workspace(
+    context: EvaluationContext, fresh: Sandbox, patch: bytes, options: Guarded, guarded: Sequence[str]
+) -> GradedWorkspace:
     """A fresh sandbox with the agent's patch, of which nothing is left that steers the grading."""
-    protect = (*options.protect, *guarded)
-    before = await take_inventory(fresh, protect, timeout=context.seconds_left)
-    problem = await apply_patch(fresh, patch, timeout=context.seconds_left)
-    if problem:
-        raise Spoiled(f"the patch does not apply: {problem}")
-    after = await take_inventory(fresh, protect, timeout=context.seconds_left)
-    findings = await settle(
-        fresh, options.tampering, before, after, allow=options.allow, timeout=context.seconds_left
-    )
-    return Bench(fresh, findings)
+
+    async def apply() -> None:
+        problem = await apply_patch(fresh, patch, timeout=context.seconds_left)
+        if problem:
+            raise Spoiled(f"the patch does not apply: {problem}")
+
+    return await changed_workspace(context, fresh, options, guarded, apply)
 
 
 def with_patch(verdict: Verdict, patch: bytes) -> Verdict:

@@ -15,9 +15,9 @@ from polar.evaluators.environment import ANY_PLUGIN, run_grader
 from polar.evaluators.harbor_task import LOGS, TESTS
 from polar.evaluators.inside import Spoiled, must_run, place
 from polar.evaluators.output import cut, report_of
-from polar.evaluators.place import Place, Placed, bench
 from polar.evaluators.tampering import Finding, tampering_remarks
 from polar.evaluators.test_plan import spoiled
+from polar.evaluators.workspace import Place, Placed, graded_workspace
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import ExecResult, PathRefused, Sandbox, SandboxError
@@ -61,7 +61,7 @@ class HarborEvaluator(Evaluator):
 
     async def evaluate(self, context: EvaluationContext) -> Verdict:
         try:
-            async with bench(context, self.options) as prepared:
+            async with graded_workspace(context, self.options) as prepared:
                 return await self._verify(context, prepared.sandbox, prepared.findings)
         except Spoiled as error:
             return spoiled(error)

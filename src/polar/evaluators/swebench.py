@@ -12,18 +12,18 @@ from pydantic import Field
 
 from polar.errors import NotInstalled
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
-from polar.evaluators.diff import patched_bench, with_patch
+from polar.evaluators.diff import patched_workspace, with_patch
 from polar.evaluators.environment import ANY_PLUGIN, run_grader
 from polar.evaluators.grading import Grade, TestReward, grade
 from polar.evaluators.inside import Spoiled, place_file, private_directory
 from polar.evaluators.output import text_of
 from polar.evaluators.patch import PATCH_BYTES, apply_patch, extract_patch, touched_files
-from polar.evaluators.place import Bench, Guarded
 from polar.evaluators.steering import literal, rivals
 from polar.evaluators.swe_row import SweRow
 from polar.evaluators.test_plan import spoiled, verdict_of
 from polar.evaluators.test_reports import PARSERS, ReportFormat
 from polar.evaluators.test_reports.report import Outcome, TestReport, make_report
+from polar.evaluators.workspace import GradedWorkspace, Guarded
 from polar.models.session import Verdict
 from polar.runtimes.base import Sandbox
 
@@ -91,13 +91,15 @@ class SwebenchEvaluator(Evaluator):
                     allow=options.allow,
                 )
                 guarded = [pattern for path in tests for pattern in rivals(path)]
-                patched = await patched_bench(context, fresh, patch, options, guarded)
+                patched = await patched_workspace(context, fresh, patch, options, guarded)
                 verdict = await self._test(context, patched, procedure)
         except Spoiled as error:
             return spoiled(error)
         return with_patch(verdict, patch)
 
-    async def _test(self, context: EvaluationContext, patched: Bench, procedure: Procedure) -> Verdict:
+    async def _test(
+        self, context: EvaluationContext, patched: GradedWorkspace, procedure: Procedure
+    ) -> Verdict:
         options, fresh, findings = self.options, patched.sandbox, patched.findings
         if not procedure.applies_test_patch:
             await _apply_tests(context, fresh, options.row)

@@ -12,11 +12,11 @@ from polar.evaluators.environment import run_grader
 from polar.evaluators.grading import Expected, Grade, TestReward, grade
 from polar.evaluators.inside import Spoiled, place, run_script
 from polar.evaluators.output import cut, report_of, text_of
-from polar.evaluators.place import Bench, Guarded
 from polar.evaluators.steering import rivals
 from polar.evaluators.tampering import Finding, Tampered, tampering_remarks
 from polar.evaluators.test_reports import PARSERS, ReportFormat
 from polar.evaluators.test_reports.report import TestReport
+from polar.evaluators.workspace import GradedWorkspace, Guarded
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import ExecResult, Sandbox, SandboxError
@@ -54,9 +54,9 @@ class TestPlan(Guarded):
         return self
 
 
-async def run_plan(plan: TestPlan, context: EvaluationContext, bench: Bench) -> Verdict:
+async def run_plan(plan: TestPlan, context: EvaluationContext, work: GradedWorkspace) -> Verdict:
     """Put the hidden tests in place, run them and grade what they report."""
-    sandbox, findings = bench.sandbox, bench.findings
+    sandbox, findings = work.sandbox, work.findings
     await place(sandbox, plan.files)
     await _clear_report(plan, sandbox, timeout=context.seconds_left)
     limit = plan.limit(context)

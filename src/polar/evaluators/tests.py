@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.evaluators.inside import Spoiled
-from polar.evaluators.place import Place, Placed, bench
 from polar.evaluators.test_plan import TestPlan, run_plan, spoiled
+from polar.evaluators.workspace import Place, Placed, graded_workspace
 from polar.models.session import Verdict
 
 
@@ -23,7 +23,7 @@ class TestsEvaluator(Evaluator):
 
     async def evaluate(self, context: EvaluationContext) -> Verdict:
         try:
-            async with bench(context, self.options, self.options.guarded) as prepared:
+            async with graded_workspace(context, self.options, self.options.guarded) as prepared:
                 return await run_plan(self.options, context, prepared)
         except Spoiled as error:
             return spoiled(error)

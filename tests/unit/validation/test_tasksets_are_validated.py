@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from polar.cli.main import app
 from polar.config.settings import NodeSettings
 from polar.tasksets.files import read_tasks
-from polar.validation import Bench, TaskReport, Trouble, attacks_on, bench, validate
+from polar.validation import TaskReport, TrialNode, Trouble, attacks_on, trial_node, validate
 
 pytestmark = pytest.mark.sandbox
 
@@ -23,8 +23,8 @@ SOLUTION = "printf 42 > answer.txt"
 
 
 @pytest.fixture
-async def place() -> AsyncIterator[Bench]:
-    async with bench(NodeSettings()) as made:
+async def place() -> AsyncIterator[TrialNode]:
+    async with trial_node(NodeSettings()) as made:
         yield made
 
 
@@ -43,13 +43,15 @@ def written(directory: Path, check: str, solution: Any = SOLUTION, **fields: Any
     return file
 
 
-async def tried(file: Path, place: Bench, *, attacks: bool = False) -> TaskReport:
+async def tried(file: Path, place: TrialNode, *, attacks: bool = False) -> TaskReport:
     loaded = read_tasks(file)
     [report] = await validate(loaded.all_or_nothing(), loaded.solutions, place, jobs=2, attacks=attacks)
     return report
 
 
-async def test_a_sound_task_has_no_trouble_and_withstands_every_attack(tmp_path: Path, place: Bench) -> None:
+async def test_a_sound_task_has_no_trouble_and_withstands_every_attack(
+    tmp_path: Path, place: TrialNode
+) -> None:
     report = await tried(written(tmp_path, CHECK), place, attacks=True)
     assert report.troubles == {}
     assert [one.reward for one in report.solution] == [1.0, 1.0]
@@ -64,7 +66,7 @@ async def test_a_sound_task_has_no_trouble_and_withstands_every_attack(tmp_path:
     ],
 )
 async def test_what_is_wrong_is_named(
-    tmp_path: Path, place: Bench, check: str, solution: str, trouble: Trouble
+    tmp_path: Path, place: TrialNode, check: str, solution: str, trouble: Trouble
 ) -> None:
     assert trouble in (await tried(written(tmp_path, check, solution), place)).troubles
 
@@ -82,17 +84,19 @@ async def test_the_same_work_scored_differently_is_flaky(tmp_path: Path) -> None
     seen.mkdir()
     # Every other look at the same directory finds something else in it.
     look = f"{CHECK} && if rmdir {seen}/once 2>/dev/null; then false; else mkdir {seen}/once; fi"
-    async with bench(NodeSettings(runtimes=("process",))) as place:
+    async with trial_node(NodeSettings(runtimes=("process",))) as place:
         report = await tried(written(tmp_path, look, runtime="process"), place)
     assert "the solution was worth" in report.troubles[Trouble.FLAKY]
 
 
-async def test_a_task_whose_preparation_fails_cannot_be_graded(tmp_path: Path, place: Bench) -> None:
+async def test_a_task_whose_preparation_fails_cannot_be_graded(tmp_path: Path, place: TrialNode) -> None:
     report = await tried(written(tmp_path, CHECK, prepare=[{"exec": "echo broken >&2; exit 3"}]), place)
     assert "broken" in report.troubles[Trouble.UNGRADABLE]
 
 
-async def test_a_solution_brings_files_that_the_workspace_does_not_have(tmp_path: Path, place: Bench) -> None:
+async def test_a_solution_brings_files_that_the_workspace_does_not_have(
+    tmp_path: Path, place: TrialNode
+) -> None:
     solution = {"script": 'cp "$POLAR_SOLUTION/answer.txt" .', "files": {"answer.txt": {"text": "42"}}}
     assert (await tried(written(tmp_path, CHECK, solution), place)).troubles == {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,14 @@ from pydantic import BaseModel, Field
 from polar.evaluators.base import EvaluationContext
 from polar.evaluators.environment import SHARE_OF_TIME
 from polar.evaluators.snapshot import pack, replace_workspace
-from polar.evaluators.tampering import Finding, TamperPolicy, inventory_before, settle, take_inventory
+from polar.evaluators.tampering import (
+    Finding,
+    Inventory,
+    TamperPolicy,
+    inventory_before,
+    settle,
+    take_inventory,
+)
 from polar.runtimes.base import Sandbox
 
 EVERYTHING = ("*",)
@@ -53,7 +60,7 @@ class Placed(Guarded):
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class GradedWorkspace:
     """The agent's work, ready to be graded."""
 
     sandbox: Sandbox
@@ -61,26 +68,44 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(
+async def graded_workspace(
     context: EvaluationContext, options: Placed, guarded: Sequence[str] = ()
-) -> AsyncIterator[Bench]:
+) -> AsyncIterator[GradedWorkspace]:
     """The agent's work where the options want it; `guarded` are patterns that are protected besides."""
-    protect = (*options.protect, *guarded)
     if options.sandbox is Place.LIVE:
+        protect = (*options.protect, *guarded)
         after = await take_inventory(context.sandbox, protect, timeout=context.seconds_left)
         before = await inventory_before(context, protect, after)
-        findings = await settle(
-            context.sandbox, options.tampering, before, after,
-            allow=options.allow, timeout=context.seconds_left,
-        )  # fmt: skip
-        yield Bench(context.sandbox, findings)
+        yield await _settled(context, context.sandbox, options, before, after)
         return
     archive = await pack(context)
     async with context.fresh_sandbox() as fresh:
-        before = await take_inventory(fresh, protect, timeout=context.seconds_left)
-        await replace_workspace(fresh, archive, options.allow, timeout=context.seconds_left)
-        after = await take_inventory(fresh, protect, timeout=context.seconds_left)
-        findings = await settle(
-            fresh, options.tampering, before, after, allow=options.allow, timeout=context.seconds_left
-        )
-        yield Bench(fresh, findings)
+
+        async def carry() -> None:
+            await replace_workspace(fresh, archive, options.allow, timeout=context.seconds_left)
+
+        yield await changed_workspace(context, fresh, options, guarded, carry)
+
+
+async def changed_workspace(
+    context: EvaluationContext,
+    fresh: Sandbox,
+    options: Guarded,
+    guarded: Sequence[str],
+    change: Callable[[], Awaitable[None]],
+) -> GradedWorkspace:
+    """A fresh sandbox that `change` brings the agent's work into, without what would steer the grading."""
+    protect = (*options.protect, *guarded)
+    before = await take_inventory(fresh, protect, timeout=context.seconds_left)
+    await change()
+    after = await take_inventory(fresh, protect, timeout=context.seconds_left)
+    return await _settled(context, fresh, options, before, after)
+
+
+async def _settled(
+    context: EvaluationContext, sandbox: Sandbox, options: Guarded, before: Inventory, after: Inventory
+) -> GradedWorkspace:
+    findings = await settle(
+        sandbox, options.tampering, before, after, allow=options.allow, timeout=context.seconds_left
+    )
+    return GradedWorkspace(sandbox, findings)
