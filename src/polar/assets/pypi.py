@@ -19,7 +19,7 @@ class Wheel:
     requirement: str
     """`name==version`."""
     sha256: Sequence[str]
-    """Of each file, one a platform."""
+    """The hashes of its files, one for each platform."""
 
     def __str__(self) -> str:
         return self.requirement

@@ -71,7 +71,7 @@ class Call(Generic[T]):
     query: tuple[tuple[str, str], ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | Path | None = None
-    """Of a file, which may be large, only a piece at a time is in memory."""
+    """The body. A file, which may be large, is read and sent piece by piece."""
     waits: float = 0.0
     """How long the server may hold the answer back, beyond the client's time-out."""
 

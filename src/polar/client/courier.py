@@ -25,7 +25,7 @@ class Parcel:
     result: SessionResult
     recording: bytes | Path | None = None
     artifacts: bytes | Path | None = None
-    """As files, which are read when it is their turn, or as bytes."""
+    """The recording and the archive, as bytes or as files that are read when they are sent."""
     entered: tuple[StageEntry, ...] = ()
     """Stages that no heartbeat has told of."""
 
@@ -38,7 +38,7 @@ class Parcel:
         return sum(map(_size, (self.recording, self.artifacts)))
 
     def read(self) -> Parcel:
-        """The same with its bytes in memory."""
+        """The parcel with its files read into memory."""
         return replace(self, recording=_read(self.recording), artifacts=_read(self.artifacts))
 
 

@@ -29,9 +29,10 @@ class CallbackSettings(Frozen):
     """What notices are signed with; $POLAR_CALLBACK_SECRET comes before it. None: made at first start and
     kept in the data directory as `callback-secret`. Servers that share a database need the same."""
     max_attempts: int = Field(default=16, ge=1, le=100)
-    """After so many a callback is given up, about an hour after the first; `polar callbacks` shows it."""
+    """How often a callback is tried before it is given up, about an hour after the first attempt with the
+    default; `polar callbacks` shows it."""
     retry_seconds: float = Field(default=2.0, gt=0, le=600)
-    """Before the second attempt; twice as long before each that follows, up to ten minutes."""
+    """How long to wait before the second attempt; each further wait is twice as long, up to ten minutes."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
     """How long a receiver may take to answer one attempt."""
     ca: Path | None = None
@@ -39,29 +40,29 @@ class CallbackSettings(Frozen):
 
 
 class TaskRules(Frozen):
-    """What tasks may name; None: anything that is installed. Nodes have rules of their own besides."""
+    """What tasks may name; None: anything that is installed. Nodes have rules of their own as well."""
 
     harnesses: tuple[str, ...] | None = None
-    """Names of those that tasks may use."""
+    """Names of the harnesses that tasks may use."""
     runtimes: tuple[str, ...] | None = None
-    """The same."""
+    """Names of the runtimes that tasks may use."""
     evaluators: tuple[str, ...] | None = None
-    """The same."""
+    """Names of the evaluators that tasks may use."""
     builders: tuple[str, ...] | None = None
-    """The same."""
+    """Names of the builders that tasks may use."""
     images: tuple[str, ...] | None = None
-    """Of containers, as patterns: `ghcr.io/lab/*`."""
+    """Container images that tasks may use, as patterns: `ghcr.io/lab/*`."""
 
 
 class TlsSettings(Frozen):
     """Certificates in PEM of a server that speaks HTTPS."""
 
     cert: Path
-    """The certificate, with those that it hangs on."""
+    """The certificate, followed by the intermediate certificates that signed it."""
     key: Path
     """The private key of the certificate."""
     client_ca: Path | None = None
-    """Who signs certificates of clients; then they need one besides their token."""
+    """The authority that signs clients' certificates; with it, clients need one as well as their token."""
 
 
 class ServerSettings(Frozen):
@@ -266,11 +267,11 @@ class FleetSettings(Frozen):
     """Nodes on a Ray cluster: how many, where, and when there are more or fewer."""
 
     nodes: str = Field(default="per-host", pattern=r"^(per-host|[0-9]{1,5}(\.\.[0-9]{1,5})?)$")
-    """per-host: one on every machine that has the resources. N: so many. MIN..MAX: as the queue asks."""
+    """per-host: one on every machine that has the resources. N: this many. MIN..MAX: as the queue asks."""
     resources: dict[str, float] = Field(default={"CPU": 1.0}, min_length=1)
     """What a node takes of its machine: CPU, GPU, memory (bytes), or any resource of the cluster's own."""
     sessions_per_node: int = Field(default=8, ge=1)
-    """One more node is wanted for each so many sessions that have not ended."""
+    """How many sessions that have not ended there are for each node that is wanted."""
     idle_seconds: float = Field(default=60.0, ge=0)
     """How long fewer nodes must have been enough before one is drained."""
     watch_seconds: float = Field(default=2.0, gt=0, le=60)

@@ -129,7 +129,7 @@ class Answer:
     stop_sequence: str | None = None
     """Which of the request's stop sequences ended it, if one did."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of every sampled token, where the request asks for them."""
+    """The logprob of every sampled token, where the request asks for them."""
 
 
 def usage_of_all(usages: Sequence[Usage]) -> Usage:
@@ -161,7 +161,7 @@ class StreamEncoder(ABC):
     def tool_call(self, call: ToolCall) -> bytes: ...
 
     def logprobs(self, sampled: tuple[TokenLogprob, ...]) -> bytes:
-        """Those of the tokens since the last; only told to a request that asks for them."""
+        """The logprobs of the tokens since the last call; only where the request asks for them."""
         return b""
 
     def stop_sequence(self, matched: str) -> None:

@@ -318,7 +318,7 @@ def _wants_logprobs(fields: Fields) -> bool:
 
 
 def _logprobs(sampled: tuple[TokenLogprob, ...]) -> dict[str, Any]:
-    """Of every sampled token, also those of thoughts, calls and the end of the turn."""
+    """The logprobs of every sampled token, also of thoughts, calls and the end of the turn."""
     content = [
         {
             "token": one.token.decode(errors="replace"),

@@ -85,7 +85,7 @@ class HttpEngine(Engine):
     """What the server must be for its tokens to be usable: the hint when the start-up check fails."""
 
     chat_requirement: ClassVar[str]
-    """The same for chat mode."""
+    """What the server must be for chat mode: the hint when its check fails."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class HttpEngine(Engine):
         raise EngineError(f"{type(self).__name__} shows only what it samples")
 
     async def _try_chat(self, *tools: ToolDefinition) -> str | None:
-        """The same of a short answer."""
+        """What is wrong with a short answer that the server renders the prompt of; None: nothing."""
         sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
         chat = ChatRequest("", (Message(Role.USER, "Hi"),), tools)
         call = ChatCall(f"check-{uuid4().hex}", chat, sampling)

@@ -175,8 +175,8 @@ class SglangEngine(HttpEngine):
     def _first_weights(self) -> str:
         if self._first_path is None:
             raise EngineError(
-                f"the engine at {self.url} does not say any more which weights it was started with",
-                hint="start SGLang anew, or name the weights",
+                f"the engine at {self.url} no longer says which weights it was started with",
+                hint="restart SGLang, or name the weights to load",
             )
         return self._first_path
 

@@ -100,7 +100,7 @@ class Report(Frozen):
     samples: int
     seed: int | None
     threshold: float
-    """The reward from which on a session has passed."""
+    """The least reward with which a session has passed."""
     ks: tuple[int, ...]
     cells: tuple[Cell, ...] = Field(min_length=1)
 

@@ -25,7 +25,7 @@ _Z = 1.959963984540054
 _CELLS_AT_ONCE = 2_000_000
 """How many drawn values are held in memory together."""
 _EXACT_FLIPS = 14
-"""Up to so many tasks that differ, every sign is tried; beyond, signs are drawn."""
+"""Up to this many tasks that differ, every sign is tried; beyond, signs are drawn."""
 
 Values = NDArray[np.float64]
 

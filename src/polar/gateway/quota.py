@@ -11,7 +11,7 @@ from polar.dialects.base import Refusal, RequestRefused
 _GUARANTEED = 4
 """A session may always hold this part of its limit, whatever the others hold: one of the longest calls."""
 _BYTES_PER_VALUE = 64
-"""What a JSON value takes in memory besides its text, about."""
+"""About what a JSON value takes in memory in addition to its text."""
 _NOT_THE_AGENTS_FAULT = frozenset(
     {
         Refusal.UNKNOWN_KEY,

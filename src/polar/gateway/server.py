@@ -72,7 +72,7 @@ _DEFAULT_DIALECT = "openai_chat"
 _BACKLOG = 128
 """Connections that wait to be accepted."""
 _SESSION = web.RequestKey("session", Session)
-"""Under which a request knows its session, once its key is read."""
+"""The session of a request, once its key is read."""
 
 
 class Gateway(Gateways):

@@ -103,7 +103,7 @@ class Session:
         return Progress(completions=self._completions, sampled_tokens=self.sampled_tokens)
 
     def begin_calls(self, count: int) -> range:
-        """Admit so many calls at once; their places in the order of beginning, from 0."""
+        """Admit `count` calls at once; returns their places in the order of beginning, from 0."""
         self.refuse_when_over()
         budgets = self.grant.budgets
         open_calls = len(self.calls)
@@ -193,7 +193,7 @@ class Session:
         self._capture.close()
 
     def over(self) -> RequestRefused | None:
-        """Why no call is answered any more, if that is so."""
+        """Why no further call is answered, if that is so."""
         if self.ended:
             return session_ended()
         if self.clock.is_spent:
@@ -222,7 +222,7 @@ class Session:
 
 
 def session_ended() -> RequestRefused:
-    return RequestRefused(Refusal.SESSION_ENDED, "This session has ended; its key opens nothing any more.")
+    return RequestRefused(Refusal.SESSION_ENDED, "This session has ended; its key is no longer valid.")
 
 
 def context_overflow(model_context: int, prompt_tokens: int | None = None) -> RequestRefused:

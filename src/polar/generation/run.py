@@ -37,7 +37,7 @@ class Generation:
     """Called whenever the tally has changed."""
 
     async def run(self, client: AsyncClient, at_once: int) -> None:
-        """Until every sample of every task has ended, with so many tasks in flight."""
+        """Run until every sample of every task has ended, with at most `at_once` tasks in flight."""
         waiting = iter(self.plan)
         try:
             async with asyncio.TaskGroup() as group:

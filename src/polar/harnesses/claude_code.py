@@ -60,7 +60,7 @@ class ClaudeCode(Harness):
         tools: tuple[str, ...] | None = None
         """Which built-in tools (Bash, Edit, Read, …) are offered; None: Claude Code's default, (): none."""
         max_turns: int | None = Field(default=None, ge=1)
-        """After so many model calls the run ends, with exit code 1."""
+        """How many model calls a run may make; then it ends with exit code 1."""
         system_prompt: str | None = Field(default=None, min_length=1)
         """Replaces Claude Code's own."""
         append_system_prompt: str | None = Field(default=None, min_length=1)

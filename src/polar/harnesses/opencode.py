@@ -44,7 +44,7 @@ class OpenCode(Harness):
         append_system_prompt: str | None = Field(default=None, min_length=1)
         """Added after OpenCode's own."""
         max_turns: int | None = Field(default=None, ge=1)
-        """After so many model calls OpenCode asks for a final answer without tools."""
+        """How many model calls OpenCode makes before it asks for a final answer without tools."""
         reasoning: bool = False
         """Whether the model is declared as one that thinks, so that its thinking is sent back to it."""
         compaction: bool = True

@@ -108,7 +108,7 @@ class PolicyView(Frozen):
     fallback: Weights | None = None
     """What nodes go back to if none of them can load these weights; None: one of them has."""
     failure: str | None = None
-    """Why the newest weights are not the ones asked for any more: no node could load them."""
+    """Why the newest weights are no longer the ones asked for: no node could load them."""
     nodes: tuple[NodePolicy, ...] = ()
 
     @property

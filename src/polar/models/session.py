@@ -197,7 +197,7 @@ class SessionResult(Frozen):
     error: str | None = None
     """Why it failed."""
     failure: FailureReason | None = None
-    """Of which kind that is; None: it did not fail."""
+    """What kind of failure it is; None: it did not fail."""
     warnings: tuple[str, ...] = ()
     """What else went wrong and left the verdict as it is: an artifact that could not be collected."""
     verdict: Verdict | None = None

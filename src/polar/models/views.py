@@ -127,7 +127,7 @@ class Join(Frozen):
     places: dict[SessionStatus, Annotated[int, Field(ge=0, lt=2**31)]] = Field(default_factory=dict)
     """How many sessions each of its stages takes at once."""
     runtimes: tuple[str, ...] = ()
-    """Which runtimes it allows tasks to name."""
+    """The runtimes that it allows tasks to name."""
 
 
 class Joined(Frozen):

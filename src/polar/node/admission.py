@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 """How often a node that takes nothing looks whether it may again."""
 FEWEST_TASKS = 2
-"""Sessions of so many tasks must have failed before it is the node's fault: one task may be wrong itself."""
+"""How many tasks must have failed sessions for it to be the node's fault: one task may be wrong itself."""
 LONGEST_PAUSE = 4.0
 """How many times longer than at first a node pauses whose trials keep failing."""
 
@@ -31,7 +31,7 @@ class Breaker:
         self._seconds = seconds
         self._now = now
         self._tasks: list[str] = []
-        """Of the sessions that failed in a row."""
+        """The tasks of the sessions that failed in a row."""
         self._pauses = 0
         self._opens_at: float | None = None
         """When the next trial may begin; None: the breaker is closed."""

@@ -47,7 +47,7 @@ class ModelCalls:
 
 
 def reason_for(error: Exception) -> FailureReason:
-    """Of which kind a failure is. One that nobody foresaw is Polar's own, not the task's."""
+    """What kind of failure an error is. One that nobody foresaw is Polar's own, not the task's."""
     is_foreseen = isinstance(error, PolarError) and not isinstance(error, Unavailable | NotInstalled)
     return FailureReason.TASK if is_foreseen else FailureReason.INFRASTRUCTURE
 

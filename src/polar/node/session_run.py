@@ -234,7 +234,7 @@ class SessionRun:
         return tuple(StageEntry(status=status, seconds_ago=now - at) for status, at in self._untold)
 
     def told(self, count: int) -> None:
-        """The server has heard of the first so many."""
+        """Take note that the server has heard of the first `count` of them."""
         del self._untold[:count]
 
     def _enter(self, status: SessionStatus) -> None:

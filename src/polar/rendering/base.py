@@ -27,7 +27,7 @@ class MessageDelta:
     tool_calls: tuple[ToolCall, ...] = ()
     """Complete calls only: a call is emitted when its parse is certain."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the tokens sampled since the last delta, where the client wants them."""
+    """The logprobs of the tokens sampled since the last delta, where the client wants them."""
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls or self.logprobs)

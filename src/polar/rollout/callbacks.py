@@ -58,7 +58,7 @@ def destination(url: str) -> Destination:
 
 
 def backoff(attempt: int, first: float) -> float:
-    """How long to wait after so many attempts: twice as long each time, and never quite the same."""
+    """Seconds to wait after this many attempts: exponential backoff with jitter."""
     return min(first * 2.0 ** min(attempt - 1, 30), LONGEST_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)
 
 

@@ -102,7 +102,7 @@ class PolicyService:
 
 
 def marked(page: ResultPage, version: int, max_staleness: int | None) -> ResultPage:
-    """The page with the results named that have tokens of a policy more than so many versions ago."""
+    """The page, which names the results with tokens of a policy more than `max_staleness` versions old."""
     stale: tuple[str, ...] = ()
     if max_staleness is not None:
         oldest = version - max_staleness

@@ -50,7 +50,7 @@ def answer_problems(app: FastAPI) -> None:
 
 
 def as_problem(error: PolarError) -> Problem:
-    """The same, where it is only a part of an answer."""
+    """An error as one part of an answer that holds others too."""
     return Problem(error=str(error), code=_kind(error)[1])
 
 

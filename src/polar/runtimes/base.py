@@ -183,4 +183,4 @@ class Runtime(ABC):
     @classmethod
     @abstractmethod
     async def reap(cls, sessions_root: Path) -> int:
-        """End what a previous life of this node left behind below `sessions_root`; how many it was."""
+        """End what a previous life of this node left behind below `sessions_root`; returns how many."""

@@ -325,7 +325,7 @@ def reap_sandbox(root: Path) -> None:
 
 
 def reap_sessions(sessions_root: Path, engine: str | None = None) -> int:
-    """Reap every sandbox `sessions_root/*` of an engine (None: of this machine itself); how many it were."""
+    """Reap every sandbox `sessions_root/*` of an engine (None: of this machine itself); returns how many."""
     reaped = 0
     for root in sessions_root.iterdir() if sessions_root.is_dir() else ():
         if root.is_symlink() or not (root / "pids").is_dir() or engine_of(root) != engine:

@@ -29,7 +29,7 @@ class Delivered:
 def complete_rows(
     connection: Connection, delivered: Sequence[Delivered], now: float, retries: Retries
 ) -> list[bool | PolarError]:
-    """Of each: True if it is taken now, False if this very result was taken before, or what is wrong."""
+    """For each: True if it is taken now, False if this very result was taken before, or what is wrong."""
     enough = _early_stops(connection, delivered)
     rows = {row.id: row for row in rows_of(connection, [item.session_id for item in delivered])}
     known = _stored(connection, delivered, rows)

@@ -182,7 +182,7 @@ class Policies:
         return wanted, _told(reports, wanted)
 
     def _reports(self, connection: Connection) -> Sequence[Row[Any]]:
-        """Of the live nodes."""
+        """The last reports of the live nodes."""
         alive = policy_nodes.c.seen_at > self._database.now() - SILENT_SECONDS
         return connection.execute(select(policy_nodes).where(alive).order_by(policy_nodes.c.node)).all()
 

@@ -49,9 +49,9 @@ class TasksetSpec(Frozen):
     shuffle: int | None = None
     """A seed: the rows come in an order of its own. None: in the order of the source."""
     limit: int | None = Field(default=None, ge=1)
-    """At most so many rows, after filter and shuffle."""
+    """The most rows to take, after filter and shuffle."""
     repeat: int = Field(default=1, ge=1, le=10_000)
-    """Each row makes so many tasks, whose ids end in their number."""
+    """How many tasks each row makes; their ids end in their number."""
 
 
 @dataclass(frozen=True, slots=True)

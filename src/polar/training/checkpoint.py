@@ -82,7 +82,7 @@ def write(
 
 
 def random_state() -> dict[str, Any]:
-    """Of every generator that a step may draw from, in tensors and plain values."""
+    """The state of every generator that a step may draw from, in tensors and plain values."""
     kind, keys, *rest = cast(tuple[Any, ...], np.random.get_state())
     return {
         "python": random.getstate(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, pstdev
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from polar.engines.base import PROCESSED
 from polar.models.completion import Completion
-from polar.models.session import SessionResult, SessionStatus, Verdict
+from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Trace
 from polar.training.settings import MIN_STD, Advantage, BatchSettings, Level, ObjectiveSettings, Pack
 from polar.training.versions import Versions
@@ -44,7 +44,7 @@ class Excluded(StrEnum):
     SESSIONS_UNREADABLE = "sessions_unreadable"
     """Their recording is missing or damaged. Their rewards still count in their group."""
     TRACES_EQUAL = "traces_equal"
-    """Of a group that is learnt from: what they are compared with is no better and no worse."""
+    """Traces of a group that is learnt from whose own reward equals all that it is compared with."""
     TRACES_OVER_BUDGET = "traces_over_budget"
     """Longer than a forward pass may be."""
     TOKENS_UNSOUND = "tokens_unsound"
@@ -79,18 +79,15 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """Of those."""
+        """The rewards of the scored samples."""
         return [one.result.verdict.reward for one in self.scored if one.result.verdict]
 
     @property
     def has_spread(self) -> bool:
-        """Whether any of them, or of their traces, is better than another: else there is nothing to learn."""
-        named = [one for each in self.scored if each.result.verdict for one in _own(each.result.verdict)]
-        return differ(self.rewards) or differ(named)
-
-
-def _own(verdict: Verdict) -> Iterable[float]:
-    return verdict.trace_rewards.values()
+        """Whether any sample, or trace, is better than another: else there is nothing to learn."""
+        verdicts = [sample.result.verdict for sample in self.scored if sample.result.verdict]
+        of_traces = [reward for verdict in verdicts for reward in verdict.trace_rewards.values()]
+        return differ(self.rewards) or differ(of_traces)
 
 
 def _is_scored(result: SessionResult) -> bool:
@@ -225,7 +222,7 @@ def _credited(
 
 
 def _advantages(group: Group, objective: ObjectiveSettings) -> list[list[float | None]]:
-    """Of each trace of each scored session that can be read; None: nothing differs from it.
+    """The advantage of each trace of each scored session that can be read; None: nothing differs from it.
 
     What has a share of its session's reward is compared with the group's sessions, what has a reward of its
     own with the group's other such rewards.

@@ -41,7 +41,7 @@ class Learner:
         self._limits = limits
         self._has_reference = has_reference
         self.lr = settings.lr or (ADAPTER_LR if policy.is_adapter else FULL_LR)
-        """After warm-up."""
+        """The learning rate after warm-up."""
         self._optimizer = torch.optim.AdamW(
             policy.parameters,
             lr=self.lr,

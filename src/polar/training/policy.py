@@ -28,7 +28,7 @@ from polar.trajectory.packing.batch import Batch
 from polar.trajectory.packing.masks import BLOCK, block_mask_of, dense_mask
 
 SHAPES = 2
-"""On a GPU batches are padded to so many sizes, so that kernels are compiled that often. All but the last
+"""How many sizes batches are padded to on a GPU: kernels are compiled once for each. All but the last
 batch of a step are nearly full."""
 PROBE = (1, 2, 3, 5, 8, 13)
 """Tokens that every vocabulary has."""
@@ -91,7 +91,7 @@ class Policy:
             return self._measure(self._causal, batch)[0]
 
     def reference_logprobs(self, batch: Batch) -> Tensor:
-        """The same of the policy that the run began with."""
+        """As `logprobs`, of the policy that the run began with."""
         without_adapter = nullcontext() if self._reference is not None else self.model.disable_adapter()
         with torch.no_grad(), without_adapter:
             return self._measure(self._reference or self._causal, batch)[0]

@@ -183,7 +183,7 @@ class Rollouts:
             self._complete.append(result.task_id)
 
     def _pop(self, among: Collection[str]) -> Group:
-        """Of these the group that has been complete for longest; its task rests if it taught nothing."""
+        """The group among these that has been complete for longest; its task rests if it taught nothing."""
         task_id = next(id for id in self._complete if id in among)
         self._complete.remove(task_id)
         turn = self._in_flight.pop(task_id)

@@ -89,7 +89,8 @@ class ModelSettings(Frozen):
 
 FULL_LR = 1e-6
 ADAPTER_LR = 1e-5
-"""Where a file names none. An adapter begins at nothing and moves few weights: it takes larger steps."""
+"""The learning rates where a file names none. An adapter begins at nothing and moves few weights, so it takes
+larger steps."""
 
 
 class OptimizerSettings(Frozen):
@@ -119,7 +120,7 @@ class ObjectiveSettings(Frozen):
     """The least that advantages are divided by, where they are divided by a standard deviation."""
     level: Level = Level.TOKEN
     session_tokens: int = Field(default=4096, ge=1)
-    """Of `level: constant`: a token weighs one over this many, over the step's scored sessions."""
+    """With `level: constant`: a token weighs one over this many, over the step's scored sessions."""
     clip_low: float = Field(default=0.2, ge=0, le=1)
     """See `clip_high`."""
     clip_high: float = Field(default=0.28, ge=0)

@@ -22,7 +22,7 @@ class Versions:
     """The version up to which the weights given out as `again` were counted before; None: nothing was lost
     or missed."""
     again: int = 0
-    """The version from which on every update has one."""
+    """The version under which a resumed run gave its weights out; every update since has one of its own."""
     ahead: int = 0
     """Updates that no engine has been given yet."""
 

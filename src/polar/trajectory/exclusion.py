@@ -37,7 +37,7 @@ LOGPROB_TOLERANCE = 1e-3
 
 
 def sound(logprobs: Logprobs) -> NDArray[np.bool_]:
-    """Which of them can be logprobs at all: finite, and not above zero by more than rounding."""
+    """Which values can be logprobs at all: finite, and not above zero by more than rounding."""
     return np.isfinite(logprobs) & (logprobs <= LOGPROB_TOLERANCE)
 
 

@@ -50,7 +50,7 @@ GPU_LEAST, GPU_MOST = 512, 16_384
 
 
 def gpu_chunks(parameters: int) -> Chunks:
-    """For a model of so many parameters, each of which is multiplied and added once a token."""
+    """For a model with this many parameters, each of which is multiplied and added once a token."""
     tokens = min(max(int(GPU_WORK / (2 * parameters)), GPU_LEAST), GPU_MOST)
     return Chunks(shared=tokens, alone=tokens)
 
