@@ -17,7 +17,7 @@ from openai.types.chat import ChatCompletionMessage
 from tokenizers import Tokenizer
 
 from polar.config.settings import DEFAULT_MODEL, GatewaySettings
-from polar.engines.base import EngineDown, EngineError
+from polar.engines.base import EngineDown, EngineError, GenerateRequest
 from polar.engines.embedded.weights import ensure_model
 from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway, SessionGrant, new_key
@@ -341,7 +341,15 @@ async def test_choices_count_against_the_budget(serve: Serve) -> None:
 
 
 async def test_a_choice_that_fails_ends_the_others(serve: Serve) -> None:
-    service = await serve("One.", EngineError("no"), Answer("Three.", gate=asyncio.Event()))
+    fails, never = asyncio.Event(), asyncio.Event()
+
+    def last_to_begin(_request: GenerateRequest) -> Answer:
+        fails.set()
+        return Answer("Three.", gate=never)
+
+    service = await serve(
+        "One.", Answer("Two.", gate=fails, failure=EngineError("no"), fail_at=1), last_to_begin
+    )
     with pytest.raises(openai.APIStatusError) as failed:
         await service.client.chat.completions.create(model=MODEL, messages=ASK, n=3)
     assert failed.value.status_code == 502
