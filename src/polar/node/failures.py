@@ -48,8 +48,16 @@ class ModelCalls:
 
 def reason_for(error: Exception) -> FailureReason:
     """What kind of failure an error is. One that nobody foresaw is Polar's own, not the task's."""
-    is_foreseen = isinstance(error, PolarError) and not isinstance(error, Unavailable | NotInstalled)
+    is_foreseen = isinstance(error, PolarError) and not is_outage(error)
     return FailureReason.TASK if is_foreseen else FailureReason.INFRASTRUCTURE
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether an error comes of something that is missing on this node for now, in whose words ever it is
+    told."""
+    if error is None:
+        return False
+    return isinstance(error, Unavailable | NotInstalled) or is_outage(error.__cause__)
 
 
 def refuse_disturbed(agent: AgentRun, calls: ModelCalls, task: TaskSpec) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
 import time
@@ -29,7 +28,8 @@ from polar.models.session import (
 from polar.node import packing
 from polar.node.agent import AgentRun
 from polar.node.artifacts import Artifacts, collect
-from polar.node.failures import BudgetExceeded, reason_for, refuse_disturbed
+from polar.node.evaluation import budget, evaluate
+from polar.node.failures import reason_for, refuse_disturbed
 from polar.node.pools import Seat
 from polar.node.prewarming import Prewarmed
 from polar.node.sandboxes import Sandboxes
@@ -132,7 +132,7 @@ class SessionRun:
         """INIT: the sandbox as the task asks for it, with the harness in it."""
         task = self.lease.task
         async with AsyncExitStack() as stack:
-            async with self.shop.pools.init, _budget(task.budgets.init_seconds, "init_seconds"):
+            async with self.shop.pools.init, budget(task.budgets.init_seconds, "init_seconds"):
                 harness: Harness = plugins.create("harnesses", "harness", task.harness)
                 installation = await self.shop.installations.get(task.harness.name, harness)
                 self.agent.harness_version = installation.version
@@ -145,24 +145,21 @@ class SessionRun:
     async def _evaluate(
         self, evaluator: Evaluator, sandbox: Sandbox, fresh: Prewarmed, built: packing.Built
     ) -> Verdict:
-        seconds = self.lease.task.budgets.evaluate_seconds
-        async with _budget(seconds, "evaluate_seconds"):
-            return await evaluator.evaluate(
-                EvaluationContext(
-                    task=self.lease.task,
-                    sandbox=sandbox,
-                    stats=built.stats,
-                    timeout=seconds,
-                    agent_end=self.agent.end,
-                    exit_code=self.agent.exit_code,
-                    trace_ends=built.trace_ends,
-                    completions=self._completions,
-                    sandbox_maker=fresh.sandbox,
-                    artifacts=self.kept,
-                    cache=self.shop.cache_dir,
-                    judges=self.shop.judges,
-                )
-            )
+        context = EvaluationContext(
+            task=self.lease.task,
+            sandbox=sandbox,
+            stats=built.stats,
+            timeout=self.lease.task.budgets.evaluate_seconds,
+            agent_end=self.agent.end,
+            exit_code=self.agent.exit_code,
+            trace_ends=built.trace_ends,
+            completions=self._completions,
+            sandbox_maker=fresh.sandbox,
+            artifacts=self.kept,
+            cache=self.shop.cache_dir,
+            judges=self.shop.judges,
+        )
+        return await evaluate(evaluator, context)
 
     async def pack(self, ending: Ending) -> packing.Packed:
         """The result, with its recording and its artifacts as files. What was captured is kept however the
@@ -250,13 +247,3 @@ class SessionRun:
         self._seconds[self.status] = self._seconds.get(self.status, 0.0) + spent
         self.shop.metrics.stage(self.status, spent)
         self._entered = now
-
-
-@asynccontextmanager
-async def _budget(seconds: float, name: str) -> AsyncIterator[None]:
-    """A deadline whose end is an error that names the budget."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise BudgetExceeded(f"budgets.{name} ({seconds:g} s) is used up") from None

@@ -22,6 +22,9 @@ from polar.runtimes.base import SandboxError
 from polar.runtimes.limits import Limit, Limits
 
 CONTROLLERS = {Limit.MEMORY: "memory", Limit.PIDS: "pids", Limit.CPU: "cpu"}
+_NEARLY_NOTHING = 1 << 20
+"""By how much less memory than its limit a group may have held that has reached it: the kernel counts in
+pages, and several at once."""
 WITH_SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 """Settings of kernels that account for swap; without them there is none to use."""
 PERIOD_MICROSECONDS = 100_000
@@ -287,9 +290,14 @@ def _settings(limits: Limits, hierarchy: Hierarchy) -> Iterator[tuple[str, str]]
 def _own_memory_refusals(path: Path, is_v2: bool) -> int:
     if is_v2:
         return _count(path / "memory.events", "oom")
-    # v1 does not tell whose memory was short: a group that never reached its limit ran into the machine's.
-    reached = _words(path / "memory.failcnt")
-    return 0 if reached == ["0"] else _memory_kills(path, is_v2)
+    # v1 does not tell whose memory was short, and some kernels do not count refusals (memory.failcnt).
+    return _memory_kills(path, is_v2) if _has_reached_its_limit(path) else 0
+
+
+def _has_reached_its_limit(path: Path) -> bool:
+    """Whether a group of v1 ever held about as much memory as it may; if not, the machine ran short."""
+    highest, limit = (_words(path / f"memory.{name}_in_bytes") for name in ("max_usage", "limit"))
+    return not highest or not limit or int(highest[0]) + _NEARLY_NOTHING >= int(limit[0])
 
 
 def _memory_kills(path: Path, is_v2: bool) -> int:

@@ -109,6 +109,16 @@ def test_limits_of_v1_are_written(tmp_path: Path) -> None:
     [
         (True, {"memory.events": "low 0\noom 3\noom_kill 5\n", "pids.events": "max 7\n"}),
         (False, {"memory.oom_control": "oom_kill_disable 0\noom_kill 3\n", "pids.events": "max 7\n"}),
+        (
+            False,
+            {
+                "memory.oom_control": "oom_kill 3\n",
+                "memory.failcnt": "0\n",  # as newer kernels leave it
+                "memory.max_usage_in_bytes": "511938560\n",
+                "memory.limit_in_bytes": "512000000\n",
+                "pids.events": "max 7\n",
+            },
+        ),
     ],
 )
 def test_refusals_are_counted(tmp_path: Path, is_v2: bool, files: dict[str, str]) -> None:
@@ -122,7 +132,14 @@ def test_refusals_are_counted(tmp_path: Path, is_v2: bool, files: dict[str, str]
     ("is_v2", "files"),
     [
         (True, {"memory.events": "oom 0\noom_kill 3\n"}),
-        (False, {"memory.oom_control": "oom_kill 3\n", "memory.failcnt": "0\n"}),
+        (
+            False,
+            {
+                "memory.oom_control": "oom_kill 3\n",
+                "memory.max_usage_in_bytes": "400000000\n",
+                "memory.limit_in_bytes": "512000000\n",
+            },
+        ),
     ],
 )
 def test_a_process_that_the_machine_had_no_memory_for_hit_no_limit_of_its_own(
