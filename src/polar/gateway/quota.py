@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from polar.config.settings import GatewaySettings
 from polar.dialects.base import Refusal, RequestRefused
+from polar.models.chat import Message
 
 _GUARANTEED = 4
 """A session may always hold this part of its limit, whatever the others hold: one of the longest calls."""
 _BYTES_PER_VALUE = 64
 """About what a JSON value takes in memory in addition to its text."""
+_LITTLE = 1 << 16
+"""Memory that is not worth a closer look at the values it is taken for."""
+_QUOTE = ord('"')
 _NOT_THE_AGENTS_FAULT = frozenset(
     {
         Refusal.UNKNOWN_KEY,
@@ -120,11 +127,39 @@ class HeldRequest:
         self._quota.grow(self._size, size)
         self._size = size
 
+    def hold_more(self, size: int) -> None:
+        """Hold this many bytes besides."""
+        self.hold(self._size + size)
 
-def memory_of(body: bytes) -> int:
+
+def memory_of(document: bytes) -> int:
     """About how much memory a JSON document takes once it is parsed: many small values take far more
     than their text."""
-    return len(body) + _BYTES_PER_VALUE * sum(body.count(mark) for mark in (b"{", b"[", b","))
+    most = sum(map(document.count, (b"{", b"[", b",")))
+    is_little = _BYTES_PER_VALUE * most <= _LITTLE
+    return len(document) + _BYTES_PER_VALUE * (most if is_little else values_in(document))
+
+
+def memory_of_calls(messages: Iterable[Message]) -> int:
+    """As `memory_of`, for the arguments of all tool calls in messages: strings, whose JSON is read too."""
+    arguments = (call.arguments for message in messages for call in message.tool_calls)
+    return sum(memory_of(text.encode("utf-8", "surrogatepass")) for text in arguments)
+
+
+def values_in(document: bytes, step: int = 1 << 18) -> int:
+    """How many values a JSON document has, about. What stands in a string is text alone, however much it
+    looks like JSON."""
+    values = 0
+    is_in_string = is_escaped = False
+    for start in range(0, len(document), step):
+        piece = document[start : start + step]
+        plain = (b"_" + piece[1:] if is_escaped else piece).replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        is_escaped = plain.endswith(b"\\")
+        characters = np.frombuffer(plain, np.uint8)
+        inside = (np.cumsum(characters == _QUOTE, dtype=np.uint8) + is_in_string) & 1
+        is_in_string = bool(inside[-1])
+        values += sum(int(np.count_nonzero((characters == mark) & (inside == 0))) for mark in b"{[,")
+    return values
 
 
 def _over_quota(why: str) -> RequestRefused:

@@ -15,6 +15,8 @@ _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 """As zlib calls a stream whose own head says which of the two it is."""
 _STEP = 1 << 20
 """How much is decompressed at once."""
+_SHORT = 1 << 16
+"""Bytes that are looked through sooner than another thread would begin with them."""
 
 
 async def read_body(request: web.Request, settings: GatewaySettings, held: HeldRequest) -> bytes:
@@ -31,7 +33,7 @@ async def read_body(request: web.Request, settings: GatewaySettings, held: HeldR
         raise _malformed("The request body is not framed as its headers say.") from None
     if encoding:
         body = await _inflated(body, settings.max_body_bytes, held)
-    held.hold(memory_of(body))
+    held.hold(memory_of(body) if len(body) <= _SHORT else await asyncio.to_thread(memory_of, body))
     return body
 
 

@@ -49,7 +49,7 @@ from polar.gateway.chat_source import ChatSource
 from polar.gateway.connection import Connection
 from polar.gateway.gateways import Address, Gateways
 from polar.gateway.metrics import GatewayMetrics, Load
-from polar.gateway.quota import HeldRequest
+from polar.gateway.quota import HeldRequest, memory_of_calls
 from polar.gateway.request_body import read_body
 from polar.gateway.request_coalescer import InFlight, fingerprint
 from polar.gateway.session import Session, SessionGrant, new_key
@@ -271,6 +271,7 @@ class Gateway(Gateways):
         session.refuse_when_over()
         body = await read_body(request, self._settings, held)
         chat = self._chat_request(dialect, route, request, body, session)
+        held.hold_more(memory_of_calls(chat.messages))
         return chat, fingerprint(request.raw_path, body, request.headers)
 
     def _chat_request(

@@ -20,7 +20,7 @@ from polar.config.settings import GatewaySettings
 from polar.dialects.base import RequestRefused
 from polar.engines.base import EngineDown, EngineError
 from polar.gateway.abridgement import MESSAGES_DROPPED
-from polar.gateway.quota import GatewayMemory, SessionQuota, memory_of
+from polar.gateway.quota import GatewayMemory, SessionQuota, memory_of, values_in
 from polar.gateway.server import new_key
 from polar.models.chat import FinishReason, Message, ToolDefinition
 from polar.rendering.chatml import ChatML
@@ -275,3 +275,45 @@ def test_what_is_held_is_bounded_and_comes_back(steps: list[tuple[int, int, int]
 def test_the_memory_of_a_body_is_not_estimated_far_below_what_it_takes(value: str) -> None:
     body = f"[{','.join([value] * 1000)}]".encode()
     assert memory_of(body) >= 64 * 1000
+
+
+def test_a_long_context_of_data_takes_no_more_memory_than_its_text() -> None:
+    tables = ",".join(map(str, range(700_000))) + '\n{"a": [1, 2, {}]}\\' * 10_000
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": tables}]})
+    assert len(body) < memory_of(body) < len(body) + 1024
+
+
+async def test_arguments_of_many_values_count_as_what_they_take(set_scene: SetScene) -> None:
+    settings = GatewaySettings(max_bytes_in_flight=4 * MIB)
+    scene = await set_scene([], settings=settings)
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "f", "arguments": "[" + "[]," * 200_000 + "1]"},
+    }
+    said = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "x"},
+    ]
+    status, answer = await send(scene, orjson.dumps({**scene.body(), "messages": said}))
+    assert status == 413, answer
+
+
+@given(
+    st.recursive(
+        st.one_of(st.text(alphabet='\\",[{a\n\u00e9'), st.integers(0, 9)),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='\\",[{'), inner),
+    ),
+    st.integers(1, 9),
+)
+def test_values_are_counted_wherever_a_document_is_cut(document: object, step: int) -> None:
+    body = orjson.dumps(document)
+    assert values_in(body, step) == marks(document)
+
+
+def marks(document: object) -> int:
+    """Brackets that open, and commas, in the JSON of a document."""
+    if not isinstance(document, list | dict):
+        return 0
+    inner = document.values() if isinstance(document, dict) else document
+    return 1 + max(len(document) - 1, 0) + sum(map(marks, inner))
