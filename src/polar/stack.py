@@ -18,9 +18,7 @@ from polar.client.trust import Authority, pinned
 from polar.config.settings import (
     EngineSettings,
     Settings,
-    environment_callback_secret,
     environment_client_cert,
-    environment_database_url,
 )
 from polar.engines.base import Engine, Mode, ModelInfo
 from polar.engines.clients import engine_client
@@ -205,20 +203,19 @@ def _callback_secret(settings: Settings) -> str | None:
     callbacks = settings.server.callbacks
     if not callbacks.allow:
         return None
-    given = environment_callback_secret() or callbacks.secret
-    if given is None and (settings.server.database_url or environment_database_url()):
+    if callbacks.secret is None and settings.server.database_url:
         raise InvalidInput(
             "server.callbacks: servers that share a database must sign with one secret",
             hint="set server.callbacks.secret or POLAR_CALLBACK_SECRET",
         )
-    return given or load_or_create_secret(settings.data_dir.absolute() / "callback-secret")
+    return callbacks.secret or load_or_create_secret(settings.data_dir.absolute() / "callback-secret")
 
 
 def opened_store(settings: Settings) -> AbstractAsyncContextManager[Store]:
     """The store that the settings name, to be entered."""
     return Store.open(
         settings.data_dir.absolute(),
-        database_url=environment_database_url() or settings.server.database_url,
+        database_url=settings.server.database_url,
         blobs_url=settings.server.blobs_url,
     )
 

@@ -82,9 +82,7 @@ def _upgrade(settings: Settings) -> None:
 
 
 def _refuse_urls(settings: Settings, action: str) -> None:
-    from polar.config.settings import environment_database_url
-
-    if settings.server.database_url or environment_database_url():
+    if settings.server.database_url:
         raise InvalidInput(
             f"polar db {action} is for SQLite", hint="use pg_dump and pg_restore; see docs/operations.md"
         )

@@ -333,11 +333,6 @@ def environment_token() -> str | None:
     return os.environ.get("POLAR_TOKEN") or None
 
 
-def environment_callback_secret() -> str | None:
-    """What callbacks are signed with, given by $POLAR_CALLBACK_SECRET."""
-    return os.environ.get("POLAR_CALLBACK_SECRET") or None
-
-
 def environment_ca() -> Path | None:
     """Whose certificates clients trust besides the machine's own, given by $POLAR_CA."""
     given = os.environ.get("POLAR_CA")
@@ -348,16 +343,6 @@ def environment_client_cert() -> tuple[Path, Path] | None:
     """The certificate and key that clients show, given by $POLAR_CLIENT_CERT and $POLAR_CLIENT_KEY."""
     cert, key = os.environ.get("POLAR_CLIENT_CERT"), os.environ.get("POLAR_CLIENT_KEY")
     return (Path(cert).expanduser(), Path(key or cert).expanduser()) if cert else None
-
-
-def environment_engine_key() -> str | None:
-    """The engine's API key given by $POLAR_ENGINE_KEY, where the settings file shall not hold it."""
-    return os.environ.get("POLAR_ENGINE_KEY") or None
-
-
-def environment_database_url() -> str | None:
-    """The database given by $POLAR_DATABASE_URL, where the settings file shall not hold its password."""
-    return os.environ.get("POLAR_DATABASE_URL") or None
 
 
 def environment_server() -> str | None:
@@ -382,18 +367,24 @@ def environment_otlp_endpoint() -> str | None:
 
 
 _VARIABLES = {
-    ("", "log_format"): "POLAR_LOG_FORMAT",
-    ("telemetry", "metrics_token"): "POLAR_METRICS_TOKEN",
-    ("telemetry", "traces"): "POLAR_OTEL",
+    "POLAR_LOG_FORMAT": ("log_format",),
+    "POLAR_DATABASE_URL": ("server", "database_url"),
+    "POLAR_CALLBACK_SECRET": ("server", "callbacks", "secret"),
+    "POLAR_ENGINE_KEY": ("engine", "api_key"),
+    "POLAR_METRICS_TOKEN": ("telemetry", "metrics_token"),
+    "POLAR_OTEL": ("telemetry", "traces"),
 }
+"""Environment variables for settings that a file need not hold: they are secret, or the machine's own."""
 
 
 def _with_variables(document: dict[str, Any]) -> dict[str, Any]:
-    """The settings with what the environment says of logs, metrics and traces instead."""
-    given = {place: os.environ.get(name) for place, name in _VARIABLES.items()}
-    for (section, key), value in given.items():
-        if value:
-            document = _merge(document, {section: {key: value}} if section else {key: value})
+    """The settings with what the environment says instead."""
+    for name, path in _VARIABLES.items():
+        if given := os.environ.get(name):
+            said: Any = given
+            for key in reversed(path):
+                said = {key: said}
+            document = _merge(document, said)
     return document
 
 

@@ -12,7 +12,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from polar import plugins
-from polar.config.settings import Settings, environment_engine_key
+from polar.config.settings import Settings
 from polar.diagnosis.finding import Area, Finding
 from polar.engines.base import PROCESSED, RAW, Engine, EngineError, GenerateRequest, Mode, ModelInfo
 from polar.engines.embedded.weights import ensure_tokenizer
@@ -100,7 +100,7 @@ async def _checked(engine: Engine, mode: Mode) -> Finding:
 async def _weights(settings: Settings) -> Finding:
     """By what a server shows: nothing is paused or loaded to find out."""
     path, sign, fix = _WEIGHT_SIGNS.get(settings.engine.kind, ("", "", "use vLLM or SGLang to train"))
-    key = environment_engine_key() or settings.engine.api_key
+    key = settings.engine.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(timeout=10.0, headers=headers) as http:
         lacking = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from polar.config.settings import FleetSettings, Settings, environment_engine_key
+from polar.config.settings import FleetSettings, Settings
 from polar.fleet.planning import NodeState
 from polar.fleet.scaling import parse_size
 from polar.models.component import Frozen
@@ -35,9 +35,6 @@ class FleetOrder:
     def of(cls, settings: Settings, server: str, token: str) -> FleetOrder:
         parse_size(settings.fleet.nodes)
         given = settings.model_dump(mode="json", exclude_unset=True, exclude={"fleet", "data_dir", "server"})
-        if key := environment_engine_key() or settings.engine.api_key:
-            # Other machines have another environment.
-            given["engine"] = {**given.get("engine", {}), "api_key": key}
         return cls(server, settings.fleet, settings.node.drain_seconds, token, given)
 
     def node_settings(self, name: str) -> dict[str, Any]:

@@ -97,16 +97,10 @@ async def test_an_openai_engine_is_chat_mode_and_nothing_else(tmp_path: Path) ->
             await source(tmp_path, url=wire.url, kind="openai", model="gpt", mode="tokens")
 
 
-async def test_the_engine_s_key_in_the_environment_comes_before_the_file_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_engine_is_shown_its_key() -> None:
     engine = engine_client(EngineSettings(url="http://a", api_key="sk-file"), ("http://a",))
     assert isinstance(engine, HttpEngine)
     assert engine._headers == {"Authorization": "Bearer sk-file"}
-    monkeypatch.setenv("POLAR_ENGINE_KEY", "sk-environment")
-    engine = engine_client(EngineSettings(url="http://a", api_key="sk-file"), ("http://a",))
-    assert isinstance(engine, HttpEngine)
-    assert engine._headers == {"Authorization": "Bearer sk-environment"}
 
 
 ENGINE = ("--engine-kind", "openai", "--engine-mode", "chat", "--model", "gpt")
