@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -22,13 +22,13 @@ import numpy as np
 from pydantic import ValidationError
 
 from polar.client import AsyncClient
+from polar.client.retry import retry_async
 from polar.config.settings import explain
-from polar.errors import InvalidInput, NotFound, Unavailable
+from polar.errors import InvalidInput, NotFound
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.trace import Trace
 from polar.training.groups import Excluded, learnable
-from polar.training.patience import PAUSES
 from polar.training.rollouts import rollout_of
 from polar.training.settings import ObjectiveSettings
 from polar.training.versions import Versions
@@ -150,8 +150,8 @@ async def roll_out(
         for number, order in enumerate(orders)
     ]
     for spec in specs:
-        await _patiently(partial(client.submit, spec))
-    results = await _patiently(lambda: client.wait([spec.id for spec in specs]))
+        await retry_async(partial(client.submit, spec))
+    results = await retry_async(lambda: client.wait([spec.id for spec in specs]))
     turns = asyncio.Semaphore(DOWNLOADS)
 
     async def read(result: SessionResult) -> ScoredSession:
@@ -232,18 +232,7 @@ async def _recording(client: AsyncClient, result: SessionResult) -> bytes | None
     if not result.has_recording:
         return None
     try:
-        return await _patiently(lambda: client.recording(result.session_id))
+        return await retry_async(lambda: client.recording(result.session_id))
     except NotFound as error:
         log.warning("session %s: %s", result.session_id, error)
         return None
-
-
-async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """The answer of a server that may be away for a while."""
-    for pause in PAUSES:
-        try:
-            return await ask()
-        except Unavailable as error:
-            log.warning("%s; asking again in %g s", error, pause)
-            await asyncio.sleep(pause)
-    return await ask()

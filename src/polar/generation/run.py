@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from polar.client import AsyncClient, Client
+from polar.client import AsyncClient, Client, retry
 from polar.errors import PolarError, Unavailable
 from polar.generation.plan import PlannedTask
 from polar.generation.progress import Tally
@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 MOST_TASKS_AT_ONCE = 64
 """Each is waited for on a connection of its own."""
-PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0, 30.0)
-"""Between attempts to reach a server that has gone: long enough for it to be started again."""
 
 
 @dataclass(slots=True)
@@ -105,14 +103,14 @@ async def _results(client: AsyncClient, planned: PlannedTask) -> AsyncIterator[t
     """The results of a task as its sessions end, each with whether it had ended before; once each."""
     seen: set[str] = set()
     found: int | None = None
-    failures = iter(PAUSES)
+    failures = iter(retry.PAUSES)
     while True:
         try:
             view = await client.submit(planned.spec)
             if found is None:
                 found = sum(count for status, count in view.sessions.items() if status.ended)
             async for result in client.results([planned.spec.id], follow=True):
-                failures = iter(PAUSES)
+                failures = iter(retry.PAUSES)
                 if result.session_id not in seen:
                     seen.add(result.session_id)
                     yield result, len(seen) <= found

@@ -6,11 +6,11 @@ import logging
 
 from polar import __version__
 from polar.client import AsyncClient
+from polar.client.retry import retry_forever
 from polar.config.settings import NodeSettings
 from polar.errors import Conflict, InvalidInput, NotFound
 from polar.models.views import Join, Joined
 from polar.node.pools import places
-from polar.node.reaching import until_reached
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ async def join(client: AsyncClient, settings: NodeSettings) -> Joined:
     """The server's welcome, waited for while it cannot be reached; PolarError if it refuses."""
     try:
         asked = Join(version=__version__, places=places(settings), runtimes=settings.runtimes)
-        joined = await until_reached("join", client.join, settings.name, asked)
+        joined = await retry_forever("join", client.join, settings.name, asked)
     # An early server knows no joining, or not all that a node says of itself.
     except (NotFound, InvalidInput):
         raise Conflict(

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from polar import logs, plugins
 from polar.client import AsyncClient
 from polar.client.courier import Courier, Parcel
+from polar.client.retry import retry_forever
 from polar.config.settings import NodeSettings
 from polar.engines.base import ModelInfo
 from polar.errors import Conflict, PolarError, Unavailable
@@ -24,7 +25,6 @@ from polar.node.admission import Admission
 from polar.node.leftovers import let_go
 from polar.node.policy import PolicyFollower, weight_roots
 from polar.node.pools import Seat
-from polar.node.reaching import until_reached
 from polar.node.session_run import Ending, SessionRun
 from polar.node.workshop import Workshop
 
@@ -162,7 +162,7 @@ class Node:
         """Ask for work; what is answered while the node is being stopped is given back, not lost."""
         asked = time.monotonic()
         asking = asyncio.create_task(
-            until_reached("ask for work", self._client.lease, self._settings.name, request)
+            retry_forever("ask for work", self._client.lease, self._settings.name, request)
         )
         try:
             return await asyncio.shield(asking)
@@ -272,7 +272,7 @@ class Node:
         session_id = run.lease.session_id
         try:
             parcel = Parcel(run.lease.key, packed.result, packed.recording, packed.archive, run.untold())
-            await until_reached("deliver a session", self._courier.deliver, parcel)
+            await retry_forever("deliver a session", self._courier.deliver, parcel)
         except Conflict as error:
             self._shop.metrics.delivered("refused")
             log.warning("session %s: result refused, its capture is kept: %s", session_id, error)

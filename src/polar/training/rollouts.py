@@ -13,12 +13,12 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from polar.client import Client
+from polar.client.retry import retry
 from polar.errors import NotFound
 from polar.evaluation.statistics import mean_of_outcomes
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
 from polar.training.groups import Excluded, Group, Material, Sample, material
-from polar.training.patience import patiently
 from polar.training.settings import GrpoSettings, RolloutSettings
 from polar.training.sources import Shuffled
 from polar.training.versions import Versions
@@ -87,7 +87,7 @@ class Rollouts:
             while len(self._in_flight) < missing + ahead:
                 self._submit()
             urgent = self._urgent(missing)
-            patiently(partial(self._read_until_one_is_complete, urgent))
+            retry(partial(self._read_until_one_is_complete, urgent))
             groups.append(group := self._pop(urgent))
             if group.has_spread or not spares:
                 missing -= 1
@@ -139,7 +139,7 @@ class Rollouts:
         temperature = self._settings.objective.temperature
         prefix = f"{self._run}-{position}"
         spec = rollout_of(self._tasks[turn.task], prefix, self._rollouts.samples, temperature)
-        known = patiently(lambda: self._client.submit(spec))
+        known = retry(lambda: self._client.submit(spec))
         self._in_flight[spec.id] = turn
         if known.status is not TaskStatus.QUEUED:
             self._read_again()
@@ -200,7 +200,7 @@ class Rollouts:
         if not result.has_recording:
             return None
         try:
-            return decode(patiently(lambda: self._client.recording(result.session_id)))
+            return decode(retry(lambda: self._client.recording(result.session_id)))
         except (NotFound, DamagedRecording) as error:
             log.warning("session %s: %s", result.session_id, error)
             return None
@@ -230,8 +230,8 @@ class HeldOut:
             for number, task in enumerate(self._tasks)
         ]
         for spec in specs:
-            patiently(partial(self._client.submit, spec))
-        results = patiently(lambda: self._client.wait([spec.id for spec in specs]))
+            retry(partial(self._client.submit, spec))
+        results = retry(lambda: self._client.wait([spec.id for spec in specs]))
         rewards: dict[str, list[float]] = {spec.id: [] for spec in specs}
         for result in results:
             rewards[result.task_id].append(result.reward or 0.0)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from polar.client import Client
+from polar.client.retry import retry
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.models.policy import PolicyView
-from polar.training.patience import patiently
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +59,14 @@ class Engines:
 
     def push(self, policy: Exports) -> int:
         """Engines that cannot load, or that somebody pauses, keep what they have: the version stays."""
-        version = patiently(self._client.policy).newest + 1
+        version = retry(self._client.policy).newest + 1
         path = self._written(policy)
         refusal: PolarError | None = None
         try:
             view = self._client.update_policy(path, version=version)
         except (Unavailable, Conflict) as error:
             # The request may have been carried out and only its answer lost: what is stored holds.
-            view, refusal = patiently(self._client.policy), error
+            view, refusal = retry(self._client.policy), error
         # One that is still under way somewhere changes nothing once its version was asked for.
         self._remove_unneeded(view, undecided=path if view.newest < version else None)
         if refusal is None or view.path == str(path):

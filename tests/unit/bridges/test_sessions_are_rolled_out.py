@@ -10,7 +10,7 @@ import pytest
 
 from polar.bridges import sessions
 from polar.bridges.sessions import Order, ScoredSession, one_session, roll_out, task_of, task_row
-from polar.client import AsyncClient
+from polar.client import AsyncClient, retry
 from polar.errors import InvalidInput
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec
@@ -37,7 +37,7 @@ class AsyncRolloutClient:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sessions, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0, 0.0))
     return AsyncRolloutClient()
 
 

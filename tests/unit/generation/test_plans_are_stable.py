@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from polar.client import retry
 from polar.errors import Unavailable
-from polar.generation import run as running
 from polar.generation.plan import plan
 from polar.generation.progress import Tally, shown
 from polar.generation.run import Generation
@@ -112,7 +112,7 @@ class Restarting:
 
 
 async def test_a_server_that_goes_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0))
     client: Any = Restarting()
     generation = Generation(plan([shell_task("a", "true", samples=3)]), ACCEPT, 0, Tally(3))
     await asyncio.wait_for(generation.run(client, 4), 10)
@@ -125,7 +125,7 @@ class Gone:
 
 
 async def test_a_server_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0))
     client: Any = Gone()
     generation = Generation(plan([shell_task("a", "true")]), ACCEPT, 0, Tally(1))
     with pytest.raises(Unavailable, match="gone"):

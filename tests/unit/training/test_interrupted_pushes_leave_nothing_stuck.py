@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from polar.client import AsyncClient, Client
+from polar.client import AsyncClient, Client, retry
 from polar.config.settings import ServerSettings
 from polar.engines.base import EngineError, WeightUpdate
 from polar.engines.pausable import PausableEngine
@@ -23,7 +23,6 @@ from polar.node import policy as node_policy
 from polar.node.policy import PolicyFollower
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
-from polar.training import patience
 from polar.training.sinks import Engines
 from tests.fakes.switchable_engine import SwitchableEngine
 
@@ -172,7 +171,7 @@ class System:
 
 @pytest.fixture
 async def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[System]:
-    monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0, 0.0))
     monkeypatch.setattr(node_policy, "RETRY_SECONDS", 0.01)
     async with _running(tmp_path) as made:
         yield made

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from polar.client import retry
 from polar.models.task import TaskSpec
-from polar.training import patience
 from polar.training.groups import Excluded, Material
 from polar.training.rollouts import Rollouts, rollout_of
 from polar.training.settings import GrpoSettings
@@ -107,7 +107,7 @@ def test_a_lost_recording_is_counted_and_training_goes_on() -> None:
 
 
 def test_a_server_that_is_away_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0, 0.0))
     client = RolloutClient()
     client.failures = 2
     assert names(source(client).take(Versions(0)))
