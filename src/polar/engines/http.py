@@ -127,9 +127,7 @@ class HttpEngine(Engine):
 
     async def _try_tokens(self) -> str | None:
         """What is wrong with a sampled token, if anything."""
-        sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
-        request = GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
-        async with aclosing(self.generate(request)) as chunks:
+        async with aclosing(self.generate(_probe(temperature=1.0))) as chunks:
             sampled = sum([len(chunk.ids) async for chunk in chunks])
         return None if sampled else "it samples without returning token ids"
 
@@ -137,7 +135,7 @@ class HttpEngine(Engine):
         """Of which distribution logprobs are: the likeliest token is the same at any temperature, and its
         logprob is too where temperature does not count."""
         try:
-            cool, hot = [await self._likeliest(temperature) for temperature in PROBE_TEMPERATURES]
+            cool, hot = [await self._likeliest(_probe(each)) for each in PROBE_TEMPERATURES]
         except EngineDown:
             raise
         except (EngineError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -148,8 +146,8 @@ class HttpEngine(Engine):
         # Of a token that is certain, both are 0.
         return RAW if cool < -PROBE_TOLERANCE else None
 
-    async def _likeliest(self, temperature: float) -> float:
-        """The logprob of the token that most probably follows a prompt, as a session would get it."""
+    async def _likeliest(self, probe: GenerateRequest) -> float:
+        """The logprob of the token that most probably follows the prompt, as a session would get it."""
         raise EngineError(f"{type(self).__name__} shows only what it samples")
 
     async def _try_chat(self, *tools: ToolDefinition) -> str | None:
@@ -375,3 +373,9 @@ def reason_in(body: bytes) -> str:
         if message:
             return f"{message} [{code}]" if isinstance(code, str) else str(message)
     return body[:300].decode("utf-8", "replace")
+
+
+def _probe(temperature: float) -> GenerateRequest:
+    """Asks for one token, on behalf of no session."""
+    sampling = Sampling(temperature=temperature, top_p=1.0, top_k=0, max_tokens=1)
+    return GenerateRequest(f"check-{uuid4().hex}", [1], sampling)

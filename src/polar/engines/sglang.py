@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
-from uuid import uuid4
 
 import orjson
 
@@ -26,7 +25,7 @@ from polar.engines.base import (
 )
 from polar.engines.guidance import guided, token_biases
 from polar.engines.http import HttpEngine, reason_in, refusal
-from polar.models.chat import ChatRequest, FinishReason, Sampling
+from polar.models.chat import ChatRequest, FinishReason
 from polar.models.policy import PauseMode
 
 log = logging.getLogger(__name__)
@@ -110,10 +109,8 @@ class SglangEngine(HttpEngine):
         }
         return _prompt_logprobs(await self._document("/generate", body), ids)
 
-    async def _likeliest(self, temperature: float) -> float:
-        sampling = Sampling(temperature=temperature, top_p=1.0, top_k=0, max_tokens=1)
-        request = GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
-        body = _request_body(request) | {"stream": False, "top_logprobs_num": 1}
+    async def _likeliest(self, probe: GenerateRequest) -> float:
+        body = _request_body(probe) | {"stream": False, "top_logprobs_num": 1}
         answer = await self._document("/generate", body)
         return float(answer["meta_info"]["output_top_logprobs"][0][0][0])
 

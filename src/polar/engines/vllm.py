@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 import orjson
 
@@ -31,7 +30,7 @@ from polar.engines.base import (
 from polar.engines.chat_wire import Fixed, Versioned
 from polar.engines.guidance import guided, token_biases
 from polar.engines.http import HttpEngine, NotAccepted, reason_in
-from polar.models.chat import ChatRequest, FinishReason, Sampling
+from polar.models.chat import ChatRequest, FinishReason
 from polar.models.policy import PauseMode
 from polar.rendering.constraints import Constraint
 
@@ -113,10 +112,8 @@ class VllmEngine(HttpEngine):
         }
         return _prompt_logprobs(await self._document("/v1/completions", body), ids)
 
-    async def _likeliest(self, temperature: float) -> float:
-        sampling = Sampling(temperature=temperature, top_p=1.0, top_k=0, max_tokens=1)
-        request = GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
-        body = _request_body(request, await self._served_name()) | {"stream": False}
+    async def _likeliest(self, probe: GenerateRequest) -> float:
+        body = _request_body(probe, await self._served_name()) | {"stream": False}
         del body["stream_options"]
         answer = await self._document("/v1/completions", body)
         return float(max(answer["choices"][0]["logprobs"]["top_logprobs"][0].values()))
