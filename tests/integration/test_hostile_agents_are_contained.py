@@ -264,3 +264,29 @@ async def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
         assert result.timed_out
         assert result.exit_code == -9
         assert time.monotonic() - begun < 30
+
+
+REACH = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+own = ctypes.create_string_buffer(8)
+vector = (ctypes.c_size_t * 2)(ctypes.addressof(own), 8)
+files = ("mem", "maps", "fd", "syscall", "task/1/mem")
+reached = [file for file in files if os.path.exists(f"/proc/1/{file}")]
+reached += [name for name, arguments in {
+    "ptrace": (16, 1, 0, 0),
+    "process_vm_readv": (1, vector, 1, vector, 1, 0),
+    "process_vm_writev": (1, vector, 1, vector, 1, 0),
+}.items() if getattr(libc, name)(*arguments) != -1 or ctypes.get_errno() != 1]
+try:
+    reached.append(str(os.pidfd_open(1)))
+except PermissionError:
+    pass
+assert os.pidfd_open(os.getpid()) > 0 and os.path.exists("/proc/self/maps")
+print(reached)
+"""
+
+
+async def test_the_process_that_tells_how_a_command_ended_is_out_of_reach(tmp_path: Path) -> None:
+    async with started(tmp_path / "s1") as sandbox:
+        assert told(await python(sandbox, REACH)) == "[]"

@@ -236,6 +236,8 @@ def _system() -> Iterator[str]:
     yield from ("--proc", "/proc")
     for name in COVERED_PROC:
         yield from ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")
+    # The process of bwrap's own that reports how the command ended: its memory must be nobody's to change.
+    yield from ("--perms", "0555", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1")
     yield from ("--dev", "/dev", "--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm")
     yield from ("--remount-ro", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp")
 

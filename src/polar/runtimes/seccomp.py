@@ -69,6 +69,16 @@ ABSENT: dict[str, tuple[int, int]] = {
     "io_uring_register": (427, 427),
 }
 
+ON_PROCESSES: dict[str, tuple[tuple[int, int], int]] = {
+    # name: (numbers, which argument is the process)
+    "ptrace": ((101, 117), 1),
+    "process_vm_readv": ((310, 270), 0),
+    "process_vm_writev": ((311, 271), 0),
+    "pidfd_open": ((434, 434), 0),
+}
+"""Refused for the sandbox's first process, whose memory decides what is told of the others' end."""
+FIRST_PROCESS = 1
+
 CLONE, UNSHARE, SOCKET = (56, 220), (272, 97), (41, 198)
 NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID and NET."""
@@ -96,6 +106,9 @@ def program(machine: str | None = None) -> bytes | None:
         steps.append(_op(_JUMP_AT_LEAST, 0x40000000, 0, 1) + _refuse(errno.ENOSYS))
     steps += [_if_equal(number, [_refuse(errno.EPERM)]) for number in refused]
     steps += [_if_equal(numbers[column], [_refuse(errno.ENOSYS)]) for numbers in ABSENT.values()]
+    for on_process, argument in ON_PROCESSES.values():
+        first = [_load(_ARGUMENT_AT + 8 * argument), _if_equal(FIRST_PROCESS, [_refuse(errno.EPERM)])]
+        steps.append(_if_equal(on_process[column], [*first, _op(_RETURN, _ALLOW)]))
     for numbers in (CLONE, UNSHARE):
         flags = [
             _load(_ARGUMENT_AT),

@@ -16,6 +16,7 @@ from polar.runtimes.seccomp import (
     FAMILIES,
     NEW_NAMESPACES,
     NUMBERS,
+    ON_PROCESSES,
     SOCKET,
     UNSHARE,
     X86_ONLY,
@@ -26,11 +27,13 @@ ALLOWED = 0
 MACHINES = list(ARCHITECTURES)
 
 
-def verdict(machine: str, number: int, first: int = 0, architecture: int | None = None) -> int:
+def verdict(
+    machine: str, number: int, first: int = 0, second: int = 0, architecture: int | None = None
+) -> int:
     """0 if the kernel would let the call pass, else the error it answers with."""
     filter_ = program(machine)
     assert filter_ is not None
-    data = struct.pack("=IIQQ", number, architecture or ARCHITECTURES[machine], 0, first)
+    data = struct.pack("=IIQQQ", number, architecture or ARCHITECTURES[machine], 0, first, second)
     steps = list(struct.iter_unpack("=HBBI", filter_))
     position = accumulator = 0
     while True:
@@ -61,7 +64,9 @@ def test_refused_calls_are_refused_and_absent_ones_absent(machine: str) -> None:
 @given(st.sampled_from(MACHINES), st.integers(0, 600), st.integers(0, 2**31))
 def test_every_other_call_passes(machine: str, number: int, first: int) -> None:
     column = MACHINES.index(machine)
-    special = {numbers[column] for numbers in (*NUMBERS.values(), *ABSENT.values(), CLONE, UNSHARE, SOCKET)}
+    on_processes = [numbers for numbers, _ in ON_PROCESSES.values()]
+    known = (*NUMBERS.values(), *ABSENT.values(), *on_processes, CLONE, UNSHARE, SOCKET)
+    special = {numbers[column] for numbers in known}
     if number in special or (machine == "x86_64" and number in X86_ONLY.values()):
         return
     assert verdict(machine, number, first) == ALLOWED
@@ -71,6 +76,22 @@ def test_every_other_call_passes(machine: str, number: int, first: int) -> None:
 def test_no_namespace_can_be_made(machine: str, call: tuple[int, int], flags: int) -> None:
     expected = errno.EPERM if flags & NEW_NAMESPACES else ALLOWED
     assert verdict(machine, call[MACHINES.index(machine)], flags) == expected
+
+
+@given(
+    st.sampled_from(MACHINES),
+    st.sampled_from(sorted(ON_PROCESSES)),
+    st.integers(0, 2**31),
+    st.integers(0, 99),
+)
+def test_the_first_process_is_out_of_reach_and_no_other(
+    machine: str, call: str, process: int, other: int
+) -> None:
+    numbers, argument = ON_PROCESSES[call]
+    number = numbers[MACHINES.index(machine)]
+    for target in (process, 1):
+        arguments = (target, other) if argument == 0 else (other, target)
+        assert verdict(machine, number, *arguments) == (errno.EPERM if target == 1 else ALLOWED)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
