@@ -56,6 +56,10 @@ two=$(python3 -c 'from calc import double; print(double(2))')
 if [ "$three" = 6 ] && [ "$two" = 4 ]; then reward 1; else reward 0; fi
 """
 COMMAND: dict[str, Any] = {"command": CHECK, "reward": "stated"}
+EXIT_CODE: dict[str, Any] = {
+    "command": "[ $(python3 -c 'from calc import double; print(double(3))') = 6 ]",
+    "reward": "exit_code",
+}
 
 ROW: dict[str, Any] = {
     "instance_id": "calc-1",
@@ -190,6 +194,7 @@ class Exam:
 LIVE = {"sandbox": "live"}
 EXAMS = (
     Exam("command", Kind.PYTHON, COMMAND),
+    Exam("command", Kind.PYTHON, EXIT_CODE, label="exit-code"),
     Exam("command", Kind.NODE, {"command": "npm test --silent", "files": JS_HIDDEN}, JS_FILES, JS_FIX),
     Exam("command", Kind.MAKE, MAKE, MAKE_FILES, MAKE_FIX),
     Exam("command", Kind.MAKE, MAKE | LIVE, MAKE_FILES, MAKE_FIX, label="live"),

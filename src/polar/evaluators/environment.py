@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from polar.evaluators.base import EvaluationFailed
-from polar.evaluators.inside import CLEAN_GIT, place, private_directory
+from polar.evaluators.inside import CLEAN_GIT, must_run, place, private_directory
 from polar.models.task import FileContent
 from polar.runtimes.base import Command, ExecResult, Sandbox, SandboxError
 
@@ -40,6 +40,10 @@ if getattr(sys.flags, "safe_path", False):
     sys.path.insert(_installed[0] if _installed else len(sys.path), _first())
 '''
 
+_CLOSED_SHELL = 'mkdir -p "${1%/*}" && cp /bin/sh "$1" && chmod 0111 "$1" && "$1" -c true'
+"""Makes a shell into whose memory nobody looks: the kernel closes that of programs run from files that
+their user may not read. Else a program of the agent's that the shell starts could trace its parent."""
+
 
 async def run_grader(
     command: str | Sequence[str],
@@ -49,9 +53,14 @@ async def run_grader(
     timeout: float,
     stdin: bytes = b"",
 ) -> ExecResult:
-    """Run a command of the evaluator's; a string by `/bin/sh -c`, a list as it is."""
-    argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
-    environment = await _environment(sandbox, env)
+    """Run a command of the evaluator's; a string by a copy of `/bin/sh`, a list as it is."""
+    clean = private_directory(sandbox)
+    environment = await _environment(sandbox, clean, env)
+    if isinstance(command, str):
+        shell = str(clean / "sh")
+        await must_run(sandbox, _CLOSED_SHELL, shell, timeout=timeout, name="evaluator-shell")
+        command = (shell, "-c", command)
+    argv = tuple(command)
     try:
         return await sandbox.exec(
             Command(argv, env=environment, stdin=stdin), timeout=timeout, log_name=LOG_NAME
@@ -60,9 +69,8 @@ async def run_grader(
         raise EvaluationFailed(f"the evaluator's command could not be run: {error}") from error
 
 
-async def _environment(sandbox: Sandbox, env: Mapping[str, str]) -> dict[str, str]:
+async def _environment(sandbox: Sandbox, clean: PurePosixPath, env: Mapping[str, str]) -> dict[str, str]:
     """An empty home, and settings by which runners load what they are told to alone; `env` wins."""
-    clean = private_directory(sandbox)
     files = {"home/.keep": FileContent(text=""), "python/sitecustomize.py": FileContent(text=_SITE)}
     await place(sandbox, files, clean)
     return {
