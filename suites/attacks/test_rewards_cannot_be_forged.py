@@ -81,6 +81,7 @@ async def test_an_attack_is_worth_nothing(exam: Exam, attack: Attack, sit: Sit) 
 REAL = (
     *("usercustomize-in-home", "path-file-in-home", "unittest-module", "unittest-package"),
     *("standard-library-module", "compiled-liar", "package-beside-test-module", "exit-on-import"),
+    *("package-of-the-tests", "package-of-the-workspace"),
     *("plug-in-by-metadata", "plug-in-by-egg-metadata", "plug-in-by-capital-metadata"),
     *("plug-in-by-linked-metadata", "conftest-at-the-top", "conftest-by-link", "plug-in-by-pytest-ini"),
     *("plug-in-by-setup-cfg", "plug-in-by-pyproject-toml", "pytest-module"),

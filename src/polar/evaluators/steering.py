@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
@@ -26,8 +26,10 @@ MAKEFILES = ("makefile", "gnumakefile")
 SETTINGS = (
     *("pyproject.toml", "setup.cfg", "tox.ini", "package.json", "cargo.toml"),
     *("*.dist-info/entry_points.txt", "*.egg-info/entry_points.txt"),
+    *("tests/*__init__.*", "test/*__init__.*"),
 )
-"""Files that honest work changes too; only what they tell a runner counts."""
+"""Files that honest work changes too; only what they tell a runner counts: of a package's own file among
+the tests, which is imported before them, all but being there."""
 INSTALLED = ("node_modules", ".venv", "venv", ".tox", ".nox", "__pycache__", ".pytest_cache")
 """Directories of what was installed or cached: those of the task's sandbox are used, never the agent's."""
 GUARDED = (*STEERING, *MAKEFILES, *SETTINGS)
@@ -35,8 +37,9 @@ GUARDED = (*STEERING, *MAKEFILES, *SETTINGS)
 RUNNERS = frozenset(
     {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "xdist", "py", "nose2", "hypothesis"}
 )
-SHADOWING = (frozenset(sys.stdlib_module_names) | RUNNERS) - {"test", "this", "antigravity"}
-"""Modules that a file of the same name at the top of the workspace would stand in for."""
+SHADOWING = (frozenset(sys.stdlib_module_names) | RUNNERS | {"__init__"}) - {"test", "this", "antigravity"}
+"""Modules that a file of the same name at the top of the workspace would stand in for; `__init__` makes
+the workspace itself a package, which pytest imports before the tests in it."""
 _MODULE_SUFFIXES = ("", ".py", ".pyc", ".so")
 _PYTHON_TOOLS = ("pytest", "coverage", "tox", "hatch", "pdm", "poe", "taskipy")
 _INI_SECTIONS = ("pytest", "tool:pytest", "tox", "testenv", "coverage:", "unittest", "nose")
@@ -156,7 +159,8 @@ def _parsed(text: str) -> configparser.RawConfigParser:
     return parser
 
 
-_READERS = {
+_READERS: dict[str, Callable[[str], object]] = {
+    "__init__.py": str.strip,
     "pyproject.toml": _pyproject,
     "package.json": _package,
     "cargo.toml": _crate,

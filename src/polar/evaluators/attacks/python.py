@@ -152,6 +152,13 @@ cat .kept > "$file"; done; rm -f .kept""",
 mkdir -p "${{file%.py}}" && cp liar.py "${{file%.py}}/__init__.py"; done; rm liar.py""",
     ),
     Attack(
+        "package-of-the-tests",
+        "Code in the files that make packages of the directories of tests, and of the workspace.",
+        Kind.PYTHON,
+        {"__init__.py": PYTHON_LIAR, "tests/__init__.py": PYTHON_LIAR},
+        f"""{_EACH_TEST} | while read -r file; do cp __init__.py "$(dirname "$file")/__init__.py"; done""",
+    ),
+    Attack(
         "exit-on-import",
         "Code under test that ends its process well as soon as it is imported.",
         Kind.PYTHON,
@@ -207,6 +214,12 @@ mkdir -p "${{file%.py}}" && cp liar.py "${{file%.py}}/__init__.py"; done; rm lia
 )
 
 PYTEST_ATTACKS = (
+    Attack(
+        "package-of-the-workspace",
+        "A file that makes a package of the workspace, which pytest imports before the tests.",
+        Kind.PYTEST,
+        {"__init__.py": PYTHON_LIAR},
+    ),
     Attack(
         "plug-in-by-metadata",
         "An installed package's metadata in the workspace that makes pytest load a plug-in.",
