@@ -13,7 +13,7 @@ from pydantic import field_validator
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
 from polar.evaluators.environment import ANY_PLUGIN, run_grader
 from polar.evaluators.harbor_task import LOGS, TESTS
-from polar.evaluators.inside import Spoiled, must_run, place
+from polar.evaluators.inside import Spoiled, must_run, place, run_script
 from polar.evaluators.output import cut, report_of
 from polar.evaluators.tampering import Finding, tampering_remarks
 from polar.evaluators.test_plan import spoiled
@@ -28,6 +28,12 @@ _CLEAR = f"""
 chmod -R u+rwX {TESTS} {LOGS} 2>/dev/null
 find {TESTS} {LOGS} -mindepth 1 -maxdepth 1 -exec rm -rf {{}} + && mkdir -p {LOGS}/verifier
 """
+_IS_OPEN = f"""
+for path in {LOGS} {LOGS}/verifier {" ".join(f"{LOGS}/verifier/{name}" for name in REWARD_FILES)}; do
+  [ ! -e "$path" ] || [ -w "$path" ] || exit 1
+done
+"""
+"""Whether the verifier can have written its reward: code that it ran may have left another and locked it."""
 
 
 class HarborEvaluator(Evaluator):
@@ -75,7 +81,7 @@ class HarborEvaluator(Evaluator):
             ending = "did not end in time" if result.timed_out else "was killed"
             return Verdict(reward=0.0, report=cut(f"{remarks}the verifier {ending}\n{report_of(result)}"))
         try:
-            rewards = self._agreed(await self._rewards(sandbox))
+            rewards = self._agreed(await self._rewards(context, sandbox))
         except EvaluationFailed as error:
             # Where the verifier leaves no reward of its own accord either, the task is at fault.
             await self._blame(context)
@@ -97,8 +103,11 @@ class HarborEvaluator(Evaluator):
         env = {**ANY_PLUGIN, **self.options.env}
         return await run_grader(f"exec {TESTS}/test.sh", sandbox, env=env, timeout=limit)
 
-    async def _rewards(self, sandbox: Sandbox) -> list[dict[str, float]]:
+    async def _rewards(self, context: EvaluationContext, sandbox: Sandbox) -> list[dict[str, float]]:
         """What the verifier wrote, file by file."""
+        check = await run_script(sandbox, _IS_OPEN, timeout=context.seconds_left, name="evaluator-open")
+        if check.exit_code != 0:
+            raise EvaluationFailed("the place of the reward was locked while the verifier ran")
         found = []
         for name in self._reward_files:
             try:
@@ -122,7 +131,7 @@ class HarborEvaluator(Evaluator):
         async with context.fresh_sandbox() as fresh:
             result = await self._run(context, fresh)
             try:
-                self._agreed(await self._rewards(fresh))
+                self._agreed(await self._rewards(context, fresh))
             except EvaluationFailed as error:
                 raise EvaluationFailed(
                     f"{TESTS}/test.sh leaves no reward that counts, whatever the agent did: {error.message}\n"

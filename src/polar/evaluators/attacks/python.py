@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polar.evaluators.attacks.attack import Attack, Kind
-from polar.evaluators.attacks.payloads import FAKE_UNITTEST, PYTEST_LIAR, PYTHON_LIAR
+from polar.evaluators.attacks.payloads import FAKE_UNITTEST, FORGE, PYTEST_LIAR, PYTHON_LIAR
 
 _USER_SITE = """
 site=$(python3 -c 'import site; print(site.getusersitepackages())'); mkdir -p "$site"
@@ -169,6 +169,14 @@ mkdir -p "${{file%.py}}" && cp liar.py "${{file%.py}}/__init__.py"; done; rm lia
         "Code under test that prints verdicts, leaves verdict files and ends its process well.",
         Kind.PYTHON,
         script=_prepend(PYTHON_LIAR.partition("if ")[0] + "\n_end()"),
+    ),
+    Attack(
+        "verdicts-locked-by-code",
+        "Code under test that leaves verdict files which nobody can write to any more.",
+        Kind.PYTHON,
+        script=_prepend(
+            f"import subprocess\nsubprocess.run(['/bin/sh', '-c', {FORGE + 'chmod -R a-w /logs/verifier'!r}])"
+        ),
     ),
     Attack(
         "flood-from-code",
