@@ -230,7 +230,7 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
         engine = await parts.enter_async_context(connected(settings, say))
         model = await engine.model_info()
         renderer = await _renderer(settings.engine, engine, model)
-        if renderer is None and settings.engine.history == "keep":
+        if renderer is None and settings.engine.keeps_thoughts:
             raise InvalidInput(
                 "engine.history: in chat mode the engine's template decides what is kept",
                 hint="set engine.mode to tokens, or engine.history to template",
@@ -308,8 +308,9 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
         _say_chat_mode(error)
         return None
     try:
-        keeps = settings.history == "keep"
-        renderer = await asyncio.to_thread(renderer_for, name, directory, keeps_thoughts=keeps)
+        renderer = await asyncio.to_thread(
+            renderer_for, name, directory, keeps_thoughts=settings.keeps_thoughts
+        )
     except InvalidInput as error:
         if not may_do_without:
             raise

@@ -203,6 +203,11 @@ class EngineSettings(Frozen):
         """One for each replica; none for the embedded engine."""
         return tuple(self.url.split(",")) if self.url else ()
 
+    @property
+    def keeps_thoughts(self) -> bool:
+        """Whether earlier thoughts stay in a conversation where the model's template drops them."""
+        return self.history == "keep"
+
 
 class JudgeSettings(Frozen):
     """A model that evaluators may ask: anything that speaks OpenAI's chat completions."""

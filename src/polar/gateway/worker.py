@@ -29,10 +29,10 @@ async def gateway_for(assignment: Assignment) -> AsyncIterator[Gateway]:
     settings, name = assignment.settings, assignment.tokenizer
     engine = engine_client(settings.engine, settings.engine.urls)
     try:
-        keeps = settings.engine.history == "keep"
-        renderer = (
-            renderer_for(name, ensure_tokenizer(name), keeps_thoughts=keeps) if name is not None else None
-        )
+        renderer = None
+        if name is not None:
+            keeps = settings.engine.keeps_thoughts
+            renderer = renderer_for(name, ensure_tokenizer(name), keeps_thoughts=keeps)
         model = await engine.model_info()
         async with (
             exporting(settings.telemetry, {"service.instance.id": settings.node.name}),
