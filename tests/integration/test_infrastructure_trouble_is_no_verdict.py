@@ -128,6 +128,33 @@ async def test_a_node_short_of_disk_space_leaves_sessions_in_the_queue_and_says_
     assert "less than node.disk_reserve_bytes" in str(node.trouble)
 
 
+async def test_broken_tasks_do_not_keep_a_node_from_sound_ones(small: System) -> None:
+    for task_id in ("broken", "broken-too"):
+        task = shell_task(task_id, "polar-no-such-program", samples=2, allow_no_model_calls=False)
+        await small.client.submit(task)
+    await small.client.submit(shell_task("sound", ASK, allow_no_model_calls=False))
+    async with small.node(run_slots=1, ready_buffer=0, breaker_failures=2, breaker_seconds=0.2):
+        (result,) = await small.client.wait(["sound"], timeout=120)
+    events = (await small.client.events()).events
+    begun = [event.task_id for event in events if event.status is SessionStatus.INIT]
+    assert result.reward == 1.0
+    assert begun.index("sound") < 12, "it came after all attempts at the broken ones"
+
+
+async def test_a_node_whose_disk_fills_while_all_places_are_taken_takes_nothing_more(small: System) -> None:
+    for task_id in ("first", "second"):
+        command = "touch started; until test -e go; do sleep 0.02; done; echo done > answer.txt"
+        await small.client.submit(shell_task(task_id, command))
+    async with small.node(run_slots=1, ready_buffer=0) as node:
+        async with asyncio.timeout(60):
+            while not (begun := list(small.data_dir.rglob("workspace/started"))):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        node._admission._reserve = 1 << 60
+        (begun[0].parent / "go").touch()
+        await small.client.wait(["first"], timeout=60)
+        assert (await small.client.session("second.0")).status is SessionStatus.QUEUED
+
+
 async def test_a_node_whose_engine_came_back_goes_on_with_what_waited(tmp_path: Path) -> None:
     down = EngineDown("no engine")
     script: list[Script] = [down, down, down, "Back again."]

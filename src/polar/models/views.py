@@ -145,6 +145,8 @@ class Joined(Frozen):
 
 MOST_LEASES = 1024
 """Of one request."""
+MOST_AVOIDED = 100
+"""Tasks that one request for leases names."""
 
 
 LEASE_SECRET = "X-Polar-Lease-Secret"
@@ -160,6 +162,8 @@ class LeaseRequest(Frozen):
     """How long the server may hold the answer back while there is no work."""
     runtimes: tuple[str, ...]
     """Only tasks that name one of these are leased."""
+    avoid: tuple[Id, ...] = Field(default=(), max_length=MOST_AVOIDED)
+    """Tasks whose sessions are leased only where no others wait."""
 
 
 class Leases(Frozen):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polar.config.settings import NodeSettings
 from polar.models.session import FailureReason, SessionResult, SessionStatus
-from polar.models.views import MOST_LEASES
+from polar.models.views import MOST_AVOIDED, MOST_LEASES
 from polar.runtimes.disk import free_bytes
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,11 @@ class Breaker:
         if self._opens_at is None:
             return MOST_LEASES
         return 1 if self._now() >= self._opens_at and not self._trials else 0
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Tasks of which a trial would tell little, while the breaker is open: theirs failed here before."""
+        return tuple(dict.fromkeys(self._tasks))[-MOST_AVOIDED:] if self.reason else ()
 
     def began(self, sessions: int) -> None:
         if self._opens_at is not None:

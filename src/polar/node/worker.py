@@ -145,12 +145,14 @@ class Node:
     async def _lease_forever(self, group: asyncio.TaskGroup) -> None:
         entrance = self._shop.pools.entrance
         while True:
-            allowed = await self._admission.allowed()
             async with self._places() as places:
+                # Only now: a place may have been long in coming.
+                allowed = await self._admission.allowed()
                 request = LeaseRequest(
                     max_sessions=min(len(places), MOST_LEASES, allowed),
                     wait_seconds=LEASE_WAIT_SECONDS,
                     runtimes=self._settings.runtimes,
+                    avoid=self._admission.breaker.suspects,
                 )
                 answer = await self._lease(request)
                 self._admission.breaker.began(len(answer.leases))

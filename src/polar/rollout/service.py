@@ -188,6 +188,7 @@ class RolloutService:
                 limit=request.max_sessions,
                 runtimes=request.runtimes,
                 seconds=self._settings.lease_seconds,
+                avoid=request.avoid,
             )
             if leases:
                 self._metrics.leased(len(leases))

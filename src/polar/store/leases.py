@@ -51,10 +51,13 @@ class Expired:
     ended: int = 0
 
 
-def waiting(runtime: str, now: float) -> Select[Any]:
-    """The queue of a runtime in the order in which it is leased, without those that wait for a retry."""
+def waiting(runtime: str, now: float, avoid: Sequence[str] = ()) -> Select[Any]:
+    """The queue of a runtime in the order in which it is leased, without those that wait for a retry, and
+    without the tasks that are to be avoided."""
     is_due = sessions.c.not_before.is_(None) | (sessions.c.not_before <= now)
     queue = select(sessions).where(IS_QUEUED, sessions.c.runtime == runtime, is_due)
+    if avoid:
+        queue = queue.where(sessions.c.task_id.not_in(avoid))
     return queue.order_by(sessions.c.priority.desc(), sessions.c.turn, sessions.c.seq)
 
 
@@ -65,15 +68,21 @@ class Leases:
         self._database = database
 
     async def claim(
-        self, node: str, *, limit: int, runtimes: Sequence[str], seconds: float
+        self, node: str, *, limit: int, runtimes: Sequence[str], seconds: float, avoid: Sequence[str] = ()
     ) -> tuple[Lease, ...]:
         """Lease up to `limit` waiting sessions to a node: highest priority first, then by turn and age.
 
-        A node that is drained gets none.
+        Those of the tasks to `avoid` only where no others wait. A node that is drained gets none.
         """
 
         def change(connection: Connection) -> tuple[Lease, ...]:
-            return _claim(connection, node, limit, sorted(set(runtimes)), self._database.now(), seconds)
+            if is_drained(connection, node):
+                return ()
+            now, named = self._database.now(), sorted(set(runtimes))
+            rows = _next(connection, limit, named, now, avoid)
+            if not rows and avoid:
+                rows = _next(connection, limit, named, now)
+            return _claim(connection, node, rows, now, seconds)
 
         return await self._database.write(change)
 
@@ -145,16 +154,19 @@ class Leases:
                 return Expired(requeued=requeued, ended=ended)
 
 
-def _claim(
-    connection: Connection, node: str, limit: int, runtimes: Sequence[str], now: float, seconds: float
-) -> tuple[Lease, ...]:
-    if is_drained(connection, node):
-        return ()
+def _next(
+    connection: Connection, limit: int, runtimes: Sequence[str], now: float, avoid: Sequence[str] = ()
+) -> list[Row[Any]]:
     rows: list[Row[Any]] = []
     for runtime in runtimes:
-        queue = waiting(runtime, now).limit(limit).with_for_update(skip_locked=True, key_share=True)
+        queue = waiting(runtime, now, avoid).limit(limit).with_for_update(skip_locked=True, key_share=True)
         rows += connection.execute(queue).all()
-    rows = sorted(rows, key=lambda row: (-row.priority, row.turn, row.seq))[:limit]
+    return sorted(rows, key=lambda row: (-row.priority, row.turn, row.seq))[:limit]
+
+
+def _claim(
+    connection: Connection, node: str, rows: Sequence[Row[Any]], now: float, seconds: float
+) -> tuple[Lease, ...]:
     if not rows:
         return ()
     # One for all that go to this node together: it tells nodes apart, and the token a session's leases.

@@ -65,6 +65,16 @@ def test_a_trial_that_fails_makes_the_next_pause_longer_up_to_a_bound() -> None:
         breaker.ended("b", BROKEN)
 
 
+def test_a_trial_is_rather_of_a_task_that_did_not_fail_here() -> None:
+    clock = Clock()
+    breaker = tripped(clock)
+    assert list(breaker.suspects) == ["a", "b"]
+    clock.now += 30.0
+    breaker.began(1)
+    breaker.ended("c", FINE)
+    assert not breaker.suspects
+
+
 def test_a_trial_that_was_given_back_is_followed_by_another() -> None:
     clock = Clock()
     breaker = tripped(clock)

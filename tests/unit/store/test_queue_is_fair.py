@@ -36,6 +36,18 @@ async def test_new_tasks_cannot_hold_up_the_rest_of_a_large_one(store: Store) ->
     assert order == ["large"] * SAMPLES_A_TURN + ["late"]
 
 
+async def test_tasks_that_a_node_avoids_are_leased_where_no_others_wait(store: Store) -> None:
+    for id in ("bad", "worse", "sound"):
+        await store.tasks.submit(idle_task(id))
+    order = []
+    for _ in range(4):
+        (lease,) = await store.leases.claim(
+            "node", limit=1, runtimes=["idle"], seconds=10, avoid=["bad", "worse"]
+        ) or (None,)
+        order.append(lease and lease.task.id)
+    assert order == ["sound", "bad", "worse", None]
+
+
 async def test_a_group_runs_in_one_piece(store: Store) -> None:
     for id in ("a", "b", "c"):
         await store.tasks.submit(idle_task(id, samples=16))
