@@ -63,6 +63,8 @@ reward=0
 if python3 -I /tests/run.py {modules} <<< "$key" | grep -qx "$key"; then
   reward=1
 fi
+# Nothing that the package left running shall write a reward after this one; in a sandbox alone.
+[ $PPID -gt 1 ] || kill -9 -1
 echo $reward > /logs/verifier/reward.txt
 """
 RUN_PY = '''"""Runs unittest with the workspace last on the path: nothing there hides the standard library."""

@@ -93,7 +93,7 @@ rm -rf tests && cp -R /tests/cases tests
 key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')
 reward=0
 if python3 -I /tests/run.py <<< "$key" | grep -qx "$key"; then reward=1; fi
-kill -9 -1
+[ $PPID -gt 1 ] || kill -9 -1
 echo $reward > /logs/verifier/reward.txt
 """
 RUN_PY = """import sys, unittest

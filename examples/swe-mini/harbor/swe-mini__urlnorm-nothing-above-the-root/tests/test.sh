@@ -9,4 +9,6 @@ reward=0
 if python3 -I /tests/run.py tests.test_paths <<< "$key" | grep -qx "$key"; then
   reward=1
 fi
+# Nothing that the package left running shall write a reward after this one; in a sandbox alone.
+[ $PPID -gt 1 ] || kill -9 -1
 echo $reward > /logs/verifier/reward.txt
