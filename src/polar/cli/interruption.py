@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Coroutine
@@ -27,9 +28,11 @@ def until_interrupted(work: Coroutine[Any, Any, None], *, drain: Callable[[], bo
             if received:
                 os._exit(128 + number)
             received.append(number)
-            typer.echo("\nstopping; once more to stop at once", err=True)
             if drain is None or not drain():
                 task.cancel()
+            # Whoever read this may have gone: `polar serve 2>&1 | head`.
+            with contextlib.suppress(OSError):
+                typer.echo("\nstopping; once more to stop at once", err=True)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt, number)
