@@ -21,7 +21,7 @@ def test_page_asks_for_a_token_once(browser: Browser, run: Fleet) -> None:
     page.goto(f"{run.url}/sessions")
     page.get_by_label("Token").fill("not a token of this server")
     page.get_by_role("button", name="Open").click()
-    expect(page.get_by_role("alert")).to_contain_text("opens nothing")
+    expect(page.get_by_role("alert")).to_contain_text("does not accept this token")
     page.get_by_label("Token").fill(run.reader)
     page.get_by_role("button", name="Open").click()
     page.wait_for_selector("main tbody tr")
@@ -35,6 +35,16 @@ def test_token_of_a_link_leaves_the_address(run: Fleet, reader: Opens) -> None:
     expect(page).to_have_url(f"{run.url}/")
     assert page.evaluate("sessionStorage.getItem('polar-token')") == run.reader
     assert page.evaluate("localStorage.length") == 0
+
+
+def test_a_link_with_a_token_opens_the_page_that_asked_for_one(browser: Browser, run: Fleet) -> None:
+    page = browser.new_context().new_page()
+    page.goto(f"{run.url}/sessions")
+    page.get_by_label("Token").wait_for()
+    page.goto(f"{run.url}/sessions#token={run.reader}")
+    page.wait_for_selector("main tbody tr")
+    expect(page).to_have_url(f"{run.url}/sessions")
+    page.context.close()
 
 
 def test_only_admins_are_offered_actions_and_are_asked_first(

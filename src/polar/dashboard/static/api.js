@@ -17,12 +17,14 @@ export function keepToken(value) {
   else sessionStorage.removeItem(KEY);
 }
 
-/** A link may carry a token after `#`, which is never sent to any server; it is taken out of the address. */
+/** A link may carry a token after `#`, which is never sent to any server; it is taken out of the address.
+ * True where there was one. */
 export function takeTokenFromAddress() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (!given) return;
+  if (!given) return false;
   keepToken(given);
   history.replaceState(null, "", location.pathname + location.search);
+  return true;
 }
 
 export async function request(path, { method = "GET", query = {}, body, signal } = {}) {

@@ -27,7 +27,7 @@ function failed(error) {
   if (error.name === "AbortError") return;
   if (error instanceof Problem && error.status === 401) {
     live.stop();
-    askForToken(token() ? "This token opens nothing here any more." : null);
+    askForToken(token() ? "The server does not accept this token." : null);
     return;
   }
   fill(main, h("p", { class: "notice", role: "alert" }, error.message));
@@ -68,6 +68,7 @@ live.on("state", (state) => {
   pulse.textContent = state;
 });
 takeTokenFromAddress();
+addEventListener("hashchange", () => takeTokenFromAddress() && start());
 setUpTheme(document.getElementById("theme"));
 listenToKeys(router);
 start();
