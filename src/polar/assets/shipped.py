@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from polar.errors import InvalidInput
@@ -17,6 +18,14 @@ def copy_examples(into: Path) -> list[Path]:
     """Write the examples below a directory; where a file there differs, refuse and write nothing."""
     files = sorted(file for directory in EXAMPLES.iterdir() for file in directory.iterdir() if file.is_file())
     copies = {into / file.relative_to(EXAMPLES): file.read_bytes() for file in files}
+    try:
+        _copy(copies)
+    except OSError as error:
+        raise InvalidInput(f"{into}: cannot be written to: {error.strerror}") from None
+    return list(copies)
+
+
+def _copy(copies: Mapping[Path, bytes]) -> None:
     changed = [path for path, data in copies.items() if path.exists() and path.read_bytes() != data]
     if changed:
         raise InvalidInput(
@@ -26,4 +35,3 @@ def copy_examples(into: Path) -> list[Path]:
     for path, data in copies.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    return list(copies)

@@ -117,13 +117,15 @@ def _document(path: Path, name: str) -> Any:
     if path == STDIN:
         text = sys.stdin.read()
         return parse(text, guess_format(text), name)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
     format = FORMATS.get(path.suffix)
     if format is None:
         raise InvalidInput(f"{path}: not a task file: its name must end in {_suffixes()}")
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start})") from None
     if format is not Format.JSONL and not text.strip():

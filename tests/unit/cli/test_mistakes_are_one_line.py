@@ -36,6 +36,9 @@ def mistake(*arguments: str, **environment: str) -> str:
         (("show", "./absent.rec"), "absent.rec: cannot be read: No such file"),
         (("show", "x", "--color", "rainbow"), "--color: 'rainbow' is none of logprob, mask, version, none"),
         (("submit", "absent.yaml"), "absent.yaml: cannot be read: No such file"),
+        (("submit", "absent"), "absent: cannot be read: No such file"),
+        (("tasks", "validate", "absent/tasks"), "absent/tasks: cannot be read: No such file"),
+        (("examples", __file__), f"{__file__}: cannot be written to: Not a directory"),
     ],
 )
 def test_a_wrong_argument_is_explained(arguments: tuple[str, ...], said: str) -> None:
