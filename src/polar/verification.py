@@ -99,7 +99,7 @@ class Verification:
         if not was_replayed or not self.trained_tokens:
             return None
         if not self.deltas.tokens:
-            return f"no token could be compared: {counted(self.uncompared)}"
+            return f"no token could be compared ({counted(self.uncompared)}); --no-replay checks the rest"
         # Written so that a NaN fails.
         if not self.deltas.max <= tolerance:
             return f"a logprob differs by {self.deltas.max:.3g}: {self.deltas.worst}"

@@ -126,7 +126,7 @@ def _row(one: Verification, tolerance: float, *, was_replayed: bool) -> tuple[ob
 
     failure = one.failure(tolerance, was_replayed=was_replayed)
     compared = one.deltas.tokens
-    not_compared = f"not compared: {counted(one.uncompared)}" if one.uncompared else ""
+    not_compared = f"not compared: {counted(one.uncompared)}" if compared and one.uncompared else ""
     return (
         one.name,
         one.traces,

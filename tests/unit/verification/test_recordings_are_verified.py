@@ -106,7 +106,7 @@ def test_a_session_of_which_nothing_is_compared_fails_the_whole() -> None:
     sound = Verification("a", trained_tokens=2, deltas=Deltas(2, 2e-5, 1e-5, "completion c0, token 1"))
     odd = Verification("b", trained_tokens=3, uncompared=Counter({Uncompared.CUT: 3}))
     total = together([sound, odd], TOLERANCE, was_replayed=True)
-    assert failure(total) == "b: no token could be compared: 3 cut"
+    assert failure(total) == "b: no token could be compared (3 cut); --no-replay checks the rest"
     assert (total.deltas.tokens, total.deltas.max, total.deltas.mean) == (2, 1e-5, 1e-5)
     assert total.deltas.worst == "a, completion c0, token 1"
 
@@ -161,7 +161,7 @@ async def test_a_constrained_completion_is_not_compared() -> None:
 async def test_nothing_compared_is_no_pass() -> None:
     odd = replace(sampled(0, [1, 2], [3]), used=Sampling(temperature=0.5))
     found = await check(recording(odd))
-    assert failure(found) == "no token could be compared: 1 temperature"
+    assert failure(found) == "no token could be compared (1 temperature); --no-replay checks the rest"
     assert found.failure(TOLERANCE, was_replayed=False) is None
 
 
