@@ -458,6 +458,8 @@ async def _pieces(path: Path) -> AsyncIterator[bytes]:
 
 
 def _answer(call: Call[T], response: httpx.Response) -> T:
+    # It has been read. Its stream refers to it, so both and the request would wait for the garbage collector.
+    response.stream = httpx.ByteStream(b"")
     if not response.is_success:
         raise failures.failure(response.status_code, response.content)
     return call.read(response.content)

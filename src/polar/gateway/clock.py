@@ -34,8 +34,14 @@ class WallClock:
     def stop(self) -> None:
         self.pause()
         self._left = None
+        # Whoever is told of the end holds the clock: together they would wait for the garbage collector.
+        self._when_spent = _tell_nobody
 
     def _spend(self) -> None:
         self._left = self._timer = None
         self.is_spent = True
         self._when_spent()
+
+
+def _tell_nobody() -> None:
+    return
