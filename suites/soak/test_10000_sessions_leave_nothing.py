@@ -1,7 +1,8 @@
 """Ten thousand sessions against a mock engine leave nothing behind, and no process larger than it was.
 
-POLAR_SOAK_SESSIONS=1500 runs fewer. Memory is private memory (USS), compared with that after the first
-thousand: by then whatever is kept up to some number is full.
+POLAR_SOAK_SESSIONS=1500 runs fewer. Memory is private memory (USS): pages of libraries and files that the
+system shares between processes come and go. It is compared with that after the first thousand sessions: by
+then whatever is kept up to some number is full, and the garbage collector has run.
 """
 
 from __future__ import annotations
@@ -90,6 +91,20 @@ class Place:
         lines = Path(f"/proc/{self.node.pid}/mountinfo").read_text().splitlines()
         return [line for line in lines if str(self.directory) in line]
 
+    def strays(self) -> list[str]:
+        """Processes of a sandbox, wherever they have fled to: they have its environment or its mounts."""
+        own = {one.pid for root in (self.server, self.node) for one in (root, *root.children(recursive=True))}
+        others = (place for place in Path("/proc").glob("[0-9]*") if int(place.name) not in own)
+        return [_command(place) for place in others if self._is_of_sandbox(place)]
+
+    def _is_of_sandbox(self, process: Path) -> bool:
+        # Of a mount the path is told from the root of its file system.
+        marker = "/".join((*self.directory.parts[-2:], "node/nodes/soak")).encode()
+        try:
+            return any(marker in (process / name).read_bytes() for name in ("environ", "mountinfo"))
+        except OSError:
+            return False
+
     def _busy(self) -> tuple[int, ...]:
         """Changes while something is at work: the node's children, and what is on its disk."""
         children = sorted(child.pid for child in self.node.children(recursive=True))
@@ -150,6 +165,13 @@ async def _polar(
         await process.communicate()
 
 
+def _command(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return process.name
+
+
 async def _line(output: asyncio.StreamReader, says: str) -> str:
     async for line in output:
         if says in line.decode():
@@ -182,8 +204,8 @@ def tasks(wave: int) -> list[TaskSpec]:
 async def roll_out(place: Place, wave: int) -> None:
     """Run one wave to its end; every session makes its call and is scored for it."""
     submitted = tasks(wave)
-    for task in submitted:
-        await place.client.submit(task)
+    async for _view in place.client.submit_all(submitted):
+        pass
     results = await place.client.wait([task.id for task in submitted], timeout=3600)
     assert len(results) == len(submitted) * SAMPLES
     bad = [one for one in results if one.status is not SessionStatus.COMPLETED or one.reward != 1.0]
@@ -206,6 +228,7 @@ async def test_sessions_leave_nothing_and_no_process_grows(place: Place) -> None
         print(told(wave * WAVE, time.monotonic() - began, last), flush=True)
     assert place.left() == []
     assert place.mounts() == []
+    assert place.strays() == []
     assert last.keys() == first.keys()
     for name, one in last.items():
         assert one.descriptors <= first[name].descriptors + KEPT_CONNECTIONS, f"{name}: descriptors"
