@@ -98,7 +98,7 @@ def _header(result: SessionResult, full: bool) -> RenderableType:
         ),
         ("recorded", f"{stats.completions} completions, {stats.traces} traces{_counted(stats.lineage)}"),
         ("continued", _counted(stats.drift).strip(" ()") or None),
-        ("not shown to the model", _counted(stats.omitted).strip(" ()") or None),
+        ("omitted", _counted(stats.omitted).strip(" ()") or None),
         ("merged", f"{stats.trace_tokens} tokens, {stats.merge_ratio:.1f} × fewer than single requests"),
         *(("fault", f"{fault.completion or 'a completion'}: {fault.problem}") for fault in stats.faults),
         ("policy version", _range(versions)),

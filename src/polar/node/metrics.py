@@ -36,14 +36,14 @@ class Metrics:
         self._deliveries = Counter(
             "polar_node_deliveries", "Results taken to the server.", ["outcome"], registry=self.registry
         )
-
-    def watch(self, admission: Admission) -> None:
-        taking = Gauge(
+        self._taking = Gauge(
             "polar_node_takes_sessions",
             "1 while the node takes more sessions, 0 while its disk is short or everything fails on it.",
             registry=self.registry,
         )
-        taking.set_function(lambda: admission.trouble is None)
+
+    def watch(self, admission: Admission) -> None:
+        self._taking.set_function(lambda: admission.trouble is None)
 
     def stage(self, stage: SessionStatus, seconds: float) -> None:
         self._stage_seconds.labels(stage.value).observe(seconds)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polar.config.settings import GatewaySettings
-from polar.engines.base import EngineDown, EngineError
+from polar.engines.base import EngineDown, RequestUnfit
 from polar.engines.http import NotAccepted
 from polar.errors import PolarError, Unavailable
 from polar.gateway.line import Answering, GatewayEnded, Line
@@ -95,9 +95,9 @@ async def test_an_error_arrives_as_the_nearest_kind_that_a_message_makes(ends: E
     with pytest.raises(EngineDown, match=r"gone \(start it\)") as down:
         await ends.line.call("fail", 0)
     assert isinstance(down.value, Unavailable)
-    with pytest.raises(EngineError, match="the engine says no") as refused:
+    with pytest.raises(RequestUnfit, match="the engine says no") as refused:
         await ends.line.call("fail", 1)
-    assert type(refused.value) is EngineError
+    assert type(refused.value) is RequestUnfit
     with pytest.raises(PolarError, match="internal error: ValueError"):
         await ends.line.call("fail", 2)
 
