@@ -38,7 +38,7 @@ def tasks(
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel TASK: end its sessions.")] = False,
     harness: Annotated[
         str | None,
-        typer.Option(help="With check and validate: as if every task had this harness.", show_default=False),
+        typer.Option(help="With check: as if every task had this harness.", show_default=False),
     ] = None,
     attacks: Annotated[
         bool, typer.Option("--attacks/--no-attacks", help="With validate: whether cheating is tried too.")
@@ -82,12 +82,11 @@ def tasks(
     from polar.models.task import TaskStatus
 
     if paths:
-        over = {"harness": {"name": harness}} if harness is not None else None
         match task_id:
             case "check":
-                _check(paths, over, as_json)
+                _check(paths, {"harness": {"name": harness}} if harness is not None else None, as_json)
             case "validate":
-                _validate(paths, over, attacks, pass_reward, jobs, config, as_json)
+                _validate(paths, attacks, pass_reward, jobs, config, as_json)
             case _:
                 raise InvalidInput(f"one TASK at a time, not {task_id!r} and {paths[0]}")
         return
@@ -134,7 +133,6 @@ def _check(paths: list[Path], over: dict[str, Any] | None, as_json: bool) -> Non
 
 def _validate(
     paths: list[Path],
-    over: dict[str, Any] | None,
     attacks: bool,
     pass_reward: float,
     jobs: int | None,
@@ -148,9 +146,9 @@ def _validate(
     from polar.cli.output import console, print_json, print_parts, visible
     from polar.config.settings import load_settings
     from polar.tasksets.files import read_tasks
-    from polar.validation import trial_node, validate
+    from polar.validation import STAND_IN, trial_node, validate
 
-    loaded = read_tasks(*paths, over=over)
+    loaded = read_tasks(*paths, over={"harness": STAND_IN})
     tasks = loaded.all_or_nothing()
     node = load_settings(config).node
     notes = console(stderr=True)

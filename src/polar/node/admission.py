@@ -73,7 +73,7 @@ class Breaker:
         pause = min(self._seconds * 2.0**self._pauses, self._seconds * LONGEST_PAUSE)
         self._opens_at = self._now() + pause
         self._pauses += 1
-        self.reason = f"{len(self._tasks)} sessions in a row failed here, the last with: {error}"
+        self.reason = f"sessions failed here in a row ({len(self._tasks)}), the last with: {error}"
 
     def _close(self) -> None:
         self._tasks.clear()

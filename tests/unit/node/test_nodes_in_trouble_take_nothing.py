@@ -39,7 +39,7 @@ def tripped(clock: Clock) -> Breaker:
 def test_a_node_on_which_everything_fails_takes_nothing_and_says_why() -> None:
     breaker = tripped(Clock())
     assert breaker.allowed() == 0
-    assert breaker.reason == "3 sessions in a row failed here, the last with: no engine"
+    assert breaker.reason == "sessions failed here in a row (3), the last with: no engine"
 
 
 def test_one_session_is_tried_after_the_pause_and_its_success_opens_the_node() -> None:

@@ -121,3 +121,11 @@ def test_the_command_prints_a_table_and_exits_by_what_it_found(tmp_path: Path) -
     free = run(app, ["tasks", "validate", str(written(tmp_path, "true", None)), "--no-attacks", "--json"])
     assert free.exit_code == 1
     assert json.loads(free.stdout)[0]["troubles"] == {"rewards no work": "doing nothing is worth 1"}
+
+
+def test_tasks_that_name_no_harness_are_tried_too(tmp_path: Path) -> None:
+    file = written(tmp_path, CHECK)
+    document = yaml.safe_load(file.read_text())
+    del document["harness"]
+    file.write_text(yaml.safe_dump(document))
+    assert CliRunner().invoke(app, ["tasks", "validate", str(file), "--no-attacks"]).exit_code == 0
