@@ -39,6 +39,8 @@ class VllmWire:
     """The path of orders that fail."""
     adapters: dict[str, str] = field(default_factory=dict)
     """Those that are loaded, and where they come from."""
+    context: int = 512
+    """Tokens that the model has room for."""
     weight_version: str | None = "default"
     """None: a server before 0.32, which gives weights no names."""
     logits: Mapping[str, float] | None = None
@@ -62,7 +64,9 @@ class VllmWire:
         return await handler(request)
 
     async def models(self, request: web.Request) -> web.Response:
-        cards: list[dict[str, Any]] = [{"id": "small", "max_model_len": 512, "root": "/models/small"}]
+        cards: list[dict[str, Any]] = [
+            {"id": "small", "max_model_len": self.context, "root": "/models/small"}
+        ]
         cards += [{"id": name, "root": path, "parent": "small"} for name, path in self.adapters.items()]
         return web.json_response({"object": "list", "data": cards})
 
@@ -84,7 +88,7 @@ class VllmWire:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         ids = character_chat.prompt_ids(await request.json())
-        return web.json_response({"count": len(ids), "max_model_len": 512, "tokens": ids})
+        return web.json_response({"count": len(ids), "max_model_len": self.context, "tokens": ids})
 
     async def order(self, request: web.Request) -> web.Response:
         """Pauses and weights, as in vLLM's development mode."""

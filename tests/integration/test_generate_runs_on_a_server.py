@@ -86,7 +86,10 @@ async def start(engine: AnsweringEngine, directory: Path, tasks: list[dict[str, 
         "evaluator": {"name": "command", "options": {"command": "test -s answer.txt"}},
     }
     path.write_text(yaml.safe_dump({"defaults": defaults, "tasks": tasks}))
-    options = ["-t", str(path), "--out", str(directory / "out"), "--engine-url", engine.url, *more]
+    settings = directory / "polar.yaml"
+    settings.write_text("node: {runtimes: [process]}")
+    options = ["-t", str(path), "--out", str(directory / "out"), "--config", str(settings)]
+    options += ["--engine-url", engine.url, *more]
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "polar", "generate", *options, stdout=pipe, stderr=pipe

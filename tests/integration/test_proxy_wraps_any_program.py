@@ -96,6 +96,7 @@ async def test_nothing_is_left_where_nothing_was_recorded(engine: EmbeddedServer
 async def recorded(out: Path, *command: str, says: Said) -> Completion:
     """The one model call of a real program around which an engine answers in text."""
     async with vllm_wire(says) as wire:
+        wire.context = 65_536
         engine = ("--engine", wire.url, "--engine-kind", "openai", "--model", "small")
         process = await started(*engine, "--out", str(out), "--", *command)
         shown, told = await process.communicate()

@@ -47,6 +47,7 @@ def test_tasks_are_rolled_out_and_a_signal_ends_everything_in_order(
     monkeypatch.chdir(tmp_path)
     for name in ("POLAR_SERVER", "POLAR_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    (tmp_path / "polar.yaml").write_text("node: {runtimes: [process]}")
     with serve(tmp_path, "--port", "0", "--warm-start") as process:
         assert process.stdout is not None
         assert any(line.startswith("serving ") for line in process.stdout)

@@ -19,7 +19,7 @@ from polar.evaluators.command import CommandEvaluator, parse_reward
 from polar.models.component import Component
 from polar.models.session import TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
-from polar.runtimes.base import Command, Sandbox, SandboxSpec
+from polar.runtimes.base import Sandbox, SandboxSpec
 from polar.runtimes.process import ProcessRuntime
 from tests.evaluations import agent_does, evaluation, make_task
 from tests.evaluations import evaluate as judge
@@ -146,12 +146,19 @@ async def test_files_are_put_over_what_the_agent_left(tmp_path: Path, place: str
     assert verdict.report == "tampering: added tests/check.sh\nexit code 4\n--- stderr\nchecked"
 
 
-async def test_agent_that_blocks_the_evaluators_files_gets_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
-    await sandbox.exec(Command(("ln", "-s", str(tmp_path), "tests")), timeout=20, log_name="agent")
-    verdict = await evaluate(sandbox, command="true", files={"tests/check.sh": {"text": "exit 0"}})
-    assert verdict.reward == 0.0
-    assert "tests/check.sh" in verdict.report
-    assert not (tmp_path / "check.sh").exists()
+async def test_a_link_in_the_way_of_the_evaluators_files_leads_them_nowhere(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    async with evaluation(make_task(runtime="process"), tmp_path / "sandboxes") as context:
+        await agent_does(context, f"ln -s {outside} tests")
+        verdict = await judge(
+            context,
+            "command",
+            command="sh tests/check.sh",
+            files={"tests/check.sh": {"text": "exit 3"}},
+            sandbox="live",
+        )
+    assert (verdict.reward, list(outside.iterdir())) == (0.0, [])
 
 
 async def test_report_keeps_the_end_of_a_long_output(sandbox: Sandbox) -> None:

@@ -240,15 +240,16 @@ py_compile.compile("calc/__init__.py", invalidation_mode=py_compile.PycInvalidat
     assert (await evaluate(context, "tests", **plan, reward="fraction")).reward == 0.5
 
 
-async def test_a_link_in_the_way_of_hidden_tests_is_worth_nothing(
-    context: EvaluationContext, plan: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize(("work", "reward"), [("true", 0.0), (FIX, 1.0)])
+async def test_a_link_in_the_way_of_hidden_tests_leads_them_nowhere(
+    context: EvaluationContext, plan: dict[str, Any], tmp_path: Path, work: str, reward: float
 ) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    await agent_does(context, f"{FIX}; rm -r tests; ln -s {outside} tests")
+    await agent_does(context, f"{work}; rm -r tests; ln -s {outside} tests")
     verdict = await evaluate(context, "tests", **plan)
-    assert (verdict.reward, list(outside.iterdir())) == (0.0, [])
-    assert "could not be put in place" in verdict.report
+    assert (verdict.reward, list(outside.iterdir())) == (reward, [])
+    assert verdict.components["tampering"] >= 1
 
 
 async def test_endless_code_is_worth_nothing(context: EvaluationContext, plan: dict[str, Any]) -> None:
