@@ -13,7 +13,10 @@ from polar.models.completion import OUTAGE, Completion
 from polar.models.session import AgentEnd, FailureReason
 from polar.models.task import TaskSpec
 from polar.node.agent import AgentRun
+from polar.runtimes.disk import free_bytes
 
+_FULL_BYTES = 1 << 20
+"""Less than this is too little for the files that grading itself writes."""
 _OUTPUT_SHOWN = 2_000
 """How much of a failing command's output its error repeats; the whole is in the session's logs."""
 
@@ -58,6 +61,12 @@ def is_outage(error: BaseException | None) -> bool:
     if error is None:
         return False
     return isinstance(error, Unavailable | NotInstalled) or is_outage(error.__cause__)
+
+
+def refuse_full_disk(directory: Path) -> None:
+    """Raise where the node's own disk is full: files that could not be written are nobody's work."""
+    if free_bytes(directory) < _FULL_BYTES:
+        raise Disturbed("this node's disk is full", hint=f"make room below {directory}")
 
 
 def refuse_disturbed(agent: AgentRun, calls: ModelCalls, task: TaskSpec) -> None:

@@ -29,7 +29,7 @@ from polar.node import packing
 from polar.node.agent import AgentRun
 from polar.node.artifacts import Artifacts, collect
 from polar.node.evaluation import budget, evaluate
-from polar.node.failures import reason_for, refuse_disturbed
+from polar.node.failures import reason_for, refuse_disturbed, refuse_full_disk
 from polar.node.pools import Seat
 from polar.node.prewarming import Prewarmed
 from polar.node.sandboxes import Sandboxes
@@ -124,6 +124,7 @@ class SessionRun:
             self._enter(SessionStatus.POSTRUN)
             built = await self.shop.workers.run(packing.build, self.capture, self.lease.task.builder)
             refuse_disturbed(self.agent, built.calls, self.lease.task)
+            refuse_full_disk(self.shop.directory)
             await collect(self._artifacts, sandbox, self.lease.task)
             self.verdict = await self._evaluate(evaluator, sandbox, fresh, built)
 
@@ -159,7 +160,13 @@ class SessionRun:
             cache=self.shop.cache_dir,
             judges=self.shop.judges,
         )
-        return await evaluate(evaluator, context)
+        try:
+            verdict = await evaluate(evaluator, context)
+        except Exception:
+            refuse_full_disk(self.shop.directory)
+            raise
+        refuse_full_disk(self.shop.directory)
+        return verdict
 
     async def pack(self, ending: Ending) -> packing.Packed:
         """The result, with its recording and its artifacts as files. What was captured is kept however the

@@ -15,6 +15,7 @@ from polar.evaluators.base import EvaluationFailed
 from polar.models.chat import FinishReason, Message, Role
 from polar.models.completion import OUTAGE, Completion
 from polar.models.session import AgentEnd, FailureReason
+from polar.node import failures
 from polar.node.agent import AgentRun
 from polar.node.failures import BudgetExceeded, Disturbed, ModelCalls, reason_for, refuse_disturbed
 from polar.node.sandboxes import PreparationFailed
@@ -106,3 +107,12 @@ def test_an_outage_is_what_the_last_call_met_that_the_session_s_end_did_not_brea
     assert ModelCalls.of([fine, down, open_call]) == ModelCalls(1, "EngineDown: gone")
     assert ModelCalls.of([down, fine, open_call]) == ModelCalls(1, None)
     assert ModelCalls.of([call(FinishReason.ERROR)]) == ModelCalls(0, None)
+
+
+def test_work_is_not_scored_while_the_nodes_own_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures.refuse_full_disk(tmp_path)
+    monkeypatch.setattr(failures, "free_bytes", lambda _directory: 4096)
+    with pytest.raises(failures.Disturbed, match="disk is full"):
+        failures.refuse_full_disk(tmp_path)
