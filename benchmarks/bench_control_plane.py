@@ -39,7 +39,7 @@ SERVE = """
 import asyncio, sys
 from pathlib import Path
 from polar.config.settings import ServerSettings, Settings
-from polar.stack import serving
+from polar.app.stack import serving
 
 async def main(data_dir, url):
     settings = Settings(data_dir=data_dir, server=ServerSettings(port=0, database_url=url or None))

@@ -30,9 +30,9 @@ from benchmarks.training.figure import chart
 from benchmarks.training.gradients import Agreement, compare_gradients
 from benchmarks.training.layouts import LAYOUTS, read_recordings, reduced
 from benchmarks.training.speed import Measurement, measure
+from polar.app.stack import connected
 from polar.config.settings import DEFAULT_MODEL, load_settings
 from polar.engines.base import WeightUpdate
-from polar.stack import connected
 from polar.training.settings import Lora, ModelSettings
 from polar.trajectory.packing.rows import Row
 from polar.trajectory.recording import Recording

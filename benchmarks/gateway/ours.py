@@ -15,10 +15,10 @@ from pathlib import Path
 
 import uvloop
 
+from polar.app.stack import data_plane
 from polar.config.settings import load_settings
 from polar.gateway.session import SessionGrant
 from polar.models.task import Budgets, SamplingPin
-from polar.stack import data_plane
 
 
 async def serve(mode: str, workers: int, url: str, sessions: int, directory: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.engines.base import Engine
-from polar.training.groups import sampled_otherwise
+from polar.training.groups import is_off_distribution
 from polar.training.policy import load_policy
 from polar.training.settings import ModelSettings
 from polar.trajectory.materialise import materialise
@@ -91,7 +91,7 @@ def _rows(recording: Recording, version: int, temperature: float) -> list[Row]:
     for index, ref in enumerate(trajectory.traces):
         trace = materialise(trajectory, ref)
         is_compared = (trace.loss_mask == 1) & (trace.policy_versions == version)
-        is_compared &= ~sampled_otherwise(trace, recording, temperature)
+        is_compared &= ~is_off_distribution(trace, recording, temperature)
         kept = replace(trace, loss_mask=is_compared.astype(np.uint8))
         found.append(row(f"{recording.result.session_id}/{index}", kept))
     return [one for one in found if len(one.trained.depths)]

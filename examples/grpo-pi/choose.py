@@ -20,8 +20,8 @@ import shutil
 from bisect import bisect_left
 from pathlib import Path
 
+from polar.app.datagen.place import DATA
 from polar.client import Client
-from polar.generation.place import DATA
 from polar.tasksets.files import load_tasks
 from polar.training.rollouts import HELD_OUT, HeldOut
 from polar.training.server import rollout_server

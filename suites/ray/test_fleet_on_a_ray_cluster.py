@@ -16,13 +16,13 @@ import pytest
 import yaml
 from ray.cluster_utils import Cluster
 
+from polar.app.fleet import control
+from polar.app.fleet.planning import NodeState
+from polar.app.fleet.views import FleetView
+from polar.app.stack import serving
 from polar.client import AsyncClient
 from polar.config.settings import ServerSettings, Settings
-from polar.fleet import control
-from polar.fleet.planning import NodeState
-from polar.fleet.views import FleetView
 from polar.models.session import SessionStatus
-from polar.stack import serving
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
 from tests.systems import ASK, TOKEN, shell_task

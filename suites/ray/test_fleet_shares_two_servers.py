@@ -12,11 +12,11 @@ import pytest
 import yaml
 from ray.cluster_utils import Cluster
 
+from polar.app.fleet import control
+from polar.app.stack import serving
 from polar.client import AsyncClient
 from polar.config.settings import ServerSettings, Settings
-from polar.fleet import control
 from polar.models.session import SessionStatus
-from polar.stack import serving
 from tests.databases import fresh_postgres
 from tests.end_to_end import SAMPLES, TASKS, assert_everything_came, submit_everything
 from tests.fakes.character_chat import Said

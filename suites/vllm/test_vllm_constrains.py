@@ -12,10 +12,10 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 from pydantic import BaseModel
 
+from polar.app.stack import data_plane
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
 from polar.gateway.session import SessionGrant, new_key
 from polar.models.task import Budgets, SamplingPin
-from polar.stack import data_plane
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -18,6 +18,7 @@ import torch
 from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
+from polar.app.stack import data_plane
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
 from polar.engines.base import GenerateRequest
 from polar.engines.embedded.weights import ensure_model
@@ -28,7 +29,6 @@ from polar.gateway.session import SessionGrant, new_key
 from polar.models.chat import Sampling
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.stack import data_plane
 
 pytestmark = pytest.mark.timeout(600)
 

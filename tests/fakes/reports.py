@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polar.evaluation.attempts import Attempt
-from polar.evaluation.report import Cell, Report, TaskOutcome, cell_of
+from polar.evals.attempts import Attempt
+from polar.evals.report import Cell, Report, TaskOutcome, cell_of
 from polar.models.session import AgentEnd, SessionStatus
 
 

@@ -23,7 +23,7 @@ from importlib import import_module  # noqa: E402
 
 from polar.cli.main import main  # noqa: E402
 
-for command in ("polar.cli.node", "polar.cli.serve", "polar.stack"):
+for command in ("polar.cli.node", "polar.cli.serve", "polar.app.stack"):
     import_module(command)
 
 

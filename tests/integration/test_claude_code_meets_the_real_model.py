@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from polar.app.stack import running
 from polar.client import AsyncClient
 from polar.config.settings import ServerSettings, Settings
 from polar.models.session import AgentEnd, SessionStatus
 from polar.models.task import TaskSpec
-from polar.stack import running
 from polar.trajectory import recording
 from tests.sandboxes import require_runtime
 

@@ -19,7 +19,7 @@ import yaml
 from bs4 import BeautifulSoup
 
 from polar.engines.base import GenerateRequest
-from polar.evaluation.report import load_report
+from polar.evals.report import load_report
 from polar.models.session import SessionStatus
 from tests.fakes.scripted_engine import Answer
 from tests.systems import ASK, TOKEN, system

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from polar.evaluation.report import load_report
+from polar.evals.report import load_report
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
 from tests.systems import ASK, allow_processes

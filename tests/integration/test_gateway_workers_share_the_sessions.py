@@ -13,6 +13,7 @@ import aiohttp
 import psutil
 import pytest
 
+from polar.app.stack import data_plane, running
 from polar.client import AsyncClient
 from polar.config.settings import EngineSettings, GatewaySettings, NodeSettings, ServerSettings, Settings
 from polar.engines.base import WeightUpdate
@@ -26,7 +27,6 @@ from polar.models.completion import Completion
 from polar.models.policy import PauseMode
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import Budgets, SamplingPin
-from polar.stack import data_plane, running
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import VllmWire, vllm_wire
 from tests.systems import ASK, RUNTIMES, shell_task

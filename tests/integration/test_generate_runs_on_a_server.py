@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
+from polar.app.datagen.plan import plan
+from polar.app.datagen.progress import Tally
+from polar.app.datagen.run import Generation
 from polar.client import AsyncClient, Client
-from polar.generation.plan import plan
-from polar.generation.progress import Tally
-from polar.generation.run import Generation
 from polar.models.session import SessionStatus
 from polar.models.task import SamplingPin, TaskSpec
 from polar.tasksets.acceptance import parse_acceptance

@@ -17,10 +17,10 @@ import httpx
 import pytest
 import zstandard
 
+from polar.app.stack import running
 from polar.client import AsyncClient
 from polar.config.settings import Settings
 from polar.models.access import Role, Rotation
-from polar.stack import running
 from tests.fakes.callback_receiver import receiving
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from polar.app.stack import serving
 from polar.client import AsyncClient
 from polar.config.settings import ServerSettings, Settings
 from polar.errors import Conflict
 from polar.models.session import SessionStatus
 from polar.models.views import Join
-from polar.stack import serving
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
 from tests.systems import ASK, TOKEN, allow_processes, shell_task

@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from polar import quickstart
+from polar.app import quickstart
+from polar.app.stack import running
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, load_settings
 from polar.models.session import SessionStatus
-from polar.stack import running
 from tests.fakes.tiny_llama import write_tiny_llama
 from tests.systems import ASK, shell_task
 

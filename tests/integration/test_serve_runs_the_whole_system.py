@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 import polar
+from polar.app.stack import running
 from polar.config.settings import EngineSettings, ServerSettings, Settings
 from polar.engines.embedded.model import load
 from polar.engines.embedded.server import EmbeddedServer
 from polar.errors import InvalidInput
-from polar.stack import running
 from tests.fakes.tiny_llama import write_tiny_llama
 from tests.systems import ASK, shell_task
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from polar.app.stack import joined, serving
 from polar.client import AsyncClient
 from polar.config.settings import EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.models.session import SessionStatus
-from polar.stack import joined, serving
 from tests.databases import KINDS, fresh_postgres
 from tests.end_to_end import SAMPLES, TASKS, assert_everything_came, submit_everything
 from tests.fakes.character_chat import Said

@@ -153,7 +153,7 @@ async def test_every_stage_is_an_event_and_is_measured(small: System) -> None:
     await small.client.submit(shell_task("timed", "true"))
     async with small.node() as node:
         (result,) = await small.client.wait(["timed"], timeout=60)
-        numbers = generate_latest(node._shop.metrics.registry).decode()
+        numbers = generate_latest(node._services.metrics.registry).decode()
     events = await small.client.session_events(result.session_id)
     stages = [event.status.value for event in events]
     assert stages == ["init", "ready", "running", "postrun", "completed"]
@@ -246,7 +246,7 @@ async def test_without_a_ready_buffer_a_session_prepares_in_its_run_slot(small: 
     async with small.node(ready_buffer=0, run_slots=1) as node:
         results = await small.client.wait(["bare"], timeout=60)
     # Its place in POSTRUN is free a moment after others can see the result: once the node knows it stored.
-    assert [pool.occupied for pool in node._shop.pools.all] == [0, 0, 0, 0]
+    assert [pool.occupied for pool in node._services.pools.all] == [0, 0, 0, 0]
     assert [result.reward for result in results] == [1.0] * 3
 
 

@@ -141,7 +141,7 @@ async def test_many_samples_pass_through_small_pools_and_leave_nothing_behind(sm
     await small.client.submit(shell_task("many", ASK, samples=12))
     async with small.node(init_workers=1, ready_buffer=1, run_slots=2, postrun_workers=1) as node:
         results = await small.client.wait(["many"], timeout=120)
-        pools = node._shop.pools
+        pools = node._services.pools
     assert [result.reward for result in results] == [1.0] * 12
     assert {result.sample for result in results} == set(range(12))
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before

@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from polar.app.stack import Stack, running
 from polar.client import AsyncClient
 from polar.config.settings import EngineSettings, NodeSettings, ServerSettings, Settings, TelemetrySettings
 from polar.engines.embedded.model import load
 from polar.engines.embedded.server import EmbeddedServer
 from polar.models.access import Role
-from polar.stack import Stack, running
 from polar.telemetry.readings import read
 from tests.fakes.tiny_llama import write_tiny_llama
 from tests.systems import ASK, RUNTIMES, shell_task

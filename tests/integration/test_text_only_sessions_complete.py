@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas
 from typer.testing import CliRunner
 
+from polar.app.stack import running
 from polar.cli.main import app
 from polar.client import AsyncClient
 from polar.config.settings import EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.models.session import SessionStatus
-from polar.stack import running
 from polar.tasksets.export import EndedSession, export
 from polar.trajectory import recording
 from tests.fakes.character_chat import Said

@@ -13,11 +13,11 @@ import openai
 import pytest
 import torch
 
+from polar.app.proxy import wrapped
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
 from polar.engines.embedded.model import load
 from polar.engines.embedded.server import EmbeddedServer
 from polar.models.task import SamplingPin
-from polar.proxy import wrapped
 
 pytestmark = pytest.mark.model
 

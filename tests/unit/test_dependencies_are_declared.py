@@ -16,7 +16,7 @@ ROOT = Path(polar.__file__).parent
 PROJECT = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
 
 # Rooms that are only ever imported with the extra installed, and the extra's name.
-NEEDS = {"engines/embedded": "engine", "training": "train", "fleet": "ray", "telemetry/spans": "otel"}
+NEEDS = {"engines/embedded": "engine", "training": "train", "app/fleet": "ray", "telemetry/spans": "otel"}
 
 # Comes with a declared package: as part of its interface, or (triton) with its builds for a GPU.
 CARRIED = {"starlette": "fastapi", "huggingface-hub": "tokenizers", "triton": "torch"}

@@ -37,7 +37,7 @@ def test_every_room_is_in_the_table() -> None:
     present = {
         path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert present - {"__init__", "__main__", "logs"} == set(rooms_in_order())
+    assert present - {"__init__", "__main__"} == set(rooms_in_order())
 
 
 def test_no_room_imports_from_one_below_it() -> None:

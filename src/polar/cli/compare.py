@@ -40,10 +40,10 @@ def compare(
 
     from polar.cli.output import print_json, print_parts
     from polar.cli.report_tables import grid_parts
-    from polar.evaluation import comparison
-    from polar.evaluation.files import comparison_files, write
-    from polar.evaluation.grids import comparison_grids
-    from polar.evaluation.report import load_report, only_harness
+    from polar.evals import comparison
+    from polar.evals.files import comparison_files, write
+    from polar.evals.grids import comparison_grids
+    from polar.evals.report import load_report, only_harness
 
     first = only_harness(load_report(before), before_harness)
     second = only_harness(load_report(after), after_harness)

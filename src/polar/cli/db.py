@@ -72,7 +72,7 @@ def db(
 def _upgrade(settings: Settings) -> None:
     import asyncio
 
-    from polar.stack import opened_store
+    from polar.app.stack import opened_store
 
     async def work() -> str:
         async with opened_store(settings) as store:

@@ -12,8 +12,8 @@ from polar.cli.options import AsJson, EngineKind
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from polar.app.diagnosis.finding import Finding
     from polar.config.settings import Settings
-    from polar.diagnosis.finding import Finding
 
 EMBEDDED = "embedded"
 _SIGNS = {
@@ -51,8 +51,8 @@ def doctor(
     """
     import asyncio
 
+    from polar.app.diagnosis.finding import Level
     from polar.cli.output import print_json_line
-    from polar.diagnosis.finding import Level
 
     async def look() -> list[Finding]:
         found = []
@@ -71,7 +71,7 @@ def doctor(
 
 
 async def _findings(config: Path | None, engines: list[str], asked: dict[str, Any]) -> AsyncIterator[Finding]:
-    from polar.diagnosis import engine, harnesses, machine, sandboxes
+    from polar.app.diagnosis import engine, harnesses, machine, sandboxes
 
     settings, finding = machine.settings_found(config)
     yield finding

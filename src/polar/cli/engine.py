@@ -38,7 +38,7 @@ def engine(
     import asyncio
 
     from polar.config.settings import load_settings
-    from polar.logs import log_to_stderr
+    from polar.telemetry.logs import log_to_stderr
 
     if exit_with_parent:
         exit_with_its_parent()

@@ -14,11 +14,11 @@ from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
     from polar.config.settings import Settings
-    from polar.evaluation.attempts import Attempt
-    from polar.evaluation.comparison import Comparison
-    from polar.evaluation.journal import Journal
-    from polar.evaluation.plan import Plan
-    from polar.evaluation.report import Report
+    from polar.evals.attempts import Attempt
+    from polar.evals.comparison import Comparison
+    from polar.evals.journal import Journal
+    from polar.evals.plan import Plan
+    from polar.evals.report import Report
 
 
 def eval(
@@ -98,11 +98,11 @@ def eval(
     """
     from polar.cli.interruption import until_interrupted
     from polar.cli.output import print_json, visible
-    from polar.evaluation.comparison import check_comparable, compare
-    from polar.evaluation.files import report_files, write
-    from polar.evaluation.gates import failures, parse_gate
-    from polar.evaluation.journal import Journal
-    from polar.evaluation.plan import (
+    from polar.evals.comparison import check_comparable, compare
+    from polar.evals.files import report_files, write
+    from polar.evals.gates import failures, parse_gate
+    from polar.evals.journal import Journal
+    from polar.evals.plan import (
         OWN,
         Conditions,
         check_harnesses,
@@ -113,8 +113,8 @@ def eval(
         new_run,
         parse_harness,
     )
-    from polar.evaluation.report import load_report
-    from polar.evaluation.run import carry_out, given_server, own_server, report_of
+    from polar.evals.report import load_report
+    from polar.evals.run import carry_out, given_server, own_server, report_of
 
     ks = _ks(k, samples)
     gates = [parse_gate(text, ks) for text in fail_under or ()]
@@ -177,8 +177,8 @@ def _settings(
     plan: Plan, out: Path, config: Path | None, engine: dict[str, Any], concurrency: int | None
 ) -> dict[str | None, Settings]:
     """For each model a system of its own, which keeps its data in the evaluation's directory."""
-    from polar.generation.place import own_settings
-    from polar.logs import log_to_file
+    from polar.app.datagen.place import own_settings
+    from polar.telemetry.logs import log_to_file
 
     models = list(dict.fromkeys(cell.model for cell in plan.cells))
     settings = {
@@ -230,7 +230,7 @@ def _print(report: Report, comparison: Comparison | None, out: Path) -> None:
 
     from polar.cli.output import print_parts
     from polar.cli.report_tables import grid_parts
-    from polar.evaluation.grids import comparison_grids, report_grids
+    from polar.evals.grids import comparison_grids, report_grids
 
     grids = [*report_grids(report), *(comparison_grids(comparison) if comparison else ())]
     for grid in grids:

@@ -12,7 +12,7 @@ from polar.cli.options import AsJson, EngineKind, EngineMode, Server, Token, one
 from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from polar.fleet.views import FleetView
+    from polar.app.fleet.views import FleetView
 
 
 class Action(StrEnum):
@@ -80,10 +80,10 @@ def fleet(
       polar fleet status
       polar fleet down
     """
+    from polar.app.fleet import control
+    from polar.app.fleet.views import FleetOrder
     from polar.client.address import server_address, server_token
     from polar.config.settings import load_settings
-    from polar.fleet import control
-    from polar.fleet.views import FleetOrder
 
     chosen = one_of(Action, action, "ACTION")
     settings = load_settings(

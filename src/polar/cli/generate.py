@@ -88,17 +88,17 @@ def generate(
       polar generate -t taskset.yaml --harness pi --samples 8 --accept 'reward >= 1' --out data
       polar generate -t tasks.jsonl --out data --engine-url http://127.0.0.1:8000 --concurrency 32
     """
+    from polar.app.datagen.job import Job
+    from polar.app.datagen.place import DATA, Place, alone, own_settings, own_system
+    from polar.app.datagen.plan import plan
     from polar.cli.interruption import until_interrupted
     from polar.cli.output import console, print_json, print_parts, visible
     from polar.config.settings import load_settings
-    from polar.generation.job import Job
-    from polar.generation.place import DATA, Place, alone, own_settings, own_system
-    from polar.generation.plan import plan
-    from polar.logs import log_to_file
     from polar.tasksets.acceptance import parse_acceptance
     from polar.tasksets.files import read_tasks
     from polar.tasksets.loaded import listing
     from polar.tasksets.parquet_file import make_directory
+    from polar.telemetry.logs import log_to_file
 
     condition = parse_acceptance(accept)
     engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model}

@@ -10,7 +10,7 @@ import typer
 from polar.cli.options import EngineKind, EngineMode, LogFormat, Server, Token
 
 if TYPE_CHECKING:
-    from polar.stack import Worker
+    from polar.app.stack import Worker
 
 EMBEDDED = "embedded"
 
@@ -68,11 +68,11 @@ def node(
 
     Example: polar node --server http://trainer:8700 --token-file node.token --engine-url http://gpu:8000
     """
+    from polar.app.stack import joined
     from polar.cli.engine import exit_with_its_parent
     from polar.cli.interruption import until_interrupted
     from polar.config.settings import load_settings, machine_name
-    from polar.logs import log_to_stderr
-    from polar.stack import joined
+    from polar.telemetry.logs import log_to_stderr
 
     if exit_with_parent:
         exit_with_its_parent()

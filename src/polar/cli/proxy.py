@@ -57,11 +57,11 @@ def proxy(
     import asyncio
     import time
 
-    from polar import proxy as around
+    from polar.app import proxy as around
     from polar.cli.interruption import until_interrupted
     from polar.config.settings import load_settings
-    from polar.logs import log_to_stderr
     from polar.models.task import SamplingPin
+    from polar.telemetry.logs import log_to_stderr
 
     if command:
         around.check(command)

@@ -31,12 +31,12 @@ def quickstart(
 
     from rich.console import Console
 
-    from polar import quickstart as guided
+    from polar.app import quickstart as guided
     from polar.cli.interruption import until_interrupted
     from polar.config.settings import load_settings
-    from polar.logs import log_to_file
     from polar.store.blobs import recording_path
     from polar.tasksets.files import load_tasks
+    from polar.telemetry.logs import log_to_file
 
     data_dir = Path(".polar") / "runs" / time.strftime("quickstart-%Y%m%d-%H%M%S")
     settings = load_settings(

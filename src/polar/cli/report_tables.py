@@ -10,7 +10,7 @@ from polar.cli.output import table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from polar.evaluation.grids import Grid
+    from polar.evals.grids import Grid
 
 
 def grid_parts(grid: Grid) -> Iterator[RenderableType]:

@@ -65,10 +65,10 @@ def serve(
     """
     import asyncio
 
+    from polar.app.stack import running, serving
     from polar.cli.interruption import until_interrupted
     from polar.config.settings import load_settings
-    from polar.logs import log_to_stderr
-    from polar.stack import running, serving
+    from polar.telemetry.logs import log_to_stderr
 
     if warm_start and no_node:
         raise InvalidInput("--warm-start goes with a node of this process, not with --no-node")
@@ -107,8 +107,8 @@ def serve(
 
 
 def _warm_start(engine: EngineSettings) -> Path | None:
+    from polar.app.quickstart import shipped_policy
     from polar.config.settings import DEFAULT_MODEL
-    from polar.quickstart import shipped_policy
 
     if (policy := shipped_policy(engine)) is None:
         typer.echo(f"no warm start: it is for {DEFAULT_MODEL} in an engine that is started here")

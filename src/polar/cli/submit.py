@@ -106,7 +106,7 @@ def submit(
 
 def _over(harness: str | None, samples: int | None) -> dict[str, Any]:
     """The fields that the command line lays over every task."""
-    from polar.evaluation.plan import parse_harness
+    from polar.evals.plan import parse_harness
 
     over: dict[str, Any] = {}
     if harness is not None and (component := parse_harness(harness).component) is not None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from polar.app.validation import Outcome, TaskReport
     from polar.models.views import SessionView, TaskView
-    from polar.validation import Outcome, TaskReport
 
 
 def tasks(
@@ -142,11 +142,11 @@ def _validate(
     import os
     from dataclasses import asdict
 
+    from polar.app.validation import STAND_IN, trial_node, validate
     from polar.cli.interruption import until_interrupted
     from polar.cli.output import console, print_json, print_parts, visible
     from polar.config.settings import load_settings
     from polar.tasksets.files import read_tasks
-    from polar.validation import STAND_IN, trial_node, validate
 
     loaded = read_tasks(*paths, over={"harness": STAND_IN})
     tasks = loaded.all_or_nothing()

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from polar.app.diagnosis.vitals import EngineSigns, NodeSigns, PoolSigns, Vitals
     from polar.client import Client
-    from polar.diagnosis.vitals import EngineSigns, NodeSigns, PoolSigns, Vitals
 
 HELD = ("init", "ready", "running", "postrun")
 BAR = 20
@@ -50,7 +50,7 @@ def top(
 
 def _looks(client: Client, interval: float) -> Iterator[Vitals | Unavailable]:
     """What every look finds, or that the server could not be looked at; the first look must succeed."""
-    from polar.diagnosis.vitals import Look, Vitals
+    from polar.app.diagnosis.vitals import Look, Vitals
 
     before = Look.at_server(client)
     while True:
@@ -128,7 +128,7 @@ def _rates(vitals: Vitals) -> Table:
 
     share = None if vitals.usable_share is None else f"{vitals.usable_share:.0%}"
     columns = {
-        "sessions/s": f"{vitals.sessions_a_second:.2f}",
+        "sessions/s": f"{vitals.sessions_per_second:.2f}",
         "completions/s": f"{vitals.completions_a_second:.2f}",
         "tokens/s": f"{vitals.sampled_tokens_a_second:.1f}",
         "first token p50": _seconds(vitals.first_token_p50),

@@ -55,7 +55,7 @@ def train(
     except ImportError as error:
         raise InvalidInput(f"training needs {error.name}", hint="pip install 'polar-rl[train]'") from None
     from polar.cli.output import console
-    from polar.logs import log_to_file
+    from polar.telemetry.logs import log_to_file
 
     settings: RunSettings = load_run(path, SftSettings if is_sft else GrpoSettings)
     changed: dict[str, Any] = {"out": out, "steps": steps, "seconds": seconds, "seed": seed}

@@ -12,8 +12,8 @@ import typer
 from polar.cli.options import AsJson, Server, Token
 
 if TYPE_CHECKING:
+    from polar.app.verification import Say, Verification
     from polar.config.settings import Settings
-    from polar.verification import Say, Verification
 
 COLUMNS = ["SESSION", "TRACES", "SAMPLED", "TRAINED", "COMPARED", "MAX |Δ|", "MEAN |Δ|", "", "NOTE"]
 NUMBERS = COLUMNS[1:7]
@@ -70,9 +70,9 @@ def verify(
       polar verify SESSION
       polar verify .polar --engine http://127.0.0.1:8000 --json
     """
+    from polar.app.verification import together, verifications
     from polar.cli.interruption import until_interrupted
     from polar.cli.output import print_json, print_parts, table
-    from polar.verification import together, verifications
 
     recordings = _recordings(source, server, token)
     done: list[Verification] = []
@@ -111,8 +111,8 @@ def _settings(engine: dict[str, Any], model: str | None) -> Settings:
 
 def _recordings(source: str, server: str | None, token: str | None) -> Iterator[tuple[str, bytes]]:
     """The recordings with the names to show, read one at a time."""
+    from polar.app.verification import recording_files
     from polar.cli.show import recording_bytes
-    from polar.verification import recording_files
 
     if "/" not in source and not Path(source).exists():
         yield source, recording_bytes(source, server, token)
@@ -122,7 +122,7 @@ def _recordings(source: str, server: str | None, token: str | None) -> Iterator[
 
 
 def _row(one: Verification, tolerance: float, *, was_replayed: bool) -> tuple[object, ...]:
-    from polar.verification import counted
+    from polar.app.verification import counted
 
     failure = one.failure(tolerance, was_replayed=was_replayed)
     compared = one.deltas.tokens

@@ -18,7 +18,7 @@ from polar.client.address import server_address, server_certificate, server_toke
 from polar.client.calls import Call
 from polar.client.nodes import AsyncNodeCalls, NodeCalls
 from polar.client.policy import AsyncPaused, Paused
-from polar.client.scripts import Script
+from polar.client.scripts import Paginator
 from polar.client.trust import Authority, pinned, trusting
 from polar.models.dashboard import Overview
 from polar.models.policy import PauseMode, PolicyView
@@ -219,7 +219,7 @@ class Client(AccessCalls, NodeCalls):
         with policy.kept(self, holder, mode, timeout_seconds) as pause:
             yield pause
 
-    def _pages(self, kind: type[P], script: Script, deadline: float | None = None) -> Iterator[P]:
+    def _pages(self, kind: type[P], script: Paginator, deadline: float | None = None) -> Iterator[P]:
         answer: Any = None
         while (call := scripts.advance(script, answer)) is not None:
             answer = self._send(scripts.bounded(call, deadline))
@@ -413,7 +413,7 @@ class AsyncClient(AsyncAccessCalls, AsyncNodeCalls):
         async with policy.kept_async(self, holder, mode, timeout_seconds) as pause:
             yield pause
 
-    async def _pages(self, kind: type[P], script: Script) -> AsyncIterator[P]:
+    async def _pages(self, kind: type[P], script: Paginator) -> AsyncIterator[P]:
         answer: Any = None
         while (call := scripts.advance(script, answer)) is not None:
             answer = await self._send(call)

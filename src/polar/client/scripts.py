@@ -19,11 +19,11 @@ T = TypeVar("T")
 POLL_SECONDS = 20.0
 """How long one request waits for results before the client asks again."""
 
-Script = Generator[Call[Any], Any, None]
+Paginator = Generator[Call[Any], Any, None]
 """Yields calls, is sent their answers."""
 
 
-def task_pages(status: TaskStatus | None) -> Script:
+def task_pages(status: TaskStatus | None) -> Paginator:
     after: str | None = None
     while True:
         page: TaskPage = yield calls.tasks(after, status)
@@ -32,7 +32,7 @@ def task_pages(status: TaskStatus | None) -> Script:
         after = page.next
 
 
-def session_pages(task_id: str | None, status: SessionStatus | None) -> Script:
+def session_pages(task_id: str | None, status: SessionStatus | None) -> Paginator:
     after: str | None = None
     while True:
         page: SessionPage = yield calls.sessions(after, task_id, status)
@@ -43,7 +43,7 @@ def session_pages(task_id: str | None, status: SessionStatus | None) -> Script:
 
 def result_pages(
     task_ids: Collection[str] | None, cursor: int, follow: bool, max_staleness: int | None = None
-) -> Script:
+) -> Paginator:
     """Pages of the feed to its present end; when following, until the tasks have ended, or for ever.
 
     A task is seen to have ended before the feed is read to its end for the last time, so that none
@@ -67,14 +67,14 @@ def result_pages(
         yield from _drop_ended(unended, unended if nothing_came else unended & seen)
 
 
-def _drop_ended(unended: set[str], suspects: Collection[str]) -> Script:
+def _drop_ended(unended: set[str], suspects: Collection[str]) -> Paginator:
     for id in sorted(suspects):
         view: TaskView = yield calls.task(id)
         if view.status in (TaskStatus.FINISHED, TaskStatus.CANCELLED):
             unended.discard(id)
 
 
-def advance(script: Script, answer: Any) -> Call[Any] | None:
+def advance(script: Paginator, answer: Any) -> Call[Any] | None:
     """The script's next call, given the answer to the one before; None at its end."""
     try:
         return script.send(answer)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from polar.dialects.json_fields import Fields, document, kind, malformed, remembered
+from polar.dialects.json_fields import Fields, document, kind, malformed, memoized
 from polar.dialects.schemas import needed_schema
 from polar.dialects.tool_choices import settled
 from polar.models.chat import (
@@ -213,7 +213,7 @@ def _document(block: Fields) -> str:
     return f"{title}\n{text}" if title else text
 
 
-@remembered("tools")
+@memoized("tools")
 def _tools(fields: Fields) -> tuple[tuple[ToolDefinition, ...], Deferred]:
     """The tools of the prompt's head, and those that join where the conversation first refers to them."""
     tools: list[ToolDefinition] = []

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from polar.dialects.google_schema import json_schema
-from polar.dialects.json_fields import Fields, kind, malformed, remembered
+from polar.dialects.json_fields import Fields, kind, malformed, memoized
 from polar.dialects.schemas import checked
 from polar.dialects.tool_choices import settled
 from polar.models.chat import (
@@ -58,7 +58,7 @@ def messages(fields: Fields) -> tuple[Message, ...]:
     return (Message(Role.SYSTEM, system), *said) if system else said
 
 
-@remembered("tools")
+@memoized("tools")
 def tools(fields: Fields) -> tuple[ToolDefinition, ...]:
     """The declared functions; tools that Google runs itself (search, code) do not exist here."""
     return tuple(

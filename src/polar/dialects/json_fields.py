@@ -169,7 +169,7 @@ class Fields:
         return [Fields(item, self, name, index) for index, item in enumerate(value)]
 
 
-def remembered(*names: str) -> Callable[[Callable[[Fields], T]], Callable[[Fields], T]]:
+def memoized(*names: str) -> Callable[[Callable[[Fields], T]], Callable[[Fields], T]]:
     """For what depends on these fields of a body alone: the same value of them is read once.
 
     A harness sends its tools with every request, and so do all other sessions of that harness.

@@ -20,7 +20,7 @@ from polar.dialects.base import (
     StreamEncoder,
     usage_of_all,
 )
-from polar.dialects.json_fields import Fields, document, kind, malformed, remembered
+from polar.dialects.json_fields import Fields, document, kind, malformed, memoized
 from polar.dialects.openai_guidance import MODES, logit_bias, response_format
 from polar.dialects.tool_choices import settled
 from polar.models.chat import (
@@ -356,7 +356,7 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     return tuple(stop for stop in stops if stop)
 
 
-@remembered("tools", "functions")
+@memoized("tools", "functions")
 def _tools(fields: Fields) -> tuple[ToolDefinition, ...]:
     tools = [_tool(tool.needed_child("function")) for tool in fields.children("tools") if _is_function(tool)]
     return tuple(tools or (_tool(function) for function in fields.children("functions")))

@@ -8,7 +8,7 @@ from itertools import chain, groupby
 from polar.engines.base import TokenChunk
 
 
-def at_once(read: Iterable[TokenChunk | None]) -> Iterator[TokenChunk]:
+def coalesce_chunks(read: Iterable[TokenChunk | None]) -> Iterator[TokenChunk]:
     """As few chunks as the versions of their tokens allow; an error comes after what was read before it."""
     arrived: list[TokenChunk] = []
     failure: Exception | None = None

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from polar.engines import chat_wire
-from polar.engines.arrivals import at_once
+from polar.engines.arrivals import coalesce_chunks
 from polar.engines.base import (
     HALF_REPLACED,
     ChatCall,
@@ -77,7 +77,7 @@ class VllmEngine(HttpEngine):
             async with aclosing(self._events("/v1/completions", body)) as arrivals:
                 async for events in arrivals:
                     await self._recognise()
-                    for chunk in at_once(map(stream.read, events)):
+                    for chunk in coalesce_chunks(map(stream.read, events)):
                         yield chunk
         yield stream.last()
 

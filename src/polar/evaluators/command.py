@@ -14,7 +14,7 @@ from pydantic import Field
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
 from polar.evaluators.environment import run_grader
-from polar.evaluators.inside import Spoiled, place
+from polar.evaluators.inside import UngradableWorkspace, place
 from polar.evaluators.output import cut, is_cut, report_of
 from polar.evaluators.steering import rivals
 from polar.evaluators.tampering import tampering_remarks
@@ -109,7 +109,7 @@ class CommandEvaluator(Evaluator):
             async with graded_workspace(context, self.options, guarded) as prepared:
                 run = await self._run(context, prepared.sandbox)
                 reward, components = await self._judge(context, run)
-        except Spoiled as error:
+        except UngradableWorkspace as error:
             return spoiled(error)
         findings = prepared.findings
         return Verdict(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from polar.evaluators.base import EvaluationContext, Evaluator
-from polar.evaluators.inside import Spoiled
+from polar.evaluators.inside import UngradableWorkspace
 from polar.evaluators.patch import PATCH_BYTES, apply_patch, extract_patch, touched_files
 from polar.evaluators.test_plan import TestPlan, run_plan, spoiled
 from polar.evaluators.workspace import GradedWorkspace, Guarded, changed_workspace
@@ -37,7 +37,7 @@ class DiffEvaluator(Evaluator):
                 )
                 patched = await patched_workspace(context, fresh, patch, plan, plan.guarded)
                 verdict = await run_plan(plan, context, patched)
-        except Spoiled as error:
+        except UngradableWorkspace as error:
             return spoiled(error)
         return with_patch(verdict, patch)
 
@@ -50,7 +50,7 @@ async def patched_workspace(
     async def apply() -> None:
         problem = await apply_patch(fresh, patch, timeout=context.seconds_left)
         if problem:
-            raise Spoiled(f"the patch does not apply: {problem}")
+            raise UngradableWorkspace(f"the patch does not apply: {problem}")
 
     return await changed_workspace(context, fresh, options, guarded, apply)
 

@@ -13,7 +13,7 @@ from pydantic import field_validator
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
 from polar.evaluators.environment import ANY_PLUGIN, run_grader
 from polar.evaluators.harbor_task import LOGS, TESTS
-from polar.evaluators.inside import Spoiled, must_run, place, run_script
+from polar.evaluators.inside import UngradableWorkspace, must_run, place, run_script
 from polar.evaluators.output import cut, report_of
 from polar.evaluators.tampering import Finding, tampering_remarks
 from polar.evaluators.test_plan import spoiled
@@ -69,7 +69,7 @@ class HarborEvaluator(Evaluator):
         try:
             async with graded_workspace(context, self.options) as prepared:
                 return await self._verify(context, prepared.sandbox, prepared.findings)
-        except Spoiled as error:
+        except UngradableWorkspace as error:
             return spoiled(error)
 
     async def _verify(

@@ -13,7 +13,7 @@ from polar.models.task import FileContent
 from polar.runtimes.base import Command, ExecResult, PathRefused, Sandbox, SandboxError
 
 
-class Spoiled(PolarError):
+class UngradableWorkspace(PolarError):
     """What the agent left cannot be evaluated, and that is the agent's doing: its reward is 0."""
 
 
@@ -80,7 +80,7 @@ async def must_run(
 async def place(
     sandbox: Sandbox, files: Mapping[str, FileContent], base: PurePosixPath | None = None
 ) -> None:
-    """Put the evaluator's files over whatever is there; Spoiled if something stands in their way."""
+    """Put the evaluator's files over whatever is there, or raise UngradableWorkspace."""
     root = base or sandbox.workspace
     for name, file in files.items():
         await place_file(sandbox, root / name, file.data, executable=file.executable)
@@ -91,6 +91,6 @@ async def place_file(sandbox: Sandbox, path: PurePosixPath, data: bytes, *, exec
         await sandbox.upload(path, data, executable=executable)
     except PathRefused as error:
         # Only the agent can have put a link or a directory there, and must not escape its score by it.
-        raise Spoiled(f"the evaluator's files could not be put in place: {error}") from error
+        raise UngradableWorkspace(f"the evaluator's files could not be put in place: {error}") from error
     except SandboxError as error:
         raise EvaluationFailed(f"the evaluator's files could not be put in place: {error}") from error

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
-from polar.evaluators.inside import CLEAN_GIT, Spoiled, place_file, private_directory, run_script
+from polar.evaluators.inside import CLEAN_GIT, UngradableWorkspace, place_file, private_directory, run_script
 from polar.evaluators.snapshot import pack
 from polar.runtimes.base import Sandbox, SandboxError
 
@@ -70,11 +70,13 @@ async def extract_patch(
     if result.exit_code == _NO_GIT:
         raise EvaluationFailed("there is no git in the sandbox", hint="use a runtime or an image that has it")
     if result.exit_code != 0:
-        raise Spoiled(f"no patch could be made: {result.stderr.read_text(errors='replace')[-1000:]}")
+        raise UngradableWorkspace(
+            f"no patch could be made: {result.stderr.read_text(errors='replace')[-1000:]}"
+        )
     try:
         patch = await fresh.download(mine / PATCH_NAME, max_bytes=limit)
     except SandboxError:
-        raise Spoiled(f"the patch is larger than {limit} bytes") from None
+        raise UngradableWorkspace(f"the patch is larger than {limit} bytes") from None
     context.keep(PATCH_NAME, patch)
     return patch
 

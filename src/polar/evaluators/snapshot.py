@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
-from polar.evaluators.inside import UNLOCK, Spoiled, must_run, place_file, private_directory, run_script
+from polar.evaluators.inside import (
+    UNLOCK,
+    UngradableWorkspace,
+    must_run,
+    place_file,
+    private_directory,
+    run_script,
+)
 from polar.evaluators.steering import INSTALLED
 from polar.runtimes.base import Sandbox, SandboxError
 
@@ -51,7 +58,7 @@ async def pack(context: EvaluationContext) -> bytes:
         return await context.sandbox.download(directory / "workspace.tar", max_bytes=ARCHIVE_BYTES)
     except SandboxError as error:
         await _blame(context)
-        raise Spoiled(f"the workspace cannot be carried over: {error}") from error
+        raise UngradableWorkspace(f"the workspace cannot be carried over: {error}") from error
 
 
 async def _blame(context: EvaluationContext) -> None:
@@ -79,7 +86,9 @@ async def replace_workspace(
         sandbox, _REPLACE + script + _LAY_OUT, str(mine), *words, timeout=timeout, name="evaluator-unpack"
     )
     if result.exit_code != 0:
-        raise Spoiled(f"the workspace cannot be unpacked: {result.stderr.read_text(errors='replace')[-500:]}")
+        raise UngradableWorkspace(
+            f"the workspace cannot be unpacked: {result.stderr.read_text(errors='replace')[-500:]}"
+        )
 
 
 def _kept(allow: Sequence[str]) -> list[tuple[str, str]]:

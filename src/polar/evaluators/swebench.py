@@ -15,7 +15,7 @@ from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
 from polar.evaluators.diff import patched_workspace, with_patch
 from polar.evaluators.environment import ANY_PLUGIN, run_grader
 from polar.evaluators.grading import Grade, TestReward, grade
-from polar.evaluators.inside import Spoiled, place_file, private_directory
+from polar.evaluators.inside import UngradableWorkspace, place_file, private_directory
 from polar.evaluators.output import text_of
 from polar.evaluators.patch import PATCH_BYTES, apply_patch, extract_patch, touched_files
 from polar.evaluators.steering import literal, rivals
@@ -93,7 +93,7 @@ class SwebenchEvaluator(Evaluator):
                 guarded = [pattern for path in tests for pattern in rivals(path)]
                 patched = await patched_workspace(context, fresh, patch, options, guarded)
                 verdict = await self._test(context, patched, procedure)
-        except Spoiled as error:
+        except UngradableWorkspace as error:
             return spoiled(error)
         return with_patch(verdict, patch)
 

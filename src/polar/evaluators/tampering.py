@@ -13,7 +13,14 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
-from polar.evaluators.inside import UNLOCK, Spoiled, must_run, place_file, private_directory, run_script
+from polar.evaluators.inside import (
+    UNLOCK,
+    UngradableWorkspace,
+    must_run,
+    place_file,
+    private_directory,
+    run_script,
+)
 from polar.evaluators.steering import (
     INSTALLED,
     essence,
@@ -43,7 +50,7 @@ class TamperPolicy(StrEnum):
     """The reward is 0."""
 
 
-class Tampered(Spoiled):
+class Tampered(UngradableWorkspace):
     """The agent left what steers its grading, and the task says that this is worth nothing."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
@@ -96,12 +103,12 @@ async def take_inventory(sandbox: Sandbox, protect: Sequence[str], *, timeout: f
     result = await must_run(sandbox, _LIST, *expression, timeout=timeout, name="evaluator-inventory")
     listing = result.stdout.read_bytes().decode(errors="surrogateescape")
     if not listing.endswith(f"\0{END}"):
-        raise Spoiled("the agent left more files than can be looked at")
+        raise UngradableWorkspace("the agent left more files than can be looked at")
     top, _, rest = f"\0{listing.removesuffix(END)}".partition("\0\0")
     found: dict[str, bytes | None] = {name: None for name in _paths(top) if shadows(name)}
     paths = _paths(rest)
     if len(paths) > MAX_FILES:
-        raise Spoiled(f"more than {MAX_FILES} files that guards must look at")
+        raise UngradableWorkspace(f"more than {MAX_FILES} files that guards must look at")
     for path in paths:
         found[path] = await _content(sandbox, path)
     return found
@@ -117,7 +124,7 @@ async def _content(sandbox: Sandbox, path: str) -> bytes | None:
     except PathRefused:
         return None
     except SandboxError as error:
-        raise Spoiled(f"a guarded file cannot be read: {error}") from error
+        raise UngradableWorkspace(f"a guarded file cannot be read: {error}") from error
 
 
 def inventory_of_task(task: TaskSpec, protect: Sequence[str]) -> Inventory:
@@ -187,7 +194,7 @@ async def _undo(sandbox: Sandbox, findings: Sequence[Finding], before: Inventory
     now = str(private_directory(sandbox))
     result = await run_script(sandbox, _UNDO, now, timeout=timeout, name="evaluator-undo", stdin=paths)
     if result.exit_code != 0:
-        raise Spoiled("what the agent added for test runners cannot be removed")
+        raise UngradableWorkspace("what the agent added for test runners cannot be removed")
     for finding in findings:
         content = before.get(finding.path)
         if content is not None:

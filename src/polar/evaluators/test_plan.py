@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
 from polar.evaluators.environment import run_grader
 from polar.evaluators.grading import Expected, Grade, TestReward, grade
-from polar.evaluators.inside import Spoiled, place, run_script
+from polar.evaluators.inside import UngradableWorkspace, place, run_script
 from polar.evaluators.output import cut, report_of, text_of
 from polar.evaluators.steering import rivals
 from polar.evaluators.tampering import Finding, Tampered, tampering_remarks
@@ -77,7 +77,7 @@ async def _clear_report(plan: TestPlan, sandbox: Sandbox, *, timeout: float) -> 
         sandbox, 'rm -rf -- "$1"', f"./{plan.report}", timeout=timeout, name="evaluator-clear"
     )
     if result.exit_code != 0:
-        raise Spoiled(f"what lies in the place of the report {plan.report} cannot be removed")
+        raise UngradableWorkspace(f"what lies in the place of the report {plan.report} cannot be removed")
 
 
 async def _blame(plan: TestPlan, context: EvaluationContext) -> None:
@@ -115,7 +115,7 @@ def verdict_of(graded: Grade, findings: Sequence[Finding], result: ExecResult | 
     )
 
 
-def spoiled(error: Spoiled) -> Verdict:
+def spoiled(error: UngradableWorkspace) -> Verdict:
     """The verdict of an agent that left nothing that can be evaluated, or what must not be."""
     findings = error.findings if isinstance(error, Tampered) else ()
     return verdict_of(Grade(0.0, {}, (error.message,)), findings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polar.evaluators.base import EvaluationContext, Evaluator
-from polar.evaluators.inside import Spoiled
+from polar.evaluators.inside import UngradableWorkspace
 from polar.evaluators.test_plan import TestPlan, run_plan, spoiled
 from polar.evaluators.workspace import Place, Placed, graded_workspace
 from polar.models.session import Verdict
@@ -25,5 +25,5 @@ class TestsEvaluator(Evaluator):
         try:
             async with graded_workspace(context, self.options, self.options.guarded) as prepared:
                 return await run_plan(self.options, context, prepared)
-        except Spoiled as error:
+        except UngradableWorkspace as error:
             return spoiled(error)

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from polar.gateway.canonical import Key, joined, key_of
-from polar.gateway.trail import Trail
+from polar.gateway.history_prefix import HistoryPrefix
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.models.completion import Ids
 
@@ -117,7 +117,7 @@ class Extension:
     """The deepest turn whose messages the request repeats, also where its tools are others."""
 
 
-class _Place:
+class _MessageNode:
     """A point in a conversation: everything said up to it."""
 
     __slots__ = ("_following", "_last", "_last_message", "turn")
@@ -125,11 +125,11 @@ class _Place:
     def __init__(self) -> None:
         self.turn: Turn | None = None
         """The latest completion whose sampled message ends here."""
-        self._following: dict[Key, _Place] = {}
+        self._following: dict[Key, _MessageNode] = {}
         self._last_message: Message | None = None
-        self._last: _Place | None = None
+        self._last: _MessageNode | None = None
 
-    def step(self, message: Message) -> _Place | None:
+    def step(self, message: Message) -> _MessageNode | None:
         """Where a message leads, if it was said here before."""
         if self._was_last(message):
             return self._last
@@ -138,14 +138,14 @@ class _Place:
             self._last_message, self._last = message, place
         return place
 
-    def grow(self, message: Message) -> _Place:
+    def grow(self, message: Message) -> _MessageNode:
         """Where a message leads, from now on."""
         if self._last is not None and self._was_last(message):
             return self._last
         key = key_of(message)
         place = self._following.get(key)
         if place is None:
-            place = self._following[key] = _Place()
+            place = self._following[key] = _MessageNode()
         self._last_message, self._last = message, place
         return place
 
@@ -159,7 +159,7 @@ class _Place:
             and (last.tool_calls is message.tool_calls or _same_calls(last.tool_calls, message.tool_calls))
         )
 
-    def alias(self, message: Message, place: _Place) -> None:
+    def alias(self, message: Message, place: _MessageNode) -> None:
         """Let another wording lead to a place as well."""
         self._following.setdefault(key_of(message), place)
 
@@ -168,22 +168,22 @@ class _Place:
 class _Shortcut:
     """Where a history that was matched before leads."""
 
-    root: _Place
-    trail: Trail
-    place: _Place
+    root: _MessageNode
+    trail: HistoryPrefix
+    place: _MessageNode
 
 
 class Conversations:
     """The conversations of one session."""
 
     def __init__(self) -> None:
-        self._roots: dict[bytes, _Place] = {}
+        self._roots: dict[bytes, _MessageNode] = {}
         """By the tools offered, the latest last: they stand before every message."""
         self._latest: tuple[tuple[ToolDefinition, ...], bytes] | None = None
         self._shortcuts: list[_Shortcut] = []
         """The latest last."""
         self._turns: dict[str, Turn] = {}
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _MessageNode] = {}
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Extension:
         root = self._roots.get(self._key(tools))
@@ -195,7 +195,7 @@ class Conversations:
     def add(self, turn: Turn, tools: Sequence[ToolDefinition]) -> None:
         """Remember a finished completion; the latest of equal ones is the one that is continued."""
         key = self._key(tools)
-        root = self._roots.pop(key, None) or _Place()
+        root = self._roots.pop(key, None) or _MessageNode()
         self._roots[key] = root
         place = self._grow(turn, root)
         place.turn = turn
@@ -215,9 +215,9 @@ class Conversations:
         turn = self._turns.get(completion_id)
         return turn.messages if turn is not None else None
 
-    def _matched(self, root: _Place, messages: Sequence[Message]) -> tuple[_Place | None, int]:
+    def _matched(self, root: _MessageNode, messages: Sequence[Message]) -> tuple[_MessageNode | None, int]:
         """As `_walk`, from the end of the longest history that is known to the letter."""
-        trail = Trail.of(messages)
+        trail = HistoryPrefix.of(messages)
         known = [short for short in self._shortcuts if short.root is root and short.trail.begins(trail)]
         short = max(known, key=lambda known: len(known.trail), default=None)
         if short is None:
@@ -230,7 +230,7 @@ class Conversations:
             self._shortcuts = [*self._shortcuts[1 - _SHORTCUTS :], _Shortcut(root, past, place)]
         return place, matched
 
-    def _grow(self, turn: Turn, root: _Place) -> _Place:
+    def _grow(self, turn: Turn, root: _MessageNode) -> _MessageNode:
         place, messages, parent = root, turn.messages, turn.parent
         if parent is not None and _adds_to(parent.messages, messages):
             place, messages = self._places[parent.completion_id], messages[len(parent.messages) :]
@@ -246,7 +246,7 @@ class Conversations:
             said_from.alias(joined(messages[said:]), place)
         return place
 
-    def _followed(self, messages: Sequence[Message], root: _Place | None) -> Turn | None:
+    def _followed(self, messages: Sequence[Message], root: _MessageNode | None) -> Turn | None:
         others = (place for place in reversed(self._roots.values()) if place is not root)
         found = [_walk(place, messages) for place in islice(others, _OTHER_TOOLSETS)]
         deepest, _ = max(found, key=lambda walked: walked[1], default=(None, 0))
@@ -279,12 +279,14 @@ def _adds_to(known: tuple[Message, ...], messages: tuple[Message, ...]) -> bool:
     )
 
 
-def _walk(start: _Place, messages: Sequence[Message], count: int = 0) -> tuple[_Place | None, int]:
+def _walk(
+    start: _MessageNode, messages: Sequence[Message], count: int = 0
+) -> tuple[_MessageNode | None, int]:
     """The deepest place with a turn that the messages pass, and how many of them lead to it.
 
     The first `count` of them lead to `start`.
     """
-    place: _Place | None = start
+    place: _MessageNode | None = start
     found, matched = (start, count) if start.turn is not None else (None, 0)
     end = len(messages)
     while place is not None and count < end:
@@ -301,7 +303,9 @@ def _walk(start: _Place, messages: Sequence[Message], count: int = 0) -> tuple[_
     return found, matched
 
 
-def _step_over_split(place: _Place, messages: Sequence[Message], start: int) -> tuple[_Place | None, int]:
+def _step_over_split(
+    place: _MessageNode, messages: Sequence[Message], start: int
+) -> tuple[_MessageNode | None, int]:
     """A step over neighbouring messages of the assistant, which may be one that was sampled whole."""
     end = start + 1
     while end < len(messages) and messages[end].role is Role.ASSISTANT and end - start < _LONGEST_SPLIT:

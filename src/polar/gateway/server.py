@@ -13,7 +13,7 @@ from typing import Self
 from aiohttp import web
 from prometheus_client.metrics_core import Metric
 
-from polar import logs, plugins
+from polar import plugins
 from polar.config.settings import GatewaySettings
 from polar.dialects.base import (
     Action,
@@ -61,7 +61,7 @@ from polar.models.completion import Completion
 from polar.models.policy import PauseMode
 from polar.models.session import Progress
 from polar.rendering.base import Renderer
-from polar.telemetry import tracing
+from polar.telemetry import logs, tracing
 
 __all__ = ["Gateway", "SessionGrant", "new_key"]
 

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 
 import uvloop
 
-from polar import logs
 from polar.engines.clients import engine_client
 from polar.engines.embedded.weights import ensure_tokenizer
 from polar.gateway.garbage import collect_rarely
@@ -21,6 +20,7 @@ from polar.gateway.line import Answering
 from polar.gateway.pool import Assignment
 from polar.gateway.server import Gateway
 from polar.rendering.families import renderer_for
+from polar.telemetry import logs
 from polar.telemetry.tracing import exporting
 
 

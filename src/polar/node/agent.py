@@ -10,7 +10,7 @@ from polar.gateway.gateways import Gateways
 from polar.gateway.session import SessionGrant, new_key
 from polar.harnesses.base import Harness, HarnessContext, Installation
 from polar.models.session import AgentEnd, Lease
-from polar.node.workshop import Workshop
+from polar.node.services import NodeServices
 from polar.runtimes.base import Sandbox
 
 FAR_SECONDS = 10 * 604_800.0
@@ -35,16 +35,16 @@ class AgentRun:
     async def run(
         self,
         lease: Lease,
-        shop: Workshop,
+        services: NodeServices,
         sandbox: Sandbox,
         harness: Harness,
         installation: Installation,
         capture: Path,
     ) -> None:
         """Open the session's key, run the harness, and leave no process of it behind."""
-        task, gateway = lease.task, shop.gateway
+        task, gateway = lease.task, services.gateway
         key = new_key()
-        context = _context(lease, shop, sandbox, installation, key)
+        context = _context(lease, services, sandbox, installation, key)
         for path, data in harness.files(context).items():
             await sandbox.upload(path, data)
         await gateway.open_session(
@@ -92,9 +92,9 @@ class AgentRun:
 
 
 def _context(
-    lease: Lease, shop: Workshop, sandbox: Sandbox, installation: Installation, key: str
+    lease: Lease, services: NodeServices, sandbox: Sandbox, installation: Installation, key: str
 ) -> HarnessContext:
-    task, model = lease.task, shop.model
+    task, model = lease.task, services.model
     return HarnessContext(
         instruction=task.instruction,
         model=model.name,

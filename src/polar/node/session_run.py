@@ -33,7 +33,7 @@ from polar.node.failures import reason_for, refuse_disturbed, refuse_full_disk
 from polar.node.pools import Seat
 from polar.node.prewarming import Prewarmed
 from polar.node.sandboxes import Sandboxes
-from polar.node.workshop import Workshop
+from polar.node.services import NodeServices
 from polar.runtimes.base import Sandbox
 from polar.telemetry import tracing
 
@@ -56,7 +56,7 @@ class SessionRun:
     """The state of one session on this node; `status` is what the next heartbeat reports."""
 
     lease: Lease
-    shop: Workshop
+    services: NodeServices
     changed: Callable[[], None]
     """Called on every change of status, so that the server hears of it at once."""
     status: SessionStatus = SessionStatus.INIT
@@ -69,8 +69,10 @@ class SessionRun:
     _untold: list[tuple[SessionStatus, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._artifacts = Artifacts(self.shop.settings.artifact_bytes, self._beside("artifacts"))
-        self._span = tracing.session(self.lease, node=self.shop.settings.name, model=self.shop.model.name)
+        self._artifacts = Artifacts(self.services.settings.artifact_bytes, self._beside("artifacts"))
+        self._span = tracing.session(
+            self.lease, node=self.services.settings.name, model=self.services.model.name
+        )
 
     @property
     def name(self) -> str:
@@ -83,11 +85,11 @@ class SessionRun:
 
     def _beside(self, suffix: str) -> Path:
         """What this node keeps of the session until it is stored; outside the sandboxes, which are reaped."""
-        return self.shop.captures_dir / f"{self.name}.{suffix}"
+        return self.services.captures_dir / f"{self.name}.{suffix}"
 
     @property
     def kept(self) -> Path:
-        return self.shop.kept_dir / self.name
+        return self.services.kept_dir / self.name
 
     async def run(self, seat: Seat) -> Ending:
         """Take the session through its stages; a failure on the way is an ending like others."""
@@ -102,9 +104,9 @@ class SessionRun:
         return Ending(SessionStatus.COMPLETED)
 
     async def _stages(self, seat: Seat) -> None:
-        with self.shop.gateway.placed(self.lease.session_id) as gateway:
+        with self.services.gateway.placed(self.lease.session_id) as gateway:
             await self._stages_with(
-                Sandboxes(self.lease.session_id, self.lease.task, self.shop, self.name, gateway), seat
+                Sandboxes(self.lease.session_id, self.lease.task, self.services, self.name, gateway), seat
             )
 
     async def _stages_with(self, sandboxes: Sandboxes, seat: Seat) -> None:
@@ -114,17 +116,17 @@ class SessionRun:
             Prewarmed(sandboxes.sandbox) as fresh,
         ):
             self._enter(SessionStatus.READY)
-            await seat.move(self.shop.pools.run)
+            await seat.move(self.services.pools.run)
             self._enter(SessionStatus.RUNNING)
             self.agent.traceparent = self._span.traceparent
             if evaluator.wants_fresh_sandbox:
                 fresh.begin()
-            await self.agent.run(self.lease, self.shop, sandbox, harness, installation, self.capture)
-            await seat.move(self.shop.pools.postrun)
+            await self.agent.run(self.lease, self.services, sandbox, harness, installation, self.capture)
+            await seat.move(self.services.pools.postrun)
             self._enter(SessionStatus.POSTRUN)
-            built = await self.shop.workers.run(packing.build, self.capture, self.lease.task.builder)
+            built = await self.services.workers.run(packing.build, self.capture, self.lease.task.builder)
             refuse_disturbed(self.agent, built.calls, self.lease.task)
-            refuse_full_disk(self.shop.directory)
+            refuse_full_disk(self.services.directory)
             await collect(self._artifacts, sandbox, self.lease.task)
             self.verdict = await self._evaluate(evaluator, sandbox, fresh, built)
 
@@ -133,9 +135,9 @@ class SessionRun:
         """INIT: the sandbox as the task asks for it, with the harness in it."""
         task = self.lease.task
         async with AsyncExitStack() as stack:
-            async with self.shop.pools.init, budget(task.budgets.init_seconds, "init_seconds"):
+            async with self.services.pools.init, budget(task.budgets.init_seconds, "init_seconds"):
                 harness: Harness = plugins.create("harnesses", "harness", task.harness)
-                installation = await self.shop.installations.get(task.harness.name, harness)
+                installation = await self.services.installations.get(task.harness.name, harness)
                 self.agent.harness_version = installation.version
                 sandbox = await stack.enter_async_context(sandboxes.sandbox(installation.mounts))
             yield sandbox, harness, installation
@@ -157,15 +159,15 @@ class SessionRun:
             completions=self._completions,
             sandbox_maker=fresh.sandbox,
             artifacts=self.kept,
-            cache=self.shop.cache_dir,
-            judges=self.shop.judges,
+            cache=self.services.cache_dir,
+            judges=self.services.judges,
         )
         try:
             verdict = await evaluate(evaluator, context)
         except Exception:
-            refuse_full_disk(self.shop.directory)
+            refuse_full_disk(self.services.directory)
             raise
-        refuse_full_disk(self.shop.directory)
+        refuse_full_disk(self.services.directory)
         return verdict
 
     async def pack(self, ending: Ending) -> packing.Packed:
@@ -174,14 +176,14 @@ class SessionRun:
         self._close_stage()
         result = self._result(ending)
         try:
-            packed = await self.shop.workers.run(packing.pack, self._packing(result))
+            packed = await self.services.workers.run(packing.pack, self._packing(result))
         except Exception as error:
             log.exception("session %s could not be packed", self.lease.session_id)
             told = f"its recording could not be packed: {error}"
             packed = packing.Packed(
                 self._result(Ending(SessionStatus.FAILED, told, FailureReason.INFRASTRUCTURE))
             )
-        self.shop.metrics.ended(packed.result.status)
+        self.services.metrics.ended(packed.result.status)
         self._span.end(packed.result)
         return packed
 
@@ -191,7 +193,10 @@ class SessionRun:
             builder=self.lease.task.builder,
             result=result,
             artifacts=self._artifacts,
-            directories=((self.shop.sessions_dir / self.name / "logs", "logs"), (self.kept, "evaluation")),
+            directories=(
+                (self.services.sessions_dir / self.name / "logs", "logs"),
+                (self.kept, "evaluation"),
+            ),
             recording_path=self._beside("recording"),
             archive_path=self._beside("zip"),
         )
@@ -210,8 +215,8 @@ class SessionRun:
             verdict=self._shown_verdict() if ending.status is SessionStatus.COMPLETED else None,
             seconds=StageSeconds(**{stage: self._seconds.get(stage, 0.0) for stage in STAGES}),
             harness_version=self.agent.harness_version,
-            model=self.shop.model.name,
-            logprobs_mode=self.shop.model.logprobs_mode,
+            model=self.services.model.name,
+            logprobs_mode=self.services.model.logprobs_mode,
         )
 
     def _shown_verdict(self) -> Verdict | None:
@@ -222,7 +227,7 @@ class SessionRun:
 
     def clear_away(self) -> None:
         """Remove what is left of the session on this machine, once all of it is stored."""
-        sandboxes, artifacts = self.shop.sessions_dir, self._beside("artifacts")
+        sandboxes, artifacts = self.services.sessions_dir, self._beside("artifacts")
         for directory in (artifacts, self.kept, sandboxes / self.name, *sandboxes.glob(f"{self.name}.*")):
             shutil.rmtree(directory, ignore_errors=True)
         for suffix in ("log", "recording", "zip"):
@@ -252,5 +257,5 @@ class SessionRun:
         now = time.monotonic()
         spent = now - self._entered
         self._seconds[self.status] = self._seconds.get(self.status, 0.0) + spent
-        self.shop.metrics.stage(self.status, spent)
+        self.services.metrics.stage(self.status, spent)
         self._entered = now

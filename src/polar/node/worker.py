@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 
-from polar import logs, plugins
+from polar import plugins
 from polar.client import AsyncClient
 from polar.client.courier import Courier, Parcel
 from polar.client.retry import retry_forever
@@ -22,11 +22,12 @@ from polar.gateway.gateways import Gateways
 from polar.models.session import Lease, SessionResult, SessionStatus
 from polar.models.views import MOST_LEASES, Heartbeat, LeaseRequest, Leases, Release, SessionBeat
 from polar.node.admission import Admission
-from polar.node.leftovers import let_go
+from polar.node.orphans import remove_expired
 from polar.node.policy import PolicyFollower, weight_roots
 from polar.node.pools import Seat
+from polar.node.services import NodeServices
 from polar.node.session_run import Ending, SessionRun
-from polar.node.workshop import Workshop
+from polar.telemetry import logs
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Node:
         self._courier = Courier(client, settings.name)
         self._gateway = gateway
         self._lease_seconds = lease_seconds
-        self._shop = Workshop.below(data_dir, settings, gateway, model)
+        self._services = NodeServices.below(data_dir, settings, gateway, model)
         roots = weight_roots(settings.weight_roots, data_dir)
         self._policy = PolicyFollower(settings.name, client, gateway, roots)
         self._runs: dict[str, SessionRun] = {}
@@ -75,12 +76,12 @@ class Node:
         self._changed: set[str] = set()
         """Sessions that have entered a stage since the last heartbeat."""
         self._draining = asyncio.Event()
-        self._admission = Admission(settings, self._shop.directory, self._tell_of_trouble)
-        self._shop.metrics.watch(self._admission)
+        self._admission = Admission(settings, self._services.directory, self._tell_of_trouble)
+        self._services.metrics.watch(self._admission)
         self._untold_trouble = False
 
     async def metric_families(self) -> Iterable[Metric]:
-        return self._shop.metrics.registry.collect()
+        return self._services.metrics.registry.collect()
 
     async def run(self) -> None:
         """Work until cancelled, or until drained, in a directory that the caller holds."""
@@ -97,8 +98,8 @@ class Node:
         except ExceptionGroup as failures:
             raise _first(failures) from failures
         finally:
-            await self._shop.snapshots.close()
-            await asyncio.to_thread(self._shop.workers.close)
+            await self._services.snapshots.close()
+            await asyncio.to_thread(self._services.workers.close)
 
     def drain(self) -> None:
         """Take no more work; `run` returns when the agents at work have ended, or their grace has."""
@@ -126,24 +127,24 @@ class Node:
 
     async def _reap(self) -> None:
         """End what a previous life of this node left behind; its sessions are leased anew."""
-        sessions_dir = self._shop.sessions_dir
+        sessions_dir = self._services.sessions_dir
         if not sessions_dir.is_dir():
             return
         for name in self._settings.runtimes:
             count = await plugins.load("runtimes", name).reap(sessions_dir)
             if count:
                 log.warning("ended %d sandboxes that an earlier run left behind (%s)", count, name)
-        await self._shop.snapshots.reap()
+        await self._services.snapshots.reap()
 
     async def _sweep_forever(self) -> None:
         while True:
             at_work = {run.name for run in self._runs.values()}
-            if count := await asyncio.to_thread(let_go, self._shop, at_work):
+            if count := await asyncio.to_thread(remove_expired, self._services, at_work):
                 log.info("let go of %d things that leases without a result left here", count)
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _lease_forever(self, group: asyncio.TaskGroup) -> None:
-        entrance = self._shop.pools.entrance
+        entrance = self._services.pools.entrance
         while True:
             async with self._places() as places:
                 # Only now: a place may have been long in coming.
@@ -180,7 +181,7 @@ class Node:
     @asynccontextmanager
     async def _places(self) -> AsyncIterator[list[None]]:
         """All places that are free for new sessions, at least one; those left in the list are given back."""
-        entrance = self._shop.pools.entrance
+        entrance = self._services.pools.entrance
         places: list[None] = []
         entrance.offered = places
         try:
@@ -201,7 +202,7 @@ class Node:
         if former is not None:
             log.warning("session %s: leased anew, ending what its lost lease began", session_id)
             self._lost.add(self._runs[session_id].name)
-        run = SessionRun(lease=lease, shop=self._shop, changed=lambda: self._tell_soon(session_id))
+        run = SessionRun(lease=lease, services=self._services, changed=lambda: self._tell_soon(session_id))
         self._runs[session_id] = run
         with logs.about(session=session_id, task=lease.task.id):
             self._tasks[session_id] = group.create_task(self._attend(run, seat, former), name=session_id)
@@ -276,14 +277,14 @@ class Node:
             parcel = Parcel(run.lease.key, packed.result, packed.recording, packed.archive, run.untold())
             await retry_forever("deliver a session", self._courier.deliver, parcel)
         except Conflict as error:
-            self._shop.metrics.delivered("refused")
+            self._services.metrics.delivered("refused")
             log.warning("session %s: result refused, its capture is kept: %s", session_id, error)
             return packed.result
         except PolarError as error:
-            self._shop.metrics.delivered("failed")
+            self._services.metrics.delivered("failed")
             log.error("session %s: result could not be stored, its capture is kept: %s", session_id, error)
             return packed.result
-        self._shop.metrics.delivered("stored")
+        self._services.metrics.delivered("stored")
         await asyncio.to_thread(run.clear_away)
         result = packed.result
         log.info(

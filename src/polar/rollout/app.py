@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from polar import __version__
-from polar.dashboard.files import dashboard_routes
 from polar.rollout.access import PREFIX, BodyLimits
+from polar.rollout.dashboard.files import dashboard_routes
 from polar.rollout.dashboard_routes import dashboard_data_routes
 from polar.rollout.gate import Gate
 from polar.rollout.keys import Keys

@@ -18,7 +18,7 @@ from polar import __version__, callbacks
 from polar.config.settings import CallbackSettings
 from polar.errors import InvalidInput, PolarError
 from polar.models.task import TaskSpec
-from polar.rollout.bell import Bell
+from polar.rollout.notifier import Notifier
 from polar.runtimes.allow_list import AllowList, Destination
 from polar.store.callbacks import Callbacks, Claimed
 
@@ -72,7 +72,7 @@ class Attempt(StrEnum):
     """It was the last: the callback is dead."""
 
 
-class Messenger:
+class WebhookSender:
     """Follows the feed of results and delivers what its tasks want told; several servers share the work."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Messenger:
         store: Callbacks,
         settings: CallbackSettings,
         secret: str,
-        ended: Bell,
+        ended: Notifier,
         attempted: Callable[[Attempt], None],
     ) -> None:
         self._store = store
@@ -90,7 +90,7 @@ class Messenger:
         self._attempted = attempted
         self._allow = AllowList.parse(settings.allow)
         self._under_way: set[asyncio.Task[None]] = set()
-        self._free = Bell()
+        self._free = Notifier()
 
     async def run(self) -> None:
         """Deliver for ever; what is under way when this is cancelled is tried again after its claim."""
@@ -137,11 +137,11 @@ class Messenger:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
-        self._free.ring()
+        self._free.notify()
 
-    async def _wait(self, *bells: asyncio.Event) -> None:
+    async def _wait(self, *events: asyncio.Event) -> None:
         due = await self._next_due()
-        waits = [asyncio.ensure_future(bell.wait()) for bell in bells]
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
         try:
             await asyncio.wait(
                 waits, timeout=min(due, LOOK_AGAIN_SECONDS), return_when=asyncio.FIRST_COMPLETED

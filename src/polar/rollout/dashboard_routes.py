@@ -9,9 +9,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from polar.dashboard.groups import group
-from polar.dashboard.reading import Reader
-from polar.dashboard.runs import curves, runs
 from polar.errors import NotFound, PolarError
 from polar.models.dashboard import (
     ArtifactList,
@@ -32,6 +29,9 @@ from polar.models.dashboard import (
 from polar.models.session import SessionStatus
 from polar.models.task import TaskStatus
 from polar.models.views import SessionView
+from polar.rollout.dashboard.groups import group
+from polar.rollout.dashboard.reading import Reader
+from polar.rollout.dashboard.runs import curves, runs
 from polar.rollout.gate import caller_of
 from polar.rollout.live import Live
 from polar.rollout.routes import guarded

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from polar.errors import Unavailable
 from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
 from polar.models.views import ResultPage
-from polar.rollout.bell import Bell
+from polar.rollout.notifier import Notifier
 from polar.store.policy import Policies
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ class PolicyService:
 
     def __init__(self, policies: Policies) -> None:
         self._policies = policies
-        self._changed = Bell()
-        self._reported = Bell()
+        self._changed = Notifier()
+        self._reported = Notifier()
         self._closing = False
 
     async def view(self) -> PolicyView:
@@ -63,8 +63,8 @@ class PolicyService:
     async def follow(self, node: str, report: PolicyReport, gone: Gone) -> PolicyOrder:
         """Take a node's report, and give it its next order; waits for a new one."""
         if await self._policies.report(node, report):
-            self._changed.ring()
-        self._reported.ring()
+            self._changed.notify()
+        self._reported.notify()
         async for _ in self._looks(self._changed, report.wait_seconds, gone):
             order = await self._policies.order()
             if order.step != report.step:
@@ -73,30 +73,30 @@ class PolicyService:
 
     def stop_waiting(self) -> None:
         self._closing = True
-        self._changed.ring()
-        self._reported.ring()
+        self._changed.notify()
+        self._reported.notify()
 
     async def _settled(self, wait_seconds: float, gone: Gone) -> PolicyView:
         """The policy once every live node has done what is asked, or failed, or the time is over."""
-        self._changed.ring()
+        self._changed.notify()
         async for _ in self._looks(self._reported, wait_seconds, gone):
             view = await self._policies.view()
             if all(node.is_settled or node.error is not None for node in view.nodes):
                 break
         return view
 
-    async def _looks(self, bell: Bell, wait_seconds: float, gone: Gone) -> AsyncIterator[None]:
-        """Yield when it is time to look: at least once, whenever the bell rings, and slowly besides."""
+    async def _looks(self, notifier: Notifier, wait_seconds: float, gone: Gone) -> AsyncIterator[None]:
+        """Yield immediately, on every notification, and at least every second."""
         deadline = time.monotonic() + wait_seconds
         while True:
-            rung = bell.listen()
+            notified = notifier.listen()
             yield
             left = deadline - time.monotonic()
             if left <= 0 or self._closing or await gone():
                 return
             try:
                 async with asyncio.timeout(min(left, LOOK_AGAIN_SECONDS)):
-                    await rung.wait()
+                    await notified.wait()
             except TimeoutError:
                 continue
 

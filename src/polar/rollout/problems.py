@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from polar.dashboard.files import not_found
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable, finding
 from polar.models.views import Problem
+from polar.rollout.dashboard.files import not_found
 
 log = logging.getLogger(__name__)
 

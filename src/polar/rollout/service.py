@@ -33,12 +33,12 @@ from polar.models.views import (
     TaskBatchView,
     TaskView,
 )
-from polar.rollout.bell import Bell
-from polar.rollout.callbacks import Messenger, check_callback
+from polar.rollout.callbacks import WebhookSender, check_callback
 from polar.rollout.checks import check_components, check_runtime, concerning
 from polar.rollout.gate import Caller
 from polar.rollout.live import Live
 from polar.rollout.metrics import ServerMetrics
+from polar.rollout.notifier import Notifier
 from polar.rollout.parcels import unpacked
 from polar.rollout.policy import PolicyService, marked
 from polar.rollout.problems import as_problem, status_of
@@ -71,8 +71,8 @@ class RolloutService:
     def __init__(self, store: Store, settings: ServerSettings, callback_secret: str | None = None) -> None:
         self.store = store
         self._settings = settings
-        self._queued = Bell()
-        self._ended = Bell()
+        self._queued = Notifier()
+        self._ended = Notifier()
         self.policy = PolicyService(store.policy)
         self.page = MetricsPage()
         self._metrics = ServerMetrics(store)
@@ -97,7 +97,7 @@ class RolloutService:
         view, is_new = await self.store.tasks.submit(task)
         if is_new:
             self._metrics.submitted(1)
-            self._queued.ring()
+            self._queued.notify()
         return view, is_new
 
     async def submit_all(self, tasks: Sequence[TaskSpec]) -> TaskBatchView:
@@ -109,7 +109,7 @@ class RolloutService:
         submitted = await self.store.tasks.submit_all(tasks)
         self._metrics.submitted(sum(is_new for _, is_new in submitted))
         if any(is_new for _, is_new in submitted):
-            self._queued.ring()
+            self._queued.notify()
         known = dict.fromkeys(view.spec.id for view, is_new in submitted if not is_new)
         return TaskBatchView(tasks=tuple(view for view, _ in submitted), known=tuple(known))
 
@@ -127,12 +127,12 @@ class RolloutService:
 
     async def cancel_task(self, id: str) -> TaskView:
         view = await self.store.tasks.cancel(id)
-        self._ended.ring()
+        self._ended.notify()
         return view
 
     async def cancel_session(self, id: str) -> SessionView:
         view = await self.store.sessions.cancel(id)
-        self._ended.ring()
+        self._ended.notify()
         return view
 
     async def results(
@@ -170,7 +170,7 @@ class RolloutService:
 
     async def resume_node(self, name: str) -> NodeOverview:
         view = await self.store.nodes.resume(name)
-        self._queued.ring()
+        self._queued.notify()
         return view
 
     async def marked(self, page: ResultPage, max_staleness: int | None) -> ResultPage:
@@ -224,8 +224,8 @@ class RolloutService:
         is_retried = self._retries.allows(result, result.attempt)
         self._metrics.delivered(result, outcome, is_retried=is_retried)
         if is_retried:
-            self._queued.ring()
-        self._ended.ring()
+            self._queued.notify()
+        self._ended.notify()
 
     async def deliver(self, node: str, body: bytes, caller: Caller) -> DeliveryOutcomes:
         """Store what a node delivers of several sessions; what is wrong with one harms no other."""
@@ -257,8 +257,8 @@ class RolloutService:
     async def release(self, session_id: str, given_back: Release) -> None:
         self._metrics.given_back()
         await self.store.leases.release(session_id, given_back.key)
-        self._queued.ring()
-        self._ended.ring()
+        self._queued.notify()
+        self._ended.notify()
 
     async def counts(self) -> dict[SessionStatus, int]:
         return await self.store.sessions.counts()
@@ -267,7 +267,7 @@ class RolloutService:
     async def housekeeping(self) -> AsyncIterator[None]:
         """While the body runs: take sessions back from silent nodes, drop what was kept long enough, and tell
         others what has ended."""
-        messenger = self._messenger() if self._callback_hosts else None
+        messenger = self._webhook_sender() if self._callback_hosts else None
         chores = {
             asyncio.create_task(self._expire_forever(), name="lease expiry"),
             asyncio.create_task(self._sweep_forever(), name="retention"),
@@ -281,13 +281,13 @@ class RolloutService:
                 chore.cancel()
             await asyncio.wait(chores)
 
-    def _messenger(self) -> Messenger:
+    def _webhook_sender(self) -> WebhookSender:
         if self._callback_secret is None:
             raise InvalidInput(
                 "server.callbacks.allow is set, and there is no secret to sign callbacks with",
                 hint="set server.callbacks.secret or POLAR_CALLBACK_SECRET",
             )
-        return Messenger(
+        return WebhookSender(
             self.store.callbacks,
             self._settings.callbacks,
             self._callback_secret,
@@ -297,7 +297,7 @@ class RolloutService:
 
     async def retry_callback(self, id: str) -> CallbackView:
         view = await self.store.callbacks.retry(id)
-        self._ended.ring()
+        self._ended.notify()
         return view
 
     def stop_waiting(self) -> None:
@@ -305,21 +305,21 @@ class RolloutService:
         self._closing = True
         self.policy.stop_waiting()
         self.live.stop()
-        self._queued.ring()
-        self._ended.ring()
+        self._queued.notify()
+        self._ended.notify()
 
-    async def _looks(self, bell: Bell, wait_seconds: float, gone: Gone) -> AsyncIterator[None]:
-        """Yield when it is time to look: at once, whenever the bell rings, and slowly besides."""
+    async def _looks(self, notifier: Notifier, wait_seconds: float, gone: Gone) -> AsyncIterator[None]:
+        """Yield immediately, on every notification, and at least every second."""
         deadline = time.monotonic() + wait_seconds
         while not await gone():
-            rung = bell.listen()
+            notified = notifier.listen()
             yield
             left = deadline - time.monotonic()
             if left <= 0 or self._closing:
                 return
             try:
                 async with asyncio.timeout(min(left, LOOK_AGAIN_SECONDS)):
-                    await rung.wait()
+                    await notified.wait()
             except TimeoutError:
                 continue
 
@@ -365,10 +365,10 @@ class RolloutService:
                 self._metrics.expired(requeued=expired.requeued, ended=expired.ended)
                 if expired.requeued:
                     log.warning("%d sessions of silent nodes are queued again", expired.requeued)
-                    self._queued.ring()
+                    self._queued.notify()
                 if expired.ended:
                     log.warning("%d sessions of silent nodes were ended", expired.ended)
-                    self._ended.ring()
+                    self._ended.notify()
             await asyncio.sleep(min(lease_seconds / 3, 5.0))
 
 

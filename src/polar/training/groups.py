@@ -51,7 +51,7 @@ class Excluded(StrEnum):
     """Their logprob is NaN, infinite or above zero by more than rounding, or nothing stands before them."""
     TOKENS_STALE = "tokens_stale"
     """Sampled by a policy too many versions ago."""
-    TOKENS_SAMPLED_OTHERWISE = "tokens_sampled_otherwise"
+    TOKENS_OFF_DISTRIBUTION = "tokens_off_distribution"
     """At another temperature, from part of the vocabulary, biased or constrained, or by an engine whose
     logprobs are not known to be after a temperature other than 1: the trainer would compare their logprobs
     with those of another distribution."""
@@ -275,7 +275,7 @@ def learnable(
     for reason, wrong in (
         (Excluded.TOKENS_UNSOUND, ~sound(logprobs) | unpredicted),
         (Excluded.TOKENS_STALE, versions.ages(trace.policy_versions) > objective.max_staleness),
-        (Excluded.TOKENS_SAMPLED_OTHERWISE, sampled_otherwise(trace, recording, objective.temperature)),
+        (Excluded.TOKENS_OFF_DISTRIBUTION, is_off_distribution(trace, recording, objective.temperature)),
     ):
         excluded[reason] += int(np.count_nonzero(kept & wrong))
         kept &= ~wrong
@@ -284,7 +284,7 @@ def learnable(
     )
 
 
-def sampled_otherwise(trace: Trace, recording: Recording, temperature: float) -> NDArray[np.bool_]:
+def is_off_distribution(trace: Trace, recording: Recording, temperature: float) -> NDArray[np.bool_]:
     """For each response token, whether its completion was not sampled as the trainer computes logprobs."""
     mode = recording.result.logprobs_mode
     by_id = {one.id: one for one in recording.completions}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from polar.client import Client
 from polar.client.retry import retry
 from polar.errors import NotFound
-from polar.evaluation.statistics import mean_of_outcomes
+from polar.evals.statistics import mean_of_outcomes
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
 from polar.training.groups import Excluded, Group, Material, Sample, material

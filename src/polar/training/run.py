@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from polar.app.datagen.place import DATA
 from polar.client import Client
 from polar.errors import Conflict, InvalidInput
-from polar.generation.place import DATA
 from polar.tasksets.files import load_tasks
 from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from polar.generation.place import Place, own_settings, own_system
-from polar.generation.plan import PlannedTask
+from polar.app.datagen.place import Place, own_settings, own_system
+from polar.app.datagen.plan import PlannedTask
 from polar.models.task import TaskSpec
 from polar.training.settings import GrpoSettings, RolloutSettings
 

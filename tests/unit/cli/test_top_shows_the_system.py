@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console, Group
 
+from polar.app.diagnosis.vitals import EngineSigns, NodeSigns, PoolSigns, Vitals
 from polar.cli.top import _parts
-from polar.diagnosis.vitals import EngineSigns, NodeSigns, PoolSigns, Vitals
 from polar.models.session import SessionStatus
 
 
@@ -21,7 +21,7 @@ QUIET = Vitals(
     sessions={},
     policy_version=0,
     is_paused=False,
-    sessions_a_second=0.0,
+    sessions_per_second=0.0,
     sampled_tokens_a_second=0.0,
     completions_a_second=0.0,
     first_token_p50=None,

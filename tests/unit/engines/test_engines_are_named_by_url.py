@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-import polar.stack
+import polar.app.stack
+from polar.app.stack import data_plane
 from polar.cli.main import app
 from polar.config.settings import EngineSettings, Settings
 from polar.engines.base import EngineError
@@ -17,7 +18,6 @@ from polar.engines.clients import engine_client
 from polar.engines.replicas import Replicas
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
-from polar.stack import data_plane
 from tests.fakes.vllm_wire import event, usage, vllm_wire
 
 A, B = "http://a:8000", "https://b:8000/v1"
@@ -58,7 +58,7 @@ def test_the_option_may_be_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         seen.append(settings)
         raise EngineError("far enough")
 
-    monkeypatch.setattr(polar.stack, "running", running)
+    monkeypatch.setattr(polar.app.stack, "running", running)
     for arguments in (["--engine-url", A, "--engine-url", B], []):
         CliRunner().invoke(app, ["serve", *arguments])
     assert [settings.engine.urls for settings in seen] == [(A, B), ()]

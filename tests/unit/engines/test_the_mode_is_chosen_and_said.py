@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import polar.proxy
-import polar.stack
+import polar.app.proxy
+import polar.app.stack
+from polar.app.stack import data_plane
 from polar.cli.main import app
 from polar.config.settings import EngineSettings, GatewaySettings, Settings
 from polar.engines.base import EngineError
@@ -20,7 +21,6 @@ from polar.errors import InvalidInput, NotInstalled
 from polar.gateway.chat_source import ChatSource
 from polar.gateway.server import Gateway
 from polar.gateway.token_source import TokenSource
-from polar.stack import data_plane
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import event, usage, vllm_wire
 
@@ -52,8 +52,8 @@ async def test_a_model_that_polar_has_no_renderer_for_is_asked_in_chat_mode(
     def none_for(name: str, directory: Path, **_options: bool) -> Any:
         raise InvalidInput("model small: no renderer for its chat template")
 
-    monkeypatch.setattr(polar.stack, "renderer_for", none_for)
-    monkeypatch.setattr(polar.stack, "ensure_tokenizer", lambda name: tmp_path)
+    monkeypatch.setattr(polar.app.stack, "renderer_for", none_for)
+    monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda name: tmp_path)
     async with vllm_wire(Said("h")) as wire:
         assert isinstance(await source(tmp_path, url=wire.url, model="small"), ChatSource)
         assert "chat mode: the engine renders the prompts" in caplog.text
@@ -68,7 +68,7 @@ async def test_a_name_that_the_engine_made_up_leads_to_chat_mode_and_one_the_use
     def missing(name: str) -> Path:
         raise NotInstalled(f"model {name}: cannot be downloaded")
 
-    monkeypatch.setattr(polar.stack, "ensure_tokenizer", missing)
+    monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", missing)
     async with vllm_wire(Said("h")) as wire:
         with caplog.at_level(logging.WARNING):
             assert isinstance(await source(tmp_path, url=wire.url), ChatSource)
@@ -83,9 +83,9 @@ async def test_tokens_mode_is_taken_where_polar_has_a_renderer(
     async def alike(*_: object) -> None:
         return
 
-    monkeypatch.setattr(polar.stack, "renderer_for", lambda name, directory, **options: object())
-    monkeypatch.setattr(polar.stack, "ensure_tokenizer", lambda name: tmp_path)
-    monkeypatch.setattr(polar.stack, "_check_tokenizer", alike)
+    monkeypatch.setattr(polar.app.stack, "renderer_for", lambda name, directory, **options: object())
+    monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda name: tmp_path)
+    monkeypatch.setattr(polar.app.stack, "_check_tokenizer", alike)
     async with vllm_wire(SAMPLED) as wire:
         assert isinstance(await source(tmp_path, url=wire.url, model="small"), TokenSource)
 
@@ -114,8 +114,8 @@ def test_serve_and_proxy_take_kind_and_mode(monkeypatch: pytest.MonkeyPatch, tmp
         seen.append((settings, options))
         raise EngineError("far enough")
 
-    monkeypatch.setattr(polar.stack, "running", started)
-    monkeypatch.setattr(polar.proxy, "wrapped", started)
+    monkeypatch.setattr(polar.app.stack, "running", started)
+    monkeypatch.setattr(polar.app.proxy, "wrapped", started)
     CliRunner().invoke(app, ["serve", "--engine-url", "http://a", *ENGINE])
     for name in ("--engine", "--engine-url"):
         CliRunner().invoke(app, ["proxy", name, "http://a", *ENGINE, "--max-seconds", "5"])

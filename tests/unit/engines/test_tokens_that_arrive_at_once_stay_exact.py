@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.engines.arrivals import at_once
+from polar.engines.arrivals import coalesce_chunks
 from polar.engines.base import EngineError, GenerateRequest, TokenChunk
 from polar.engines.vllm import VllmEngine
 from polar.models.chat import Sampling
@@ -58,7 +58,7 @@ def test_tokens_keep_their_order_logprobs_and_versions(
     read: list[TokenChunk | None], failure: Exception | None
 ) -> None:
     sent = [chunk for chunk in read if chunk is not None]
-    got, error = taken(at_once(then(read, failure)))
+    got, error = taken(coalesce_chunks(then(read, failure)))
     assert sampled(got) == sampled(sent)
     assert error is failure
     assert all(one.policy_version != other.policy_version for one, other in pairwise(got))

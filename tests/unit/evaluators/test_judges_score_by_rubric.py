@@ -186,7 +186,7 @@ def test_bad_judge_options_name_their_field(options: dict[str, Any], field: str)
 
 
 def test_the_nodes_key_comes_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polar.node.workshop import _endpoint
+    from polar.node.services import _endpoint
 
     judge = {"url": "https://example.com/v1", "model": "m", "api_key_env": "JUDGE_KEY"}
     settings = NodeSettings.model_validate({"judges": {"main": judge}})

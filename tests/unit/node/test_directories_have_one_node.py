@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from polar.app.stack import running
 from polar.config.settings import EngineSettings, ServerSettings, Settings
 from polar.errors import PolarError
 from polar.node.directory import held, node_directory
-from polar.stack import running
 
 
 async def test_a_second_system_is_refused_before_its_engine_is_asked_for(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from polar.app.stack import serving
 from polar.client.address import server_address
 from polar.config.settings import ServerSettings, Settings
-from polar.stack import serving
 
 
 async def test_a_server_that_comes_and_goes_leaves_the_others_address(

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from rich.console import Console
 
-from polar import quickstart
+from polar.app import quickstart
+from polar.app.datagen.place import own_system
+from polar.app.datagen.plan import PlannedTask
 from polar.config.settings import NodeSettings, Settings
 from polar.errors import InvalidInput
-from polar.generation.place import own_system
-from polar.generation.plan import PlannedTask
 from polar.models.component import Component
 from polar.models.task import TaskSpec
 from polar.runtimes.bubblewrap import BubblewrapRuntime

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from polar.app.stack import serving
 from polar.config.settings import CallbackSettings, ServerSettings, Settings
 from polar.errors import InvalidInput, PolarError
 from polar.rollout.token import load_or_create_token
-from polar.stack import serving
 from polar.store.store import Store
 
 

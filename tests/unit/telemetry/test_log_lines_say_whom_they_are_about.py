@@ -10,11 +10,11 @@ from types import TracebackType
 
 import pytest
 
-from polar import logs
 from polar.config.settings import load_settings
 from polar.errors import InvalidInput
 from polar.gateway.session import new_key
-from polar.logs import LogFormat, about, formatter, note
+from polar.telemetry import logs
+from polar.telemetry.logs import LogFormat, about, formatter, note
 
 Failure = tuple[type[BaseException], BaseException, TracebackType | None]
 

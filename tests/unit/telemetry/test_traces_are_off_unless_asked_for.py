@@ -75,7 +75,7 @@ async def spans_of(act: Any, **settings: Any) -> dict[str, Any]:
 
 def test_without_a_place_there_are_no_spans_and_no_sdk() -> None:
     program = (
-        "import sys, polar.stack; from polar.telemetry import tracing;"
+        "import sys, polar.app.stack; from polar.telemetry import tracing;"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry.sdk')], 'it is loaded'"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -118,7 +118,7 @@ def test_a_trace_over_the_budget_is_left_out_whole() -> None:
 def test_tokens_of_another_distribution_are_left_out(used: Sampling) -> None:
     other = with_completions(GOOD.samples[0], used=used)
     found = made(Group("good", (other, GOOD.samples[1])))
-    assert (trained(found), left_out(found)) == (3, {Excluded.TOKENS_SAMPLED_OTHERWISE: 3})
+    assert (trained(found), left_out(found)) == (3, {Excluded.TOKENS_OFF_DISTRIBUTION: 3})
 
 
 @pytest.mark.parametrize("mode", [None, "raw_logprobs", "processed_logprobs"])

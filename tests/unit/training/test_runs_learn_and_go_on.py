@@ -322,7 +322,7 @@ def test_a_step_without_anything_to_learn_changes_nothing(tiny_model: Path, tmp_
     run = settings(tiny_model, tmp_path, objective={"temperature": 0.5}, steps=2)
     kept = train(run, quiet())
     assert same_tensors(tiny_model, kept.weights)
-    assert [line["excluded/tokens_sampled_otherwise"] for line in lines(run.out)] == [32.0, 32.0]
+    assert [line["excluded/tokens_off_distribution"] for line in lines(run.out)] == [32.0, 32.0]
 
 
 def test_two_trainers_do_not_share_a_directory(tiny_model: Path, tmp_path: Path) -> None:

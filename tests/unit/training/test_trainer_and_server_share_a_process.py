@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from polar.app.datagen.place import Place
 from polar.errors import NotInstalled
-from polar.generation.place import Place
 from polar.training import server
 from polar.training.server import TURN_SECONDS, rollout_server
 from polar.training.settings import GrpoSettings, RolloutSettings

@@ -1,0 +1,1 @@
+"""What one command runs: whole systems started, used and ended together."""

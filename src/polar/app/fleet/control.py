@@ -1,0 +1,200 @@
+"""Starting, asking and ending a fleet from any shell that reaches the Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from polar.app.fleet.planning import NodeState
+from polar.app.fleet.views import FleetOrder, FleetView
+from polar.client import Client
+from polar.errors import Forbidden, NotFound, NotInstalled, PolarError, Unavailable
+from polar.models.access import Role
+
+POLL_SECONDS = 0.5
+ANSWER_SECONDS = 30.0
+CONNECT_SECONDS = 5.0
+
+Show = Callable[[FleetView], None]
+"""Told of the fleet while it is waited for."""
+
+
+class FleetActor:
+    """The supervisor as a detached actor: its loop runs beside the calls to it."""
+
+    def __init__(self, order: FleetOrder) -> None:
+        from polar.app.fleet.cluster import RayCluster
+        from polar.app.fleet.supervisor import Supervisor
+        from polar.telemetry.logs import log_to_stderr
+
+        log_to_stderr("info")
+        self._order = order
+        cluster = RayCluster(order.fleet.resources, order.fleet.max_restarts)
+        self._supervisor = Supervisor(order, cluster)
+        threading.Thread(target=self._supervisor.watch, daemon=True).start()
+
+    def server(self) -> str:
+        return self._order.server
+
+    def view(self) -> FleetView:
+        return self._supervisor.view()
+
+    def resize(self, size: str) -> None:
+        self._supervisor.resize(size)
+
+    def end(self) -> None:
+        self._supervisor.end()
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """A connection to the Ray cluster while the body runs."""
+    _check_reachable(address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise NotInstalled("ray is not installed", hint="pip install 'polar-rl[ray]'") from None
+    from polar.app.fleet.cluster import NAMESPACE
+
+    try:
+        ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise _unreachable(address, str(error).strip().splitlines()[0]) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise at once where nothing listens: Ray itself tries for most of a minute, and logs meanwhile."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _unreachable(address, error.strerror or str(error)) from None
+
+
+def _unreachable(address: str, reason: str) -> Unavailable:
+    return Unavailable(
+        f"no Ray cluster can be reached at {address}: {reason}",
+        hint="start one with `ray start --head`, or name it with --address",
+    )
+
+
+def up(order: FleetOrder, show: Show, *, wait_seconds: float) -> FleetView:
+    """Start the fleet, or give the one that is up another size; wait until its nodes work."""
+    import ray
+
+    from polar.app.fleet.cluster import NAMESPACE, SUPERVISOR, actor
+
+    supervisor = actor(SUPERVISOR)
+    if supervisor is None:
+        order = with_node_token(order)
+        supervisor = (
+            ray.remote(FleetActor)
+            .options(
+                name=SUPERVISOR,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                max_restarts=-1,
+                max_concurrency=4,
+                num_cpus=0,
+            )
+            .remote(order)
+        )
+    elif (server := _ask(supervisor.server.remote())) != order.server:
+        raise PolarError(
+            f"a fleet is up on this cluster already, for {server}", hint="`polar fleet down` ends it"
+        )
+    else:
+        _ask(supervisor.resize.remote(order.fleet.nodes))
+    before = _ask(supervisor.view.remote()).looks
+    return _wait(supervisor, show, lambda view: view.looks > before + 1 and _is_settled(view), wait_seconds)
+
+
+def with_node_token(order: FleetOrder) -> FleetOrder:
+    """The order with a token of its own for the nodes, if the one it has may make one."""
+    with Client(order.server, order.token, ca=order.ca) as client:
+        try:
+            made = client.create_token(f"fleet-{secrets.token_hex(4)}", Role.NODE)
+        except Forbidden:
+            return order
+    return replace(order, node_token=made.token)
+
+
+def status() -> FleetView:
+    """The fleet that is up; NotFound if there is none."""
+    view: FleetView = _ask(_supervisor().view.remote())
+    return view
+
+
+def down(show: Show, *, wait_seconds: float, now: bool) -> None:
+    """Drain every node and end the fleet; `now` ends them without waiting for their sessions."""
+    from polar.app.fleet.cluster import PREFIX, SUPERVISOR, kill
+
+    supervisor = _supervisor()
+    _ask(supervisor.end.remote())
+    if not now:
+        before = _ask(supervisor.view.remote()).looks
+        view = _wait(supervisor, show, lambda view: view.looks > before and not view.nodes, wait_seconds)
+        if view.nodes:
+            raise Unavailable(
+                f"{len(view.nodes)} nodes still drain after {wait_seconds:g} s",
+                hint="`polar fleet down` again waits on, with --now it does not",
+            )
+    import ray
+    from ray.autoscaler.sdk import request_resources
+
+    kill(SUPERVISOR)
+    for name in ray.util.list_named_actors():
+        if name.startswith(PREFIX):
+            kill(name, "end")
+    request_resources(bundles=[])
+
+
+def _supervisor() -> Any:
+    from polar.app.fleet.cluster import SUPERVISOR, actor
+
+    supervisor = actor(SUPERVISOR)
+    if supervisor is None:
+        raise NotFound("no fleet is up on this Ray cluster", hint="`polar fleet up` starts one")
+    return supervisor
+
+
+def _is_settled(view: FleetView) -> bool:
+    """Whether all nodes that can work do, or one has said why it cannot."""
+    working = sum(node.state is NodeState.WORKING for node in view.nodes)
+    return working + view.missing >= view.wanted or view.trouble is not None
+
+
+def _wait(supervisor: Any, show: Show, is_over: Callable[[FleetView], bool], seconds: float) -> FleetView:
+    deadline = time.monotonic() + seconds
+    while True:
+        view: FleetView = _ask(supervisor.view.remote())
+        show(view)
+        if is_over(view) or time.monotonic() > deadline:
+            return view
+        time.sleep(POLL_SECONDS)
+
+
+def _ask(answer: Any) -> Any:
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        return ray.get(answer, timeout=ANSWER_SECONDS)
+    except (RayError, TimeoutError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise Unavailable(f"the fleet's supervisor does not answer: {reason}") from None

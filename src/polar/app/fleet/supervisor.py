@@ -1,0 +1,213 @@
+"""The fleet's one supervisor: looks, plans, and does what the plan says, again and again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from polar.app.fleet.planning import Machine, NodeState, PlacedNode, Plan, make_plan, node_name
+from polar.app.fleet.scaling import Between, Patience, nodes_wanted, parse_size
+from polar.app.fleet.views import FleetOrder, FleetView, NodeView
+from polar.client import Client
+from polar.errors import PolarError
+from polar.models.dashboard import NodeOverview
+
+log = logging.getLogger(__name__)
+
+LONGEST_REST_SECONDS = 60.0
+"""How long a machine where nodes fail again and again is left alone before the next attempt."""
+ASK_SECONDS = 5.0
+"""How long the rollout server may take to answer."""
+
+
+class Cluster(Protocol):
+    """What the supervisor needs of a cluster."""
+
+    def machines(self) -> tuple[Machine, ...]: ...
+    def nodes(self) -> tuple[PlacedNode, ...]: ...
+    def start(self, name: str, machine: Machine, settings: dict[str, Any]) -> None: ...
+    def drain(self, name: str) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def wish(self, nodes: int) -> None: ...
+
+
+class Supervisor:
+    """Sees to it that the nodes there are are the nodes there should be.
+
+    All it knows beyond its order it finds again in the cluster: one that is restarted goes on.
+    """
+
+    def __init__(
+        self, order: FleetOrder, cluster: Cluster, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._order = order
+        self._cluster = cluster
+        self._clock = clock
+        self._size = order.fleet.nodes
+        self._patience = Patience(order.fleet.idle_seconds)
+        self._failures: Counter[str] = Counter()
+        """By machine, since a node last worked there."""
+        self._resting: dict[str, float] = {}
+        """Machines where a node failed, and until when they rest."""
+        self._told: tuple[NodeOverview, ...] = ()
+        """Nodes as the server last told of them."""
+        self._silence: str | None = None
+        """Why it tells nothing of them."""
+        self._unended: int | None = None
+        self._is_ending = False
+        self._view = FleetView(server=order.server, size=self._size)
+        self._hurry = threading.Event()
+
+    def watch(self) -> None:
+        """Look for ever; what goes wrong is told and tried again."""
+        while True:
+            try:
+                self.look()
+            except Exception as error:
+                log.exception("the fleet could not be looked after")
+                self._view = self._view.model_copy(update={"trouble": str(error)[:500]})
+            self._hurry.wait(self._order.fleet.watch_seconds)
+            self._hurry.clear()
+
+    def view(self) -> FleetView:
+        return self._view
+
+    def resize(self, size: str) -> None:
+        """Go for another number of nodes."""
+        parse_size(size)
+        self._size = size
+        self._patience = Patience(self._order.fleet.idle_seconds)
+        self._is_ending = False
+        self._hurry.set()
+
+    def end(self) -> None:
+        """Drain every node; the fleet is down when the view shows none."""
+        self._is_ending = True
+        self._hurry.set()
+
+    def look(self) -> None:
+        """See what there is, and do what brings it closer to what there should be."""
+        machines = self._cluster.machines()
+        nodes = self._cluster.nodes()
+        self._learn(nodes)
+        if not self._is_ending:
+            self._told = self._ask_of_nodes()
+        nodes = self._set_aside(nodes)
+        aside = sum(node.state is NodeState.ASIDE for node in nodes)
+        wanted = self._wanted(len(machines) - aside)
+        plan = make_plan(
+            nodes,
+            machines,
+            wanted=wanted,
+            resting=self._resting,
+            busy={node.name: sum(node.sessions.values()) for node in self._told},
+            drain_seconds=self._order.drain_seconds,
+        )
+        self._carry_out(plan, nodes)
+        if isinstance(parse_size(self._size), Between):
+            self._cluster.wish(wanted)
+        self._show(nodes, len(machines), wanted, plan.missing)
+
+    def _set_aside(self, nodes: tuple[PlacedNode, ...]) -> tuple[PlacedNode, ...]:
+        """The nodes, those marked that whoever runs the server has drained."""
+        drained = {node.name for node in self._told if node.is_draining}
+        return tuple(
+            replace(node, state=NodeState.ASIDE)
+            if node.name in drained and node.state is NodeState.WORKING
+            else node
+            for node in nodes
+        )
+
+    def _wanted(self, machines: int) -> int:
+        if self._is_ending:
+            return 0
+        self._unended = self._ask()
+        size = parse_size(self._size)
+        per_node = self._order.fleet.sessions_per_node
+        want = nodes_wanted(size, machines=machines, unended=self._unended or 0, sessions_per_node=per_node)
+        if isinstance(size, Between) and size.least < size.most:
+            # A server that cannot be asked is no reason to drain anything.
+            return self._patience.follow(self._clock(), self._view.wanted if self._unended is None else want)
+        return want
+
+    def _learn(self, nodes: tuple[PlacedNode, ...]) -> None:
+        """Leave machines where nodes fail alone for a while, longer each time."""
+        now = self._clock()
+        self._resting = {machine: until for machine, until in self._resting.items() if until > now}
+        for node in nodes:
+            if node.state is NodeState.WORKING:
+                self._failures.pop(node.machine, None)
+            elif node.state is NodeState.ENDED and not node.was_asked:
+                rest = min(2.0 ** self._failures[node.machine], LONGEST_REST_SECONDS)
+                self._failures[node.machine] += 1
+                self._resting[node.machine] = now + rest
+
+    def _carry_out(self, plan: Plan, nodes: tuple[PlacedNode, ...]) -> None:
+        for node in plan.remove:
+            if not node.was_asked:
+                log.warning("node %s on %s is %s: %s", node.name, node.host, node.state, node.detail)
+            self._cluster.remove(node.name)
+        for node in plan.drain:
+            log.info("node %s on %s is drained", node.name, node.host)
+            self._cluster.drain(node.name)
+        used = {node.name for node in nodes}
+        for machine in plan.start:
+            used.add(self._start(machine, used))
+
+    def _start(self, machine: Machine, used: set[str]) -> str:
+        # Names are taken until their actor is gone for good; a machine's next node takes the old one's.
+        name = node_name(machine.host, used)
+        log.info("node %s is placed on %s", name, machine.host)
+        self._cluster.start(name, machine, self._order.node_settings(name))
+        return name
+
+    def _client(self) -> Client:
+        return Client(self._order.server, self._order.token, timeout=ASK_SECONDS, ca=self._order.ca)
+
+    def _ask(self) -> int | None:
+        """How many sessions have not ended; None if the server does not say."""
+        try:
+            with self._client() as client:
+                counts = client.health().sessions
+        except PolarError as error:
+            log.warning("the queue is not known: %s", error)
+            return None
+        return sum(count for status, count in counts.items() if not status.ended)
+
+    def _ask_of_nodes(self) -> tuple[NodeOverview, ...]:
+        """What the server knows of its nodes, or knew when it last could be asked."""
+        try:
+            with self._client() as client:
+                told, self._silence = client.nodes(), None
+        except PolarError as error:
+            # Said once: a token that may not ask will not at the next look either.
+            if self._silence != str(error):
+                log.warning("which nodes are busy is not known: %s", error)
+            self._silence = str(error)
+            return self._told
+        return told
+
+    def _show(self, nodes: tuple[PlacedNode, ...], machines: int, wanted: int, missing: int) -> None:
+        failed = [node for node in nodes if node.detail is not None and not node.was_asked]
+        troubles = [f"{node.name} on {node.host}: {node.detail}" for node in failed]
+        is_well = wanted == sum(node.state is NodeState.WORKING for node in nodes)
+        self._view = FleetView(
+            server=self._order.server,
+            size=self._size,
+            wanted=wanted,
+            missing=missing,
+            machines=machines,
+            unended=self._unended,
+            nodes=tuple(
+                NodeView(name=node.name, host=node.host, state=node.state, detail=node.detail)
+                for node in nodes
+            ),
+            looks=self._view.looks + 1,
+            is_ending=self._is_ending,
+            trouble=troubles[-1] if troubles else None if is_well else self._view.trouble,
+        )

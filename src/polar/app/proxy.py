@@ -1,0 +1,171 @@
+"""A gateway around one program: no server, no tasks, no sandbox, but every token captured."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar import plugins
+from polar.app.stack import Say, data_plane
+from polar.config.settings import Settings, environment_codex_home
+from polar.engines.base import ModelInfo
+from polar.errors import NotInstalled
+from polar.gateway.gateways import Address, Gateways
+from polar.gateway.session import SessionGrant, new_key
+from polar.harnesses.environment import provider_environment
+from polar.models.component import Component
+from polar.models.session import AgentEnd, SessionResult, SessionStatus
+from polar.models.task import Budgets, SamplingPin
+from polar.trajectory import recording
+from polar.trajectory.base import Builder
+
+SESSION = "proxy"
+_CODEX_PROVIDER = re.compile(r"\s*(openai_base_url|model_provider|profile)\s*=")
+"""Settings that say where Codex's model is, or may."""
+END_SECONDS = 10.0
+"""How long a program that is interrupted may take to end before it is killed."""
+
+NO_CALLS = (
+    "no model call was recorded: a program may have an address of its own, from a configuration file, an"
+    " option or its code, and not look at its environment. `polar proxy` without a program shows what is set:"
+    " give it to the program in its own way."
+)
+
+
+@dataclass(slots=True)
+class Wrapped:
+    """One open session that any program may use."""
+
+    url: str
+    key: str
+    model: ModelInfo
+    capture: Path
+    recording: Path
+    codex_home: Path
+    """Codex takes the address of its model from its configuration alone."""
+    result: SessionResult | None = None
+    """What was recorded; set when the session is closed."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        told = provider_environment(self.url, self.key, self.model.name)
+        return told | {"CODEX_HOME": str(self.codex_home)}
+
+
+@asynccontextmanager
+async def wrapped(
+    settings: Settings, sampling: SamplingPin, say: Say, *, max_seconds: float | None = None
+) -> AsyncIterator[Wrapped]:
+    """Serve one session while the body runs, then write its recording.
+
+    After `max_seconds` the program's calls are refused as out of budget.
+    """
+    with _made(settings.data_dir):
+        async with data_plane(_with_one_gateway(settings), say) as plane:
+            gateway = plane.gateway
+            with gateway.placed(SESSION) as address, _codex_home(url := _url_of(address)) as codex_home:
+                session = Wrapped(
+                    url=url,
+                    key=new_key(),
+                    model=plane.model,
+                    capture=settings.data_dir / "capture.log",
+                    recording=settings.data_dir / "recording",
+                    codex_home=codex_home,
+                )
+                await gateway.open_session(
+                    SessionGrant(
+                        *(SESSION, session.key, session.capture, sampling, Budgets()),
+                        serves_any_name=True,
+                        deadline_seconds=max_seconds,
+                    )
+                )
+                try:
+                    yield session
+                finally:
+                    await _close(gateway, session)
+
+
+@contextmanager
+def _made(directory: Path) -> Iterator[None]:
+    """A directory for what is recorded, and for the log of an engine; gone again if there is neither."""
+    is_new = not directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        if is_new and not any(directory.iterdir()):
+            directory.rmdir()
+
+
+def _url_of(address: Address) -> str:
+    return f"http://{address.host}:{address.port}"
+
+
+@contextmanager
+def _codex_home(url: str) -> Iterator[Path]:
+    """A home for Codex with the user's own configuration, and our address in place of the one it has."""
+    own = environment_codex_home() / "config.toml"
+    lines = own.read_text().splitlines() if own.is_file() else []
+    tables = (place for place, line in enumerate(lines) if line.lstrip().startswith("["))
+    first_table = next(tables, len(lines))
+    kept = [line for line in lines[:first_table] if not _CODEX_PROVIDER.match(line)]
+    with tempfile.TemporaryDirectory(prefix="polar-codex-", ignore_cleanup_errors=True) as home:
+        settings = [f'openai_base_url = "{url}/v1"', *kept, *lines[first_table:], ""]
+        (Path(home) / "config.toml").write_text("\n".join(settings))
+        yield Path(home)
+
+
+def _with_one_gateway(settings: Settings) -> Settings:
+    """One session keeps one gateway busy at most."""
+    return settings.model_copy(update={"gateway": settings.gateway.model_copy(update={"workers": 1})})
+
+
+async def _close(gateway: Gateways, session: Wrapped) -> None:
+    await gateway.close_session(SESSION)
+    builder: Builder = plugins.create("builders", "builder", Component(name="prefix_merging"))
+    trajectory = builder.build_capture(session.capture.read_bytes())
+    session.result = SessionResult(
+        session_id=SESSION,
+        task_id=SESSION,
+        sample=0,
+        attempt=1,
+        status=SessionStatus.COMPLETED,
+        agent_end=AgentEnd.EXITED,
+        stats=trajectory.stats,
+        model=session.model.name,
+        logprobs_mode=session.model.logprobs_mode,
+        has_recording=trajectory.stats.completions > 0,
+    )
+    if session.result.has_recording:
+        blob = recording.encode(session.capture.read_bytes(), trajectory, session.result)
+        session.recording.write_bytes(blob)
+    session.capture.unlink()
+
+
+def check(command: Sequence[str]) -> None:
+    """Raise if there is no such program, before anything is started for it."""
+    if shutil.which(command[0]) is None:
+        raise NotInstalled(f"{command[0]}: no such program")
+
+
+async def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program with these variables added to ours; its exit code, as a shell gives it."""
+    process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **environment})
+    try:
+        code = await process.wait()
+    except asyncio.CancelledError:
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), END_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        raise
+    return code if code >= 0 else 128 - code

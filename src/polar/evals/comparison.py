@@ -1,0 +1,217 @@
+"""Two evaluations side by side: the same tasks, paired, and what changed from the first to the second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+
+from polar.errors import InvalidInput
+from polar.evals.plan import Plan
+from polar.evals.report import Cell, Report, TaskOutcome
+from polar.evals.statistics import Estimate, mean_of_values, sign_flip_p
+from polar.models.component import Frozen
+
+
+class Change(StrEnum):
+    """What became of a task."""
+
+    GAINED = "gained"
+    """Never passed before, passes now."""
+    LOST = "lost"
+    """Passed before, never passes now."""
+    BETTER = "better"
+    """Passes more often."""
+    WORSE = "worse"
+    """Passes less often."""
+    SAME = "same"
+
+
+class TaskPair(Frozen):
+    """One task in both runs, over the samples that both have."""
+
+    id: str
+    samples: int
+    passed_before: int
+    passed_after: int
+
+    @property
+    def change(self) -> Change:
+        before, after = self.passed_before, self.passed_after
+        if before == after:
+            return Change.SAME
+        if after > before:
+            return Change.BETTER if before else Change.GAINED
+        return Change.WORSE if after else Change.LOST
+
+
+class Outcomes(Frozen):
+    """How often each thing happened to a pair of samples: McNemar's table."""
+
+    both: int = 0
+    only_before: int = 0
+    only_after: int = 0
+    neither: int = 0
+
+
+class PairedCells(Frozen):
+    """A harness with a model on a taskset, before and after."""
+
+    before: str
+    after: str
+    taskset: str
+    pass_before: float
+    pass_after: float
+    pass_difference: Estimate
+    """Of the share of samples that passed, after − before, over tasks."""
+    reward_difference: Estimate
+    p: float
+    """How often a difference this large would come about by chance; over tasks, two-sided."""
+    outcomes: Outcomes
+    tokens_before: float
+    """Prompt and sampled tokens a session, as are the others."""
+    tokens_after: float
+    seconds_before: float
+    seconds_after: float
+    tasks: tuple[TaskPair, ...]
+    unpaired: int
+    """Tasks that only one of the two has, or that ask something else there."""
+
+
+class Comparison(Frozen):
+    """Two evaluations, paired."""
+
+    before: str
+    after: str
+    seeds_match: bool
+    """Whether equal samples had equal seeds; if not, samples pair by number only, tasks pair all the same."""
+    cells: tuple[PairedCells, ...]
+
+
+def compare(before: Report, after: Report, names: tuple[str, str] = ("before", "after")) -> Comparison:
+    """Pair what both evaluated; InvalidInput where they have nothing in common."""
+    if abs(before.threshold - after.threshold) > 1e-9:
+        raise InvalidInput(
+            f"{names[0]} counts a reward of {before.threshold:g} as passed, {names[1]} one of"
+            f" {after.threshold:g}",
+            hint="evaluate again with the same --pass-reward",
+        )
+    matched = list(_matches(before, after))
+    if not matched:
+        raise InvalidInput(
+            f"{names[0]} and {names[1]} have no task in common", hint=_what_they_have(before, after)
+        )
+    paired = tuple(_paired(one, other, before.threshold) for one, other in matched)
+    seeds_match = before.seed is not None and before.seed == after.seed
+    return Comparison(before=names[0], after=names[1], seeds_match=seeds_match, cells=paired)
+
+
+def check_comparable(plan: Plan, earlier: Report, name: str) -> None:
+    """Raise before hours are spent on what cannot be compared with an earlier report."""
+    mine = {(task.id, task.digest) for cell in plan.cells for task in cell.tasks}
+    if not any(mine & _identities(cell) for cell in earlier.cells):
+        tasksets = ", ".join(sorted({cell.taskset for cell in earlier.cells}))
+        raise InvalidInput(f"{name}: no task in common", hint=f"it evaluated {tasksets}")
+    if abs(earlier.threshold - plan.threshold) > 1e-9:
+        raise InvalidInput(
+            f"{name}: there a session passed with a reward of {earlier.threshold:g}",
+            hint=f"give --pass-reward {earlier.threshold:g}",
+        )
+
+
+def _what_they_have(before: Report, after: Report) -> str:
+    one, other = ({cell.taskset for cell in report.cells} for report in (before, after))
+    if one == other:
+        return "their tasksets have the same name and other tasks, or their harnesses and models do not pair"
+    return f"the first evaluated {', '.join(sorted(one))}, the second {', '.join(sorted(other))}"
+
+
+def _matches(before: Report, after: Report) -> Iterator[tuple[Cell, Cell]]:
+    """Cells that belong together: same harness and model, else the only ones with the same of either.
+
+    That leaves one difference at a time: another model under the same harness, or the reverse. A pair
+    that differs in both is compared only where there is no choice.
+    """
+    left, right = list(before.cells), list(after.cells)
+    keys: tuple[Callable[[Cell], object], ...] = (
+        lambda cell: (cell.harness, cell.model),
+        lambda cell: cell.harness,
+        lambda cell: cell.model,
+        lambda cell: None,
+    )
+    for key in keys:
+        for cell in list(left):
+            mine = [one for one in left if _related(one, cell) and key(one) == key(cell)]
+            others = [one for one in right if _related(one, cell) and key(one) == key(cell)]
+            if len(mine) == len(others) == 1:
+                left.remove(cell)
+                right.remove(others[0])
+                yield cell, others[0]
+
+
+def _related(one: Cell, other: Cell) -> bool:
+    return one is other or bool(_identities(one) & _identities(other))
+
+
+def _identities(cell: Cell) -> frozenset[tuple[str, str]]:
+    return frozenset((task.id, task.digest) for task in cell.tasks)
+
+
+def _paired(before: Cell, after: Cell, threshold: float) -> PairedCells:
+    others = {(task.id, task.digest): task for task in after.tasks}
+    common = [
+        (task, others[task.id, task.digest]) for task in before.tasks if (task.id, task.digest) in others
+    ]
+    pairs, passes, rewards, kinds = [], [], [], [0, 0, 0, 0]
+    for one, other in common:
+        samples = list(_samples(one, other, threshold))
+        if not samples:
+            continue
+        for was, now, _ in samples:
+            kinds[2 * (not was) + (not now)] += 1
+        pairs.append(
+            TaskPair(
+                id=one.id,
+                samples=len(samples),
+                passed_before=sum(was for was, _, _ in samples),
+                passed_after=sum(now for _, now, _ in samples),
+            )
+        )
+        passes.append((pairs[-1].passed_after - pairs[-1].passed_before) / len(samples))
+        rewards.append(sum(gain for _, _, gain in samples) / len(samples))
+    pass_difference, reward_difference = mean_of_values(passes), mean_of_values(rewards)
+    if pass_difference is None or reward_difference is None:
+        raise InvalidInput(f"{before.name} and {after.name} have no sample in common that was not cancelled")
+    return PairedCells(
+        before=f"{before.harness} · {before.model}",
+        after=f"{after.harness} · {after.model}",
+        taskset=after.taskset,
+        pass_before=_mean([pair.passed_before / pair.samples for pair in pairs]),
+        pass_after=_mean([pair.passed_after / pair.samples for pair in pairs]),
+        pass_difference=pass_difference,
+        reward_difference=reward_difference,
+        p=sign_flip_p(passes),
+        outcomes=Outcomes(both=kinds[0], only_before=kinds[1], only_after=kinds[2], neither=kinds[3]),
+        tokens_before=_tokens(before),
+        tokens_after=_tokens(after),
+        seconds_before=before.cost.per_session(before.cost.seconds),
+        seconds_after=after.cost.per_session(after.cost.seconds),
+        tasks=tuple(pairs),
+        unpaired=len(before.tasks) + len(after.tasks) - 2 * len(common),
+    )
+
+
+def _samples(before: TaskOutcome, after: TaskOutcome, threshold: float) -> Iterator[tuple[bool, bool, float]]:
+    """Whether each sample that both have passed before and after, and how its reward changed."""
+    later = {attempt.sample: attempt for attempt in after.counted}
+    for attempt in before.counted:
+        if other := later.get(attempt.sample):
+            gain = (other.reward or 0.0) - (attempt.reward or 0.0)
+            yield attempt.passed(threshold), other.passed(threshold), gain
+
+
+def _tokens(cell: Cell) -> float:
+    return cell.cost.per_session(cell.cost.prompt_tokens + cell.cost.sampled_tokens)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,139 @@
+"""Ids follow from content, retries repeat the sample they stand for, and counts say what has happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from polar.app.datagen.plan import plan
+from polar.app.datagen.progress import Tally, shown
+from polar.app.datagen.run import Generation
+from polar.client import retry
+from polar.errors import Unavailable
+from polar.models.session import SessionResult, SessionStatus
+from polar.models.task import SamplingPin, TaskSpec, TaskStatus
+from polar.models.views import TaskView
+from polar.tasksets.acceptance import parse_acceptance
+from tests.fakes.recordings import recording
+from tests.systems import shell_task
+
+ACCEPT = parse_acceptance("reward >= 1")
+
+
+def test_the_same_task_always_gets_the_same_id() -> None:
+    (one,) = plan([shell_task("a", "true")])
+    (other,) = plan([TaskSpec.model_validate_json(shell_task("a", "true").model_dump_json())])
+    assert one == other
+    assert one.name == "a"
+    assert one.spec.id.startswith("a-")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        plan([shell_task("a", "false")]),
+        plan([shell_task("a", "true", samples=2)]),
+        plan([shell_task("a", "true", sampling=SamplingPin(seed=1))]),
+        plan([shell_task("a", "true")], run="again"),
+    ],
+)
+def test_anything_else_gets_another_id(changed: Any) -> None:
+    assert changed[0].spec.id != plan([shell_task("a", "true")])[0].spec.id
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True),
+    st.integers(0, 1023),
+    st.integers(1, 20),
+    st.none() | st.integers(0, 1000),
+)
+def test_a_retry_is_a_valid_task_with_the_samples_own_seed(
+    id: str, sample: int, retry: int, seed: int | None
+) -> None:
+    (planned,) = plan([shell_task(id, "true", samples=1024, early_stop=4, sampling=SamplingPin(seed=seed))])
+    again = planned.again(sample, retry)
+    assert TaskSpec.model_validate(again.spec.model_dump()) == again.spec
+    assert (again.name, again.spec.samples, again.spec.early_stop) == (id, 1, None)
+    # The only sample of the retry is its sample 0.
+    assert again.spec.sampling.seed == (None if seed is None else seed + sample)
+
+
+def test_the_tally_counts_and_foretells() -> None:
+    now = 0.0
+    tally = Tally(10, clock=lambda: now)
+    result = recording().result
+    for place in range(4):
+        tally.add(result, is_accepted=place % 2 == 0, was_found=place < 2)
+    now = 60.0
+    assert (tally.ended, tally.accepted, tally.found, tally.acceptance) == (4, 2, 2, 0.5)
+    assert tally.per_minute == 2.0, "what an earlier run did says nothing of the speed"
+    assert tally.seconds_left == 180.0
+    assert tally.line().startswith("4/10 sessions · 2 accepted (50%) · 2.0 sessions/min")
+    assert tally.line().endswith("3 min 00 s left")
+
+
+def test_without_a_terminal_lines_come_seldom_and_the_last_always(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    tally = Tally(3, clock=lambda: now)
+    with shown(tally, Console(force_terminal=False, width=200)) as changed:
+        for moment in (1.0, 2.0, 11.0):
+            now = moment
+            tally.add(recording().result, is_accepted=True, was_found=False)
+            changed()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" sessions")[0] for line in lines] == ["3/3", "3/3"]
+
+
+class Restarting:
+    """A server that goes away after every answer, and comes back with what it had."""
+
+    def __init__(self) -> None:
+        self.submitted: list[str] = []
+        self.results_given = 0
+
+    async def submit(self, task: TaskSpec) -> TaskView:
+        self.submitted.append(task.id)
+        return TaskView(spec=task, status=TaskStatus.RUNNING, created_at=0.0, sessions={})
+
+    async def results(self, ids: list[str], *, follow: bool) -> AsyncIterator[SessionResult]:
+        assert follow
+        self.results_given += 1
+        for sample in range(min(self.results_given, 3)):
+            given = {"session_id": f"{ids[0]}.{sample}", "task_id": ids[0], "sample": sample}
+            yield recording().result.model_copy(update=given)
+        if self.results_given < 3:
+            raise Unavailable("gone")
+
+
+async def test_a_server_that_goes_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0))
+    client: Any = Restarting()
+    generation = Generation(plan([shell_task("a", "true", samples=3)]), ACCEPT, 0, Tally(3))
+    await asyncio.wait_for(generation.run(client, 4), 10)
+    assert generation.tally.ended == 3, "every session counts once"
+
+
+class Gone:
+    async def submit(self, task: TaskSpec) -> TaskView:
+        raise Unavailable("gone")
+
+
+async def test_a_server_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0))
+    client: Any = Gone()
+    generation = Generation(plan([shell_task("a", "true")]), ACCEPT, 0, Tally(1))
+    with pytest.raises(Unavailable, match="gone"):
+        await generation.run(client, 1)
+
+
+def test_a_failed_session_is_counted_as_one() -> None:
+    tally = Tally(1)
+    result = recording().result.model_copy(update={"status": SessionStatus.FAILED})
+    tally.add(result, is_accepted=False, was_found=False)
+    assert tally.failed == 1

@@ -1,0 +1,198 @@
+"""The supervisor against a cluster that only remembers: it places, replaces, backs off, drains and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from polar.app.fleet.planning import Machine, NodeState, PlacedNode
+from polar.app.fleet.supervisor import LONGEST_REST_SECONDS, Supervisor
+from polar.app.fleet.views import FleetOrder
+from polar.config.settings import FleetSettings, Settings
+from polar.models.dashboard import NodeOverview
+
+SECRET = "a-secret-for-nodes-only"
+
+
+class RememberedCluster:
+    """Nodes are in the state that the test puts them in."""
+
+    def __init__(self, machines: int) -> None:
+        self.there = tuple(Machine(f"m{number}", "host", {"CPU": 1.0}) for number in range(machines))
+        self.placed: dict[str, PlacedNode] = {}
+        self.wished: list[int] = []
+        self.settings: dict[str, Any] = {}
+        self.starts = 0
+
+    def machines(self) -> tuple[Machine, ...]:
+        return self.there
+
+    def nodes(self) -> tuple[PlacedNode, ...]:
+        return tuple(self.placed.values())
+
+    def start(self, name: str, machine: Machine, settings: dict[str, Any]) -> None:
+        self.starts += 1
+        self.settings = settings
+        self.placed[name] = PlacedNode(name, machine.id, machine.host, NodeState.STARTING)
+
+    def drain(self, name: str) -> None:
+        self.put(name, NodeState.DRAINING, was_asked=True)
+
+    def remove(self, name: str) -> None:
+        del self.placed[name]
+
+    def wish(self, nodes: int) -> None:
+        self.wished.append(nodes)
+
+    def put(self, name: str, state: NodeState, **changes: Any) -> None:
+        self.placed[name] = replace(self.placed[name], state=state, **changes)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def supervised(
+    cluster: RememberedCluster,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    told: Sequence[NodeOverview] = (),
+    **fleet: Any,
+) -> Any:
+    settings = Settings(fleet=FleetSettings(**fleet))
+    supervisor = Supervisor(FleetOrder.of(settings, "http://127.0.0.1:1", SECRET), cluster, clock)
+    queue: list[int | None] = [0]
+    monkeypatch.setattr(supervisor, "_ask", lambda: queue[0])
+    monkeypatch.setattr(supervisor, "_ask_of_nodes", lambda: tuple(told))
+    return supervisor, queue
+
+
+def test_every_machine_gets_a_node_also_one_that_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = RememberedCluster(2)
+    supervisor, _ = supervised(cluster, Clock(), monkeypatch)
+    supervisor.look()
+    assert {node.machine for node in cluster.nodes()} == {"m0", "m1"}
+    cluster.there += (Machine("m2", "host", {"CPU": 1.0}),)
+    supervisor.look()
+    assert {node.machine for node in cluster.nodes()} == {"m0", "m1", "m2"}
+    assert sorted(cluster.placed) == ["host-1", "host-2", "host-3"]
+    assert not cluster.wished, "the machines decide, so none are asked for"
+
+
+def test_the_queue_brings_nodes_at_once_and_takes_them_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, clock = RememberedCluster(4), Clock()
+    supervisor, queue = supervised(
+        cluster, clock, monkeypatch, nodes="1..3", sessions_per_node=2, idle_seconds=10
+    )
+    for unended, now, wanted in ((0, 0, 1), (5, 1, 3), (0, 5, 3), (None, 11, 3), (0, 12, 3), (0, 23, 1)):
+        queue[0], clock.now = unended, now
+        supervisor.look()
+        assert supervisor.view().wanted == wanted, (unended, now)
+        for name in cluster.placed:
+            if cluster.placed[name].state is NodeState.STARTING:
+                cluster.put(name, NodeState.WORKING)
+    assert sorted(node.state for node in cluster.nodes()) == ["draining", "draining", "working"]
+    assert cluster.wished[-1] == 1
+
+
+def test_a_machine_where_nodes_fail_is_left_alone_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, clock = RememberedCluster(1), Clock()
+    supervisor, _ = supervised(cluster, clock, monkeypatch)
+    for _ in range(600):
+        supervisor.look()
+        for name in cluster.placed:
+            cluster.put(name, NodeState.ENDED, detail="exit code 1: the server refused the token")
+        clock.now += 1
+    assert 600 / LONGEST_REST_SECONDS <= cluster.starts <= 600 / LONGEST_REST_SECONDS + 8
+    assert "refused the token" in str(supervisor.view().trouble)
+
+
+def test_a_node_that_is_drained_on_the_server_is_stood_in_for_until_it_is_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, told = RememberedCluster(3), list[NodeOverview]()
+    supervisor, _ = supervised(cluster, Clock(), monkeypatch, told, nodes="2")
+
+    def look() -> list[str]:
+        supervisor.look()
+        for node in cluster.nodes():
+            if node.state is NodeState.STARTING:
+                cluster.put(node.name, NodeState.WORKING)
+        return [node.state for node in supervisor.view().nodes]
+
+    look()
+    assert look() == ["working", "working"]
+    told.append(NodeOverview(name="host-1", is_alive=True, is_draining=True, seconds_silent=0, version=0))
+    look()
+    assert look() == ["aside", "working", "working"]
+    told.clear()
+    look()
+    assert look() == ["draining", "working", "working"], "there is one too many again"
+
+
+def test_a_fleet_with_a_node_on_every_machine_misses_none_that_is_set_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = RememberedCluster(2)
+    drained = NodeOverview(name="host-1", is_alive=True, is_draining=True, seconds_silent=0, version=0)
+    supervisor, _ = supervised(cluster, Clock(), monkeypatch, [drained])
+    supervisor.look()
+    for name in cluster.placed:
+        cluster.put(name, NodeState.WORKING)
+    supervisor.look()
+    view = supervisor.view()
+    assert (view.wanted, view.missing, cluster.starts) == (1, 0, 2)
+    supervisor.end()
+    supervisor.look()
+    assert {node.state for node in cluster.nodes()} == {NodeState.DRAINING}
+
+
+def test_a_server_that_tells_nothing_of_its_nodes_is_complained_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    order = FleetOrder.of(Settings(fleet=FleetSettings(nodes="2")), "http://127.0.0.1:1", SECRET)
+    cluster = RememberedCluster(2)
+    supervisor = Supervisor(order, cluster, Clock())
+    for _ in range(3):
+        supervisor.look()
+    assert cluster.starts == 2
+    assert sum("which nodes are busy" in line for line in caplog.messages) == 1
+
+
+def test_down_drains_every_node_and_replaces_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = RememberedCluster(3)
+    supervisor, _ = supervised(cluster, Clock(), monkeypatch)
+    supervisor.look()
+    supervisor.end()
+    supervisor.look()
+    assert {node.state for node in cluster.nodes()} == {NodeState.DRAINING}
+    for name in cluster.placed:
+        cluster.put(name, NodeState.ENDED)
+    supervisor.look()
+    supervisor.look()
+    assert supervisor.view().nodes == ()
+
+
+def test_a_supervisor_that_is_restarted_takes_over_the_nodes_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = RememberedCluster(2)
+    supervised(cluster, Clock(), monkeypatch)[0].look()
+    supervised(cluster, Clock(), monkeypatch)[0].look()
+    assert cluster.starts == 2
+
+
+def test_secrets_travel_in_the_settings_and_show_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = RememberedCluster(1)
+    supervisor, _ = supervised(cluster, Clock(), monkeypatch)
+    supervisor.look()
+    assert cluster.settings["server"] == {"token": SECRET}
+    assert SECRET not in repr(FleetOrder.of(Settings(), "http://127.0.0.1:1", SECRET))
+    assert SECRET not in supervisor.view().model_dump_json()
