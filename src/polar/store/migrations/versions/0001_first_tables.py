@@ -1,4 +1,4 @@
-"""The first tables: tasks, sessions, results."""
+"""The first tables."""
 
 from __future__ import annotations
 
@@ -14,47 +14,62 @@ _sequence = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
+    _create_tasks()
+    _create_sessions()
+    _create_results_and_events()
+    _create_policy()
+    _create_nodes_and_tokens()
+    _create_audit()
+    _create_callbacks()
+
+
+def _create_tasks() -> None:
     op.create_table(
         "tasks",
-        sa.Column("seq", _sequence, nullable=False),
-        sa.Column("id", sa.String(128), nullable=False),
+        sa.Column("seq", _sequence, primary_key=True),
+        sa.Column("id", sa.String(128), nullable=False, unique=True),
         sa.Column("spec", sa.Text, nullable=False),
         sa.Column("spec_digest", sa.String(64), nullable=False),
         sa.Column("priority", sa.Integer, nullable=False),
         sa.Column("runtime", sa.String(64), nullable=False),
+        sa.Column("early_stop", sa.Integer),
+        sa.Column("harness", sa.String(64)),
+        sa.Column("callback", sa.Text),
         sa.Column("created_at", sa.Double, nullable=False),
         sa.Column("cancelled_at", sa.Double),
-        sa.PrimaryKeyConstraint("seq", name="pk_tasks"),
-        sa.UniqueConstraint("id", name="uq_tasks_id"),
         sqlite_autoincrement=True,
     )
+
+
+def _create_sessions() -> None:
     op.create_table(
         "sessions",
-        sa.Column("seq", _sequence, nullable=False),
-        sa.Column("id", sa.String(128), nullable=False),
-        sa.Column("task_id", sa.String(128), nullable=False),
+        sa.Column("seq", _sequence, primary_key=True),
+        sa.Column("id", sa.String(128), nullable=False, unique=True),
+        sa.Column("task_id", sa.String(128), sa.ForeignKey("tasks.id"), nullable=False),
         sa.Column("sample", sa.Integer, nullable=False),
         sa.Column("priority", sa.Integer, nullable=False),
         sa.Column("runtime", sa.String(64), nullable=False),
+        sa.Column("turn", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("status", sa.String(16), nullable=False),
         sa.Column("attempt", sa.Integer, nullable=False),
         sa.Column("fencing_token", sa.BigInteger, nullable=False),
+        sa.Column("lease_digest", sa.String(64)),
         sa.Column("node", sa.String(128)),
         sa.Column("lease_expires_at", sa.Double),
+        sa.Column("not_before", sa.Double),
         sa.Column("progress", sa.Text, nullable=False),
+        sa.Column("reward", sa.Double),
         sa.Column("cancel_requested", sa.Boolean, nullable=False),
         sa.Column("created_at", sa.Double, nullable=False),
         sa.Column("updated_at", sa.Double, nullable=False),
-        sa.PrimaryKeyConstraint("seq", name="pk_sessions"),
-        sa.UniqueConstraint("id", name="uq_sessions_id"),
-        sa.UniqueConstraint("task_id", "sample", name="uq_sessions_task_id_sample"),
-        sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name="fk_sessions_task_id"),
+        sa.UniqueConstraint("task_id", "sample"),
         sqlite_autoincrement=True,
     )
     op.create_index(
         "ix_sessions_queue",
         "sessions",
-        ["runtime", sa.text("priority DESC"), "seq"],
+        ["runtime", sa.text("priority DESC"), "turn", "seq"],
         sqlite_where=sa.text("status = 'queued'"),
         postgresql_where=sa.text("status = 'queued'"),
     )
@@ -67,25 +82,146 @@ def upgrade() -> None:
     )
     op.create_index("ix_sessions_status_seq", "sessions", ["status", "seq"])
     op.create_index("ix_sessions_task_id_status", "sessions", ["task_id", "status"])
+
+
+def _create_results_and_events() -> None:
     op.create_table(
         "results",
-        sa.Column("seq", _sequence, nullable=False),
-        sa.Column("session_id", sa.String(128), nullable=False),
-        sa.Column("task_id", sa.String(128), nullable=False),
+        sa.Column("seq", _sequence, primary_key=True),
+        sa.Column("session_id", sa.String(128), sa.ForeignKey("sessions.id"), nullable=False, unique=True),
+        sa.Column("task_id", sa.String(128), sa.ForeignKey("tasks.id"), nullable=False),
         sa.Column("fencing_token", sa.BigInteger, nullable=False),
         sa.Column("reward", sa.Double),
+        sa.Column("usable", sa.Boolean, nullable=False, server_default=sa.false()),
+        sa.Column("sampled_tokens", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("trainable_tokens", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("result", sa.Text, nullable=False),
         sa.Column("created_at", sa.Double, nullable=False),
-        sa.PrimaryKeyConstraint("seq", name="pk_results"),
-        sa.UniqueConstraint("session_id", name="uq_results_session_id"),
-        sa.ForeignKeyConstraint(["session_id"], ["sessions.id"], name="fk_results_session_id"),
-        sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name="fk_results_task_id"),
         sqlite_autoincrement=True,
     )
     op.create_index("ix_results_task_id_seq", "results", ["task_id", "seq"])
+    op.create_index(
+        "ix_results_created_at",
+        "results",
+        ["created_at", "usable", "sampled_tokens", "trainable_tokens", "reward"],
+    )
+    op.create_table(
+        "events",
+        sa.Column("seq", _sequence, primary_key=True),
+        sa.Column("session_id", sa.String(128), sa.ForeignKey("sessions.id"), nullable=False),
+        sa.Column("task_id", sa.String(128), nullable=False),
+        sa.Column("attempt", sa.Integer, nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("at", sa.Double, nullable=False),
+        sa.Column("node", sa.String(128)),
+        sa.Column("detail", sa.Text),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_events_session_id_seq", "events", ["session_id", "seq"])
+
+
+def _create_policy() -> None:
+    policy = op.create_table(
+        "policy",
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("step", sa.BigInteger, nullable=False),
+        sa.Column("version", sa.Integer, nullable=False),
+        sa.Column("path", sa.Text),
+        sa.Column("newest", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("failure", sa.Text),
+        sa.Column("fallback_version", sa.Integer),
+        sa.Column("fallback_path", sa.Text),
+        sa.Column("mode", sa.String(16)),
+        sa.Column("holder", sa.String(128)),
+        sa.Column("expires_at", sa.Double),
+    )
+    op.bulk_insert(policy, [{"id": 1, "step": 0, "version": 0}])
+    op.create_table(
+        "policy_nodes",
+        sa.Column("node", sa.String(128), primary_key=True),
+        sa.Column("step", sa.BigInteger, nullable=False),
+        sa.Column("version", sa.Integer, nullable=False),
+        sa.Column("error", sa.Text),
+        sa.Column("seen_at", sa.Double, nullable=False),
+    )
+
+
+def _create_nodes_and_tokens() -> None:
+    op.create_table(
+        "nodes",
+        sa.Column("name", sa.String(128), primary_key=True),
+        sa.Column("places", sa.Text, nullable=False, server_default="{}"),
+        sa.Column("runtimes", sa.Text, nullable=False, server_default="[]"),
+        sa.Column("drained_at", sa.Double),
+        sa.Column("trouble", sa.Text),
+    )
+    op.create_table(
+        "tokens",
+        sa.Column("seq", _sequence, primary_key=True),
+        sa.Column("id", sa.String(16), nullable=False, unique=True),
+        sa.Column("name", sa.String(128), nullable=False),
+        sa.Column("role", sa.String(16), nullable=False),
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("created_at", sa.Double, nullable=False),
+        sa.Column("expires_at", sa.Double),
+        sa.Column("revoked_at", sa.Double),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_tokens_name", "tokens", ["name"])
+
+
+def _create_audit() -> None:
+    op.create_table(
+        "audit",
+        sa.Column("seq", _sequence, primary_key=True),
+        sa.Column("at", sa.Double, nullable=False),
+        sa.Column("actor", sa.String(128)),
+        sa.Column("role", sa.String(16)),
+        sa.Column("address", sa.String(64)),
+        sa.Column("action", sa.String(64), nullable=False),
+        sa.Column("object", sa.String(256)),
+        sa.Column("status", sa.Integer, nullable=False),
+        sa.Column("detail", sa.Text),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_audit_at", "audit", ["at"])
+
+
+def _create_callbacks() -> None:
+    op.create_table(
+        "callbacks",
+        sa.Column("seq", _sequence, primary_key=True),
+        sa.Column("id", sa.String(32), nullable=False, unique=True),
+        sa.Column("task_id", sa.String(128), sa.ForeignKey("tasks.id"), nullable=False),
+        sa.Column("session_id", sa.String(128)),
+        sa.Column("event", sa.String(32), nullable=False),
+        sa.Column("url", sa.Text, nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("due_at", sa.Double, nullable=False),
+        sa.Column("error", sa.Text),
+        sa.Column("created_at", sa.Double, nullable=False),
+        sa.Column("ended_at", sa.Double),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "ix_callbacks_due",
+        "callbacks",
+        ["due_at"],
+        sqlite_where=sa.text("status = 'waiting'"),
+        postgresql_where=sa.text("status = 'waiting'"),
+    )
+    op.create_index("ix_callbacks_status_seq", "callbacks", ["status", "seq"])
+    op.create_index("ix_callbacks_task_id", "callbacks", ["task_id"])
+    cursor = op.create_table(
+        "callback_cursor",
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("results_seq", sa.BigInteger, nullable=False),
+    )
+    op.bulk_insert(cursor, [{"id": 1, "results_seq": 0}])
 
 
 def downgrade() -> None:
-    op.drop_table("results")
-    op.drop_table("sessions")
-    op.drop_table("tasks")
+    tables = "callback_cursor callbacks audit tokens nodes policy_nodes policy events results sessions tasks"
+    for table in tables.split():
+        op.drop_table(table)
