@@ -73,6 +73,9 @@ audit: ## look every pinned package up in the databases of known vulnerabilities
 test-resolution: ## resolve Polar together with the newest vLLM, TRL and verl; a conflict fails (a minute)
 	@$(PYTHON) -m tools.resolution
 
+house: ## lines, files, long functions and duplicate names of the source beside their targets (ARGS=--check fails)
+	@$(PYTHON) -m tools.house --lists $(ARGS)
+
 types: environment-dev ## mypy, strict
 	@$(BIN)/mypy
 
