@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from polar import plugins
 from polar.app.stack import Say, data_plane
-from polar.config.settings import Settings, environment_codex_home
+from polar.config.settings import Settings, child_environment, environment_codex_home
 from polar.engines.base import ModelInfo
 from polar.errors import NotInstalled
 from polar.gateway.gateways import Address, Gateways
@@ -157,7 +156,7 @@ def check(command: Sequence[str]) -> None:
 
 async def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a program with these variables added to ours; its exit code, as a shell gives it."""
-    process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **environment})
+    process = await asyncio.create_subprocess_exec(*command, env=child_environment(environment))
     try:
         code = await process.wait()
     except asyncio.CancelledError:

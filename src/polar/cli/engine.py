@@ -37,7 +37,7 @@ def engine(
     """
     import asyncio
 
-    from polar.config.settings import load_settings
+    from polar.config.settings import load_settings, set_unless_given
     from polar.telemetry.logs import log_to_stderr
 
     if exit_with_parent:
@@ -54,7 +54,7 @@ def engine(
     log_to_stderr(settings.log_level, settings.log_format)
     # Harnesses share the cores with the engine: compute threads that spin while they wait for one
     # another made a step several times slower whenever anything else ran. Read when torch loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    set_unless_given("OMP_WAIT_POLICY", "PASSIVE")
     from polar.engines.embedded.serving import serve
 
     asyncio.run(serve(settings.engine, host, port, _say_ready))

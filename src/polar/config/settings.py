@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -404,6 +405,16 @@ def engine_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name in ENGINE_VARIABLES or name.upper().startswith(ENGINE_PREFIXES)
     }
+
+
+def child_environment(added: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program that runs as if the user had started it, with variables added."""
+    return {**os.environ, **added}
+
+
+def set_unless_given(name: str, value: str) -> None:
+    """Set a variable that a library reads when it is imported, unless the user has set it."""
+    os.environ.setdefault(name, value)
 
 
 def environment_secret(name: str, field: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import socket
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 from polar.app.fleet.planning import NodeState
 from polar.app.fleet.views import FleetOrder, FleetView
 from polar.client import Client
+from polar.config.settings import set_unless_given
 from polar.errors import Forbidden, NotFound, NotInstalled, PolarError, Unavailable
 from polar.models.access import Role
 
@@ -58,7 +58,7 @@ class FleetActor:
 def connected(address: str) -> Iterator[None]:
     """A connection to the Ray cluster while the body runs."""
     _check_reachable(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    set_unless_given("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
