@@ -27,8 +27,8 @@ from benchmarks.gateway.wire import Wire, build, other_harness
 from benchmarks.report import Row, at_least, at_most, report
 
 CONCURRENT = 32
-WORKERS = 2
-"""Gateway processes, where there are several: as many as the cores that the benchmark is meant for."""
+GATEWAYS = 2
+"""Those of several nodes: as many as the cores that the benchmark is meant for."""
 SESSIONS = 100
 STREAMS = 1_000
 MANY_SESSIONS = (10, 100, 1_000)
@@ -145,8 +145,8 @@ def throughput(bench: Bench) -> Iterator[Row]:
     starts: dict[str, Callable[[], AbstractContextManager[Target]]] = {
         "direct": lambda: nullcontext(engine),
         "chat": lambda: processes.polar("chat", engine, SESSIONS),
-        "chat x 2": lambda: processes.polar("chat", engine, SESSIONS, WORKERS),
-        "tokens x 2": lambda: processes.polar("tokens", engine, SESSIONS, WORKERS),
+        "chat x 2": lambda: processes.polar("chat", engine, SESSIONS, GATEWAYS),
+        "tokens x 2": lambda: processes.polar("tokens", engine, SESSIONS, GATEWAYS),
         "rllm": lambda: processes.rllm(engine, SESSIONS),
         "litellm": lambda: processes.litellm(engine),
     }
@@ -161,26 +161,26 @@ def throughput(bench: Bench) -> Iterator[Row]:
     one, two = (usual[name, "whole"] for name in ("chat", "chat x 2"))
     direct = usual["direct", "everyday"]
     yield at_least(
-        "chat mode, 2 processes, everyday client (peer: direct)",
+        "chat mode, 2 gateways, everyday client (peer: direct)",
         *(usual["chat x 2", "everyday"], "req/s", 0.2, direct),
     )
-    yield at_least("chat mode, 2 processes (peer: rllm)", two, "req/s", 10, usual["rllm", "whole"])
-    yield at_least("chat mode, 2 processes (peer: litellm)", two, "req/s", 30, usual["litellm", "whole"])
+    yield at_least("chat mode, 2 gateways (peer: rllm)", two, "req/s", 10, usual["rllm", "whole"])
+    yield at_least("chat mode, 2 gateways (peer: litellm)", two, "req/s", 30, usual["litellm", "whole"])
     yield Row(
-        "chat mode, 1 process, everyday client (peer: direct)", usual["chat", "everyday"], "req/s", direct
+        "chat mode, 1 gateway, everyday client (peer: direct)", usual["chat", "everyday"], "req/s", direct
     )
     for peer in ("rllm", "litellm", "direct"):
-        yield Row(f"chat mode, 1 process (peer: {peer})", one, "req/s", usual[peer, "whole"])
+        yield Row(f"chat mode, 1 gateway (peer: {peer})", one, "req/s", usual[peer, "whole"])
     for peer in ("rllm", "litellm", "direct"):
         yield Row(
-            f"chat mode, 2 processes, streams (peer: {peer})",
+            f"chat mode, 2 gateways, streams (peer: {peer})",
             *(usual["chat x 2", "stream"], "req/s", usual[peer, "stream"]),
         )
     yield Row(
-        "tokens mode, 2 processes (peer: rllm)", usual["tokens x 2", "whole"], "req/s", usual["rllm", "whole"]
+        "tokens mode, 2 gateways (peer: rllm)", usual["tokens x 2", "whole"], "req/s", usual["rllm", "whole"]
     )
     yield Row(
-        "tokens mode, 2 processes, streams (peer: rllm)",
+        "tokens mode, 2 gateways, streams (peer: rllm)",
         *(usual["tokens x 2", "stream"], "req/s", usual["rllm", "stream"]),
     )
 

@@ -79,11 +79,10 @@ async def _watch(running: System, reads: list[float]) -> None:
     """Read a session's stream, noting when its bytes came."""
     key = new_key()
     grant = SessionGrant("watched", key, running.data_dir / "watched.log", SamplingPin(), Budgets())
-    await running.gateway.open_session(grant)
+    running.gateway.open_session(grant)
     _pace(running)
-    with running.gateway.placed("watched") as address:
-        async for moment in _moments(address.host, address.port, key):
-            reads.append(moment)  # noqa: PERF401
+    async for moment in _moments(running.gateway.host, running.gateway.port, key):
+        reads.append(moment)  # noqa: PERF401
 
 
 def _pace(running: System) -> None:

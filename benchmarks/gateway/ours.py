@@ -1,8 +1,8 @@
 """Polar's gateway alone, with many open sessions, on the loop that `polar serve` has.
 
-    python -m gateway.ours MODE WORKERS ENGINE_URL SESSIONS DIRECTORY
+    python -m gateway.ours MODE ENGINE_URL SESSIONS DIRECTORY
 
-Prints its ports, one for each worker. The key of session N is `polar-bench-N`; sessions go round the ports.
+Prints its port. The key of session N is `polar-bench-N`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
@@ -21,24 +20,19 @@ from polar.gateway.session import SessionGrant
 from polar.models.task import Budgets, SamplingPin
 
 
-async def serve(mode: str, workers: int, url: str, sessions: int, directory: Path) -> None:
-    settings = load_settings(
-        None,
-        {"data_dir": directory, "engine": {"url": url, "mode": mode}, "gateway": {"workers": workers}},
-    )
-    async with data_plane(settings, lambda _: None) as plane, AsyncExitStack() as parts:
-        ports = []
+async def serve(mode: str, url: str, sessions: int, directory: Path) -> None:
+    settings = load_settings(None, {"data_dir": directory, "engine": {"url": url, "mode": mode}})
+    async with data_plane(settings, lambda _: None) as plane:
         for number in range(sessions):
-            ports.append(parts.enter_context(plane.gateway.placed(f"s{number}")).port)
             grant = SessionGrant(
                 f"s{number}", f"polar-bench-{number}", directory / f"{number}.log", SamplingPin(), Budgets()
             )
-            await plane.gateway.open_session(grant)
-        print("ready", *ports[:workers], flush=True)
+            plane.gateway.open_session(grant)
+        print("ready", plane.gateway.port, flush=True)
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.ERROR)
-    mode, workers, url, sessions, directory = sys.argv[1:]
-    uvloop.run(serve(mode, int(workers), url, int(sessions), Path(directory)))
+    mode, url, sessions, directory = sys.argv[1:]
+    uvloop.run(serve(mode, url, int(sessions), Path(directory)))

@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,21 +61,24 @@ def engine_double(wire: Wire) -> Iterator[Target]:
 
 
 @contextmanager
-def polar(mode: str, engine: Target, sessions: int, workers: int = 1) -> Iterator[Target]:
-    with tempfile.TemporaryDirectory() as directory:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.gateway.ours",
-            mode,
-            str(workers),
-            engine.url,
-            str(sessions),
-            directory,
-        ]
-        with _printing_its_ports(command) as (process, ports):
-            keys = [("/v1/chat/completions", f"polar-bench-{number}") for number in range(sessions)]
-            yield Target(ports, process.pid, keys)
+def polar(mode: str, engine: Target, sessions: int, gateways: int = 1) -> Iterator[Target]:
+    """As many gateways as a machine with that many nodes has; each session is asked for at one of them."""
+    with ExitStack() as stack:
+        started = []
+        for _ in range(gateways):
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.gateway.ours",
+                mode,
+                engine.url,
+                str(sessions),
+                directory,
+            ]
+            started.append(stack.enter_context(_printing_its_ports(command)))
+        keys = [("/v1/chat/completions", f"polar-bench-{number}") for number in range(sessions)]
+        yield Target([ports[0] for _, ports in started], started[0][0].pid, keys)
 
 
 @contextmanager

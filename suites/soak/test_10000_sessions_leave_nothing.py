@@ -137,8 +137,8 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
                     "runtimes": ["bubblewrap", "process"],
                 },
             }
-            working = _polar(tmp_path, "node", node, "node", says="working as")
-            async with working as (other, _said), AsyncClient(url, TOKEN) as client:
+            ready = _polar(tmp_path, "node", node, "node", says="ready as")
+            async with ready as (other, _said), AsyncClient(url, TOKEN) as client:
                 yield Place(tmp_path, one, other, client)
 
 

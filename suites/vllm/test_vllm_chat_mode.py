@@ -24,7 +24,7 @@ from polar.engines.base import ChatCall
 from polar.engines.embedded.weights import ensure_model
 from polar.engines.vllm import VllmEngine
 from polar.gateway.capture import read_capture
-from polar.gateway.gateways import Gateways
+from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
 from polar.models.chat import ChatRequest, Message, Role
 from polar.models.completion import Completion
@@ -49,7 +49,7 @@ LS: Any = {
 
 @dataclass
 class Scene:
-    gateway: Gateways
+    gateway: Gateway
     grant: SessionGrant
     client: AsyncOpenAI
 
@@ -84,11 +84,9 @@ async def open_scene(vllm_url: str, tmp_path: Path) -> AsyncIterator[OpenScene]:
         async def scene(name: str = "s") -> Scene:
             pin = SamplingPin(temperature=0.8, seed=7)
             grant = SessionGrant(name, new_key(), tmp_path / name, pin, Budgets())
-            address = stack.enter_context(plane.gateway.placed(name))
-            await plane.gateway.open_session(grant)
-            base_url = f"http://{address.host}:{address.port}/v1"
+            plane.gateway.open_session(grant)
             client = await stack.enter_async_context(
-                AsyncOpenAI(base_url=base_url, api_key=grant.key, max_retries=0)
+                AsyncOpenAI(base_url=f"{plane.gateway.url}/v1", api_key=grant.key, max_retries=0)
             )
             return Scene(plane.gateway, grant, client)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,13 +37,13 @@ class Weather(BaseModel):
 @pytest.fixture
 async def client(vllm_url: str, tmp_path: Path) -> AsyncIterator[AsyncOpenAI]:
     settings = Settings(data_dir=tmp_path, engine=EngineSettings(url=vllm_url, model=DEFAULT_MODEL))
-    async with data_plane(settings, lambda _step: None) as plane, AsyncExitStack() as parts:
+    async with data_plane(settings, lambda _step: None) as plane:
         pin = SamplingPin(temperature=1.0, seed=7, max_tokens=100)
         grant = SessionGrant("s", new_key(), tmp_path / "capture", pin, Budgets())
-        address = parts.enter_context(plane.gateway.placed("s"))
-        await plane.gateway.open_session(grant)
-        base_url = f"http://{address.host}:{address.port}/v1"
-        async with AsyncOpenAI(base_url=base_url, api_key=grant.key, max_retries=0) as opened:
+        plane.gateway.open_session(grant)
+        async with AsyncOpenAI(
+            base_url=f"{plane.gateway.url}/v1", api_key=grant.key, max_retries=0
+        ) as opened:
             yield opened
 
 

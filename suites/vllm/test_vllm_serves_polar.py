@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from polar.engines.base import GenerateRequest
 from polar.engines.embedded.weights import ensure_model
 from polar.engines.vllm import VllmEngine
 from polar.gateway.capture import read_capture
-from polar.gateway.gateways import Gateways
+from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
 from polar.models.chat import Sampling
 from polar.models.completion import Completion
@@ -35,7 +34,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @dataclass
 class Scene:
-    gateway: Gateways
+    gateway: Gateway
     grant: SessionGrant
     client: AsyncOpenAI
 
@@ -47,13 +46,11 @@ class Scene:
 @pytest.fixture
 async def scene(vllm_url: str, tmp_path: Path) -> AsyncIterator[Scene]:
     settings = Settings(data_dir=tmp_path, engine=EngineSettings(url=vllm_url, model=DEFAULT_MODEL))
-    async with data_plane(settings, lambda _step: None) as plane, AsyncExitStack() as parts:
+    async with data_plane(settings, lambda _step: None) as plane:
         pin = SamplingPin(temperature=0.8, seed=7)
         grant = SessionGrant("s", new_key(), tmp_path / "capture", pin, Budgets())
-        address = parts.enter_context(plane.gateway.placed("s"))
-        await plane.gateway.open_session(grant)
-        base_url = f"http://{address.host}:{address.port}/v1"
-        async with AsyncOpenAI(base_url=base_url, api_key=grant.key) as client:
+        plane.gateway.open_session(grant)
+        async with AsyncOpenAI(base_url=f"{plane.gateway.url}/v1", api_key=grant.key) as client:
             yield Scene(plane.gateway, grant, client)
 
 

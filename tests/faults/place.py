@@ -139,7 +139,7 @@ def _node(directory: Path, number: int, to_server: Link, to_engine: Link) -> Par
             "disk_reserve_bytes": 1 << 20,
         },
     }
-    return _polar(directory, name, "node", settings=settings, says="working as")
+    return _polar(directory, name, "node", settings=settings, says="ready as")
 
 
 def _engine(directory: Path, address: Path) -> Part:

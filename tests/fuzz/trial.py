@@ -74,7 +74,7 @@ async def _fuzz_gateway(data_dir: Path, seed: int, requests: int, findings: Find
             grant = SessionGrant(
                 f"s{first}", new_key(), data_dir / f"{first}.capture", SamplingPin(), Budgets()
             )
-            await gateway.open_session(grant)
+            gateway.open_session(grant)
             numbers = range(first, min(first + _A_SESSION, requests))
             await _fuzz(GatewayTarget(grant.key), gateway.host, gateway.port, seed, numbers, findings)
             await _check(f"http://{gateway.host}:{gateway.port}/v1/models", grant.key, findings)

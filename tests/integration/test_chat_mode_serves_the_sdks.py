@@ -48,7 +48,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Service]:
         try:
             async with Gateway(GatewaySettings(), engine, None, await engine.model_info()) as gateway:
                 grant = SessionGrant("s1", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
-                await gateway.open_session(grant)
+                gateway.open_session(grant)
                 yield Service(f"http://{gateway.host}:{gateway.port}", gateway, grant, wire)
         finally:
             await engine.close()

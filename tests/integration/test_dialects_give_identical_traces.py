@@ -246,7 +246,7 @@ async def session(directory: Path) -> AsyncIterator[tuple[str, SessionGrant, Gat
     renderer = ThinkingChatML(tokenizer_file())
     async with Gateway(GatewaySettings(), engine, renderer, engine.info) as gateway:
         grant = SessionGrant("s1", new_key(), directory / "capture", SamplingPin(), Budgets())
-        await gateway.open_session(grant)
+        gateway.open_session(grant)
         yield f"http://{gateway.host}:{gateway.port}", grant, gateway
 
 

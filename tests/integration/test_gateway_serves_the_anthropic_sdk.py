@@ -88,7 +88,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
             gateway = Gateway(GatewaySettings(**settings), engine, renderer, engine.info)
             await stack.enter_async_context(gateway)
             grant = SessionGrant("s1", new_key(), tmp_path / "capture", SamplingPin(), budgets or Budgets())
-            await gateway.open_session(grant)
+            gateway.open_session(grant)
             url = f"http://{gateway.host}:{gateway.port}"
             client = AsyncAnthropic(base_url=url, api_key=grant.key, max_retries=0)
             await stack.enter_async_context(client)

@@ -97,7 +97,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
                 Gateway(GatewaySettings(**settings), engine, renderer, engine.info)
             )
             grant = SessionGrant("s1", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
-            await gateway.open_session(grant)
+            gateway.open_session(grant)
             options = types.HttpOptions(base_url=f"http://{gateway.host}:{gateway.port}")
             client = genai.Client(api_key=grant.key, http_options=options)
             stack.push_async_callback(client.aio.aclose)

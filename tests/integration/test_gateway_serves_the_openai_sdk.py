@@ -68,7 +68,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
                 Gateway(GatewaySettings(**settings), engine, renderer, engine.info)
             )
             grant = SessionGrant("s1", new_key(), tmp_path / "capture", SamplingPin(), budgets or Budgets())
-            await gateway.open_session(grant)
+            gateway.open_session(grant)
             client = AsyncOpenAI(
                 base_url=f"http://{gateway.host}:{gateway.port}/v1", api_key=grant.key, max_retries=0
             )
@@ -260,7 +260,7 @@ async def test_engine_trouble_is_a_server_error_without_its_details(serve: Serve
 async def test_a_key_opens_only_its_own_session(serve: Serve, tmp_path: Path) -> None:
     service = await serve("one", "two")
     other = SessionGrant("s2", new_key(), tmp_path / "other", SamplingPin(), Budgets())
-    await service.gateway.open_session(other)
+    service.gateway.open_session(other)
     await service.client.chat.completions.create(model=MODEL, messages=ASK)
     second = service.client.with_options(api_key=other.key)
     await second.chat.completions.create(model=MODEL, messages=ASK)

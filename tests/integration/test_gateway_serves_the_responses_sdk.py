@@ -100,7 +100,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
                 Gateway(GatewaySettings(**settings), engine, renderer, engine.info)
             )
             grant = SessionGrant("s1", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
-            await gateway.open_session(grant)
+            gateway.open_session(grant)
             client = AsyncOpenAI(
                 base_url=f"http://{gateway.host}:{gateway.port}/v1", api_key=grant.key, max_retries=0
             )

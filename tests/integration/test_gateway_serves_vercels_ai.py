@@ -33,7 +33,7 @@ async def test_its_default_openai_provider_refers_to_items_it_was_given(tmp_path
     renderer = ThinkingChatML(directory / "tokenizer.json")
     async with Gateway(GatewaySettings(), engine, renderer, engine.info) as gateway:
         grant = SessionGrant("s", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
-        await gateway.open_session(grant)
+        gateway.open_session(grant)
         environment = {
             "OPENAI_BASE_URL": f"http://{gateway.host}:{gateway.port}/v1",
             "OPENAI_API_KEY": grant.key,

@@ -98,7 +98,7 @@ async def test_a_drained_node_ends_its_agents_and_gives_back_what_had_not_begun(
     gate = place.directory / "gate"
     waiting = f"until [ -e {gate} ]; do sleep 0.1; done\n" + ASK
     async with place.node("--name", "n1", "--run-slots", "1") as process:
-        await until_said(process.stdout, "working as n1")
+        await until_said(process.stdout, "ready as n1")
         await place.client.submit(shell_task("t", waiting, samples=2))
         await place.until_running("t.0")
         process.send_signal(signal.SIGTERM)
@@ -112,9 +112,26 @@ async def test_a_drained_node_ends_its_agents_and_gives_back_what_had_not_begun(
     assert second.status is SessionStatus.QUEUED
 
 
+async def test_several_nodes_of_a_command_are_drained_together(place: Place) -> None:
+    gate = place.directory / "gate"
+    waiting = f"until [ -e {gate} ]; do sleep 0.1; done\n" + ASK
+    async with place.node("--name", "n", "--run-slots", "1", "--nodes", "2") as process:
+        await until_said(process.stdout, "ready as n with")
+        await place.client.submit(shell_task("t", waiting, samples=2))
+        for session in ("t.0", "t.1"):
+            await place.until_running(session)
+        process.send_signal(signal.SIGTERM)
+        await until_said(process.stderr, "once more to stop at once")
+        gate.touch()
+        assert await asyncio.wait_for(process.wait(), SECONDS) == 128 + signal.SIGTERM
+    sessions = [await place.client.session(id) for id in ("t.0", "t.1")]
+    assert {session.node for session in sessions} == {"n-1", "n-2"}
+    assert {session.status for session in sessions} == {SessionStatus.COMPLETED}
+
+
 async def test_an_agent_that_outlives_the_grace_is_given_back_uncounted(place: Place) -> None:
     async with place.node("--drain-seconds", "0.2") as process:
-        await until_said(process.stdout, "working as ")
+        await until_said(process.stdout, "ready as ")
         await place.client.submit(shell_task("t", "sleep 600"))
         await place.until_running("t.0")
         process.send_signal(signal.SIGTERM)
@@ -125,7 +142,7 @@ async def test_an_agent_that_outlives_the_grace_is_given_back_uncounted(place: P
 
 async def test_a_second_signal_ends_it_at_once(place: Place) -> None:
     async with place.node("--drain-seconds", "600") as process:
-        await until_said(process.stdout, "working as ")
+        await until_said(process.stdout, "ready as ")
         await place.client.submit(shell_task("t", "sleep 600"))
         await place.until_running("t.0")
         process.send_signal(signal.SIGTERM)
@@ -148,7 +165,7 @@ async def test_an_absent_server_is_waited_for_and_said(place: Place) -> None:
         assert f"http://127.0.0.1:{port} cannot be reached" in said
         late = Settings(data_dir=place.directory / "late", server=ServerSettings(port=port, token=TOKEN))
         async with serving(late, lambda _step: None):
-            await until_said(process.stdout, "working as ")
+            await until_said(process.stdout, "ready as ")
 
 
 async def test_a_node_of_another_protocol_is_refused_with_the_reason(
@@ -165,7 +182,7 @@ async def test_a_node_of_another_protocol_is_refused_with_the_reason(
 
 async def test_two_nodes_of_one_name_do_not_share_a_directory(place: Place) -> None:
     async with place.node("--name", "n1") as first:
-        await until_said(first.stdout, "working as n1")
+        await until_said(first.stdout, "ready as n1")
         await place.client.submit(shell_task("t", "true", evaluator="session_completed"))
         await place.client.wait(["t"], timeout=SECONDS)
         async with place.node("--name", "n1") as second:

@@ -74,7 +74,7 @@ async def service(model: SlotModel, tmp_path: Path) -> AsyncIterator[Service]:
         await stack.enter_async_context(gateway)
         pin = SamplingPin(temperature=1.0, seed=3, max_tokens=60)
         grant = SessionGrant("s", new_key(), tmp_path / "capture", pin, Budgets())
-        await gateway.open_session(grant)
+        gateway.open_session(grant)
         yield Service(gateway, grant)
 
 

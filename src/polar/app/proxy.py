@@ -16,7 +16,7 @@ from polar.app.stack import Say, data_plane
 from polar.config.settings import Settings, child_environment, environment_codex_home
 from polar.engines.base import ModelInfo
 from polar.errors import NotInstalled
-from polar.gateway.gateways import Address, Gateways
+from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
 from polar.harnesses.environment import provider_environment
 from polar.models.component import Component
@@ -67,18 +67,18 @@ async def wrapped(
     After `max_seconds` the program's calls are refused as out of budget.
     """
     with _made(settings.data_dir):
-        async with data_plane(_with_one_gateway(settings), say) as plane:
+        async with data_plane(settings, say) as plane:
             gateway = plane.gateway
-            with gateway.placed(SESSION) as address, _codex_home(url := _url_of(address)) as codex_home:
+            with _codex_home(gateway.url) as codex_home:
                 session = Wrapped(
-                    url=url,
+                    url=gateway.url,
                     key=new_key(),
                     model=plane.model,
                     capture=settings.data_dir / "capture.log",
                     recording=settings.data_dir / "recording",
                     codex_home=codex_home,
                 )
-                await gateway.open_session(
+                gateway.open_session(
                     SessionGrant(
                         *(SESSION, session.key, session.capture, sampling, Budgets()),
                         serves_any_name=True,
@@ -103,10 +103,6 @@ def _made(directory: Path) -> Iterator[None]:
             directory.rmdir()
 
 
-def _url_of(address: Address) -> str:
-    return f"http://{address.host}:{address.port}"
-
-
 @contextmanager
 def _codex_home(url: str) -> Iterator[Path]:
     """A home for Codex with the user's own configuration, and our address in place of the one it has."""
@@ -121,12 +117,7 @@ def _codex_home(url: str) -> Iterator[Path]:
         yield Path(home)
 
 
-def _with_one_gateway(settings: Settings) -> Settings:
-    """One session keeps one gateway busy at most."""
-    return settings.model_copy(update={"gateway": settings.gateway.model_copy(update={"workers": 1})})
-
-
-async def _close(gateway: Gateways, session: Wrapped) -> None:
+async def _close(gateway: Gateway, session: Wrapped) -> None:
     await gateway.close_session(SESSION)
     builder: Builder = plugins.create("builders", "builder", Component(name="prefix_merging"))
     trajectory = builder.build_capture(session.capture.read_bytes())

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
 from polar import plugins
+from polar.app.node_processes import NodeProcesses
 from polar.client import AsyncClient
-from polar.client.trust import Authority, pinned
+from polar.client.trust import pinned
 from polar.config.settings import (
     EngineSettings,
     Settings,
@@ -27,8 +29,6 @@ from polar.engines.embedded.weights import ensure_tokenizer, is_cached
 from polar.engines.http import HttpEngine
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.garbage import collect_rarely
-from polar.gateway.gateways import Gateways
-from polar.gateway.pool import Assignment, GatewayPool
 from polar.gateway.server import Gateway
 from polar.models.access import Role
 from polar.node.directory import held, node_directory
@@ -60,7 +60,7 @@ PROBE = "<|im_start|>user\nA 1,024-token probe: naïve 東京 </s>\n\t<tool_call
 class DataPlane:
     """A gateway in front of an engine, ready for sessions."""
 
-    gateway: Gateways
+    gateway: Gateway
     model: ModelInfo
     metrics: tuple[Part, ...]
     """Of the gateway and the engine."""
@@ -87,12 +87,12 @@ class ControlPlane:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A node that a server has taken, ready to run."""
+    """A node that a server has taken, or several in processes of their own, ready to run."""
 
-    node: Node
+    node: Node | NodeProcesses
     model: ModelInfo
     metrics: tuple[Part, ...]
-    """Of the node, its gateway and its engine."""
+    """Of the node, its gateway and its engine; of the engine alone where the nodes have their own pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,14 @@ async def running(settings: Settings, say: Say, *, policy: Path | None = None) -
     """
     async with (
         serving(settings, say) as server,
-        joined(settings, server.url, server.node_token, say, ca=_own_certificate(settings)) as worker,
+        # As a node that is cancelled does, several give their sessions back at once.
+        joined(
+            _updated(settings, node={"drain_seconds": 0.0}),
+            server.url,
+            server.node_token,
+            say,
+            pin=_own_certificate(settings),
+        ) as worker,
         _in_background(worker.node.run()),
     ):
         if policy is not None:
@@ -125,7 +132,9 @@ async def running(settings: Settings, say: Say, *, policy: Path | None = None) -
 
 
 async def _begin_with(policy: Path, settings: Settings, server: ControlPlane, say: Say) -> None:
-    async with AsyncClient(server.url, server.token, ca=_own_certificate(settings)) as client:
+    certificate = _own_certificate(settings)
+    ca = pinned(certificate) if certificate else None
+    async with AsyncClient(server.url, server.token, ca=ca) as client:
         if (version := (await client.policy()).version) > 0:
             say(f"the policy goes on at version {version}")
             return
@@ -157,12 +166,44 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
 
 
 @asynccontextmanager
-async def joined(
-    settings: Settings, url: str | None, token: str | None, say: Say, *, ca: Authority = None
+async def _several(
+    settings: Settings, url: str | None, token: str | None, say: Say, pin: Path | None
 ) -> AsyncIterator[Worker]:
-    """A node of the rollout server at `url`, with its own gateway and, unless one is named, engine."""
+    """Several nodes of the rollout server at `url`, in front of the same engine."""
+    async with connected(settings, say) as engine:
+        settings = _updated(settings, node={"server": url}, server={"token": token})
+        if settings.engine.url is None:
+            assert isinstance(engine, HttpEngine)
+            settings = _updated(settings, engine={"url": engine.url, "model": settings.engine.model})
+        async with NodeProcesses(settings, say, pin=pin) as nodes:
+            yield Worker(nodes, await engine.model_info(), (_families_of(engine),))
+
+
+def _updated(settings: Settings, **sections: dict[str, Any]) -> Settings:
+    return settings.model_copy(
+        update={name: getattr(settings, name).model_copy(update=said) for name, said in sections.items()}
+    )
+
+
+def _families_of(engine: Engine) -> Part:
+    async def families_of() -> Iterable[Metric]:
+        return families(await engine.readings())
+
+    return families_of
+
+
+@asynccontextmanager
+async def joined(
+    settings: Settings, url: str | None, token: str | None, say: Say, *, pin: Path | None = None
+) -> AsyncIterator[Worker]:
+    """A node of the rollout server at `url`, with its own gateway and, unless one is named, engine; or
+    several of them. `pin`: the certificate of that very server."""
+    if settings.node.count > 1:
+        async with _several(settings, url, token, say, pin) as worker:
+            yield worker
+        return
     data_dir = settings.data_dir.absolute()
-    async with AsyncClient(url, token, ca=ca or settings.node.ca) as client:
+    async with AsyncClient(url, token, ca=pinned(pin) if pin else settings.node.ca) as client:
         welcome = await join(client, settings.node)
         # Before the engine, which takes long to start, and before anybody is told that the node works.
         with held(node_directory(data_dir, settings.node.name)):
@@ -185,8 +226,8 @@ async def joined(
                     yield Worker(node, plane.model, metrics)
 
 
-def _own_certificate(settings: Settings) -> Authority:
-    """What the node of a server's own process trusts: that very server."""
+def _own_certificate(settings: Settings) -> Path | None:
+    """The one by which this process's node and clients know its server."""
     tls = settings.server.tls
     if tls is None:
         return None
@@ -195,7 +236,7 @@ def _own_certificate(settings: Settings) -> Authority:
             "server.tls.client_ca: the node of this process has no certificate to show",
             hint="set POLAR_CLIENT_CERT and POLAR_CLIENT_KEY, or run nodes apart: polar serve --no-node",
         )
-    return pinned(tls.cert)
+    return tls.cert
 
 
 def _callback_secret(settings: Settings) -> str | None:
@@ -239,19 +280,9 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
         # The check has found out more.
         model = await engine.model_info()
         say("starting the gateway")
-        workers = settings.gateway.worker_count
-        gateway: Gateways
-        if workers == 1:
-            gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
-        else:
-            assignment = _assignment(settings, engine, renderer, model)
-            gateway = await parts.enter_async_context(GatewayPool(assignment, workers).running())
+        gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
         collect_rarely()
-
-        async def engine_families() -> Iterable[Metric]:
-            return families(await engine.readings())
-
-        yield DataPlane(gateway, model, (gateway.metric_families, engine_families))
+        yield DataPlane(gateway, model, (gateway.metric_families, _families_of(engine)))
 
 
 @asynccontextmanager
@@ -272,19 +303,6 @@ async def connected(settings: Settings, say: Say) -> AsyncIterator[Engine]:
         engine = engine_client(settings.engine, urls)
         parts.push_async_callback(engine.close)
         yield engine
-
-
-def _assignment(
-    settings: Settings, engine: Engine, renderer: Renderer | None, model: ModelInfo
-) -> Assignment:
-    """What each of several gateway processes serves: to them the embedded engine has a URL like any other."""
-    url = settings.engine.url
-    if url is None:
-        assert isinstance(engine, HttpEngine)
-        url = engine.url
-    reached = settings.engine.model_copy(update={"url": url})
-    tokenizer = _tokenizer_name(settings.engine, model) if renderer is not None else None
-    return Assignment(settings.model_copy(update={"engine": reached}), tokenizer)
 
 
 async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) -> Renderer | None:

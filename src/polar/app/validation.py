@@ -22,7 +22,6 @@ from polar.config.settings import NodeSettings
 from polar.errors import PolarError
 from polar.evaluators.attacks import ATTACKS, Attack, Kind, fitting
 from polar.evaluators.base import EvaluationContext, Evaluator
-from polar.gateway.gateways import Address
 from polar.models.session import AgentEnd, TrajectoryStats
 from polar.models.task import FileContent, Solution, TaskSpec
 from polar.node.sandboxes import Sandboxes
@@ -38,7 +37,6 @@ STAND_IN = {"name": "shell", "options": {"command": "true"}}
 """The harness of every task that is tried: a script plays the agent, so none of them need name one."""
 EQUAL = 1e-9
 """Rewards closer than this are the same."""
-NO_GATEWAY = Address("127.0.0.1", 0)
 
 _SIGNS = {
     Kind.PYTHON: ("python", ".py"),
@@ -185,7 +183,7 @@ class TrialNode:
     async def _reward(self, task: TaskSpec, trial: Trial, name: str) -> float:
         budgets = task.budgets
         evaluator: Evaluator = plugins.create("evaluators", "evaluator", task.evaluator)
-        sandboxes = Sandboxes(name, task, self, name, NO_GATEWAY)
+        sandboxes = Sandboxes(name, task, self, name)
         async with sandboxes.sandbox() as sandbox:
             exit_code = await _play(sandbox, trial, min(budgets.run_seconds, SCRIPT_SECONDS))
             context = EvaluationContext(

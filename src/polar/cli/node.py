@@ -45,9 +45,8 @@ def node(
     run_slots: Annotated[
         int | None, typer.Option(help="Agents that run at once (default: what the machine carries).")
     ] = None,
-    gateway_workers: Annotated[
-        int | None,
-        typer.Option(help="Gateway processes that the sessions are spread over (default: one for 8 cores)."),
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes to run here, each with its own gateway (default: 1).")
     ] = None,
     drain_seconds: Annotated[
         float | None, typer.Option(help="How long agents may take to end when it is stopped (default: 60).")
@@ -57,6 +56,7 @@ def node(
     ] = None,
     log_format: LogFormat = None,
     exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", hidden=True)] = False,
+    pin: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Join a rollout server and run its sessions on this machine.
 
@@ -82,13 +82,13 @@ def node(
         {
             "data_dir": data_dir,
             "server": {"token": token},
-            "gateway": {"workers": gateway_workers},
             "engine": {"url": urls, "kind": engine_kind, "mode": engine_mode, "model": model},
             "node": {
                 "server": server,
                 "ca": ca,
                 "name": name,
                 "run_slots": run_slots,
+                "count": nodes,
                 "drain_seconds": drain_seconds,
             },
             "telemetry": {"metrics_port": metrics_port},
@@ -107,9 +107,10 @@ def node(
         return bool(at_work)
 
     async def work() -> None:
-        async with joined(settings, settings.node.server, settings.server.token, typer.echo) as worker:
+        server, token = settings.node.server, settings.server.token
+        async with joined(settings, server, token, typer.echo, pin=pin) as worker:
             at_work.append(worker)
-            typer.echo(f"working as {settings.node.name} with {worker.model.name}")
+            typer.echo(f"ready as {settings.node.name} with {worker.model.name}")
             await worker.node.run()
 
     until_interrupted(work(), drain=drain)

@@ -44,6 +44,9 @@ def serve(
         ),
     ] = False,
     run_slots: Annotated[int | None, typer.Option(help="Agents that run at once (default: 8).")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes to run here, each with its own gateway (default: 1).")
+    ] = None,
     log_format: LogFormat = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="Speak HTTPS with this certificate (PEM), and --tls-key.")
@@ -85,7 +88,7 @@ def serve(
                 "insecure": insecure or None,
             },
             "engine": {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model},
-            "node": {"run_slots": run_slots},
+            "node": {"run_slots": run_slots, "count": nodes},
             "log_format": log_format,
         },
     )

@@ -120,10 +120,7 @@ class GatewaySettings(Frozen):
     host: str = "127.0.0.1"
     """The address that it listens on."""
     port: int = Field(default=0, ge=0, le=65535)
-    """Of several processes, the first one's; the others have those after it. 0: any free ones."""
-    workers: int | None = Field(default=None, ge=1, le=64)
-    """Gateway processes; sessions are spread over them. None: one for each 8 cores, at most 8; below 16 cores
-    that is one, in the node's own process."""
+    """0 picks a free port."""
     head_seconds: float = Field(default=120.0, gt=0)
     """A connection that sends no whole request head for this long is closed, whether it is idle or slow."""
     body_seconds: float = Field(default=60.0, gt=0)
@@ -147,10 +144,6 @@ class GatewaySettings(Frozen):
     retry_seconds: float = Field(default=10.0, ge=0)
     """How long a finished answer is kept for a retry of its request: one that is marked as a retry, or that
     comes after the connection of the first was lost."""
-
-    @property
-    def worker_count(self) -> int:
-        return self.workers or min(max(len(os.sched_getaffinity(0)) // 8, 1), 8)
 
 
 class EngineSettings(Frozen):
@@ -226,6 +219,9 @@ class NodeSettings(Frozen):
 
     name: Id = "local"
     """Of its directory, and in what the server shows."""
+    count: int = Field(default=1, ge=1, le=64)
+    """Nodes on this machine. More than one are processes of their own, each with its gateway, called NAME-1,
+    NAME-2 and so on; a port that is set is the first one's, and the others have those after it."""
     server: str | None = Field(default=None, pattern=r"^https?://\S+$")
     """The rollout server that `polar node` joins."""
     ca: Path | None = None
@@ -233,7 +229,8 @@ class NodeSettings(Frozen):
     drain_seconds: float = Field(default=60.0, ge=0)
     """How long agents at work may take to end once the node is asked to stop; then they are given back."""
     run_slots: int | None = Field(default=None, ge=1)
-    """Agents at work at once; None: what this machine's cores and memory carry."""
+    """Agents of a node that run at once; None: what this machine's cores and memory carry, shared by its
+    nodes."""
     init_workers: int | None = Field(default=None, ge=1)
     """Sandboxes made at once; None: as many as there are run slots."""
     ready_buffer: int | None = Field(default=None, ge=0)

@@ -214,10 +214,6 @@ class Engine(ABC):
         """Whether a request keeps the weights that it began with: those under way must then end first."""
         return False
 
-    def expect(self, version: int) -> None:
-        """Another client has had these weights loaded: they need not be loaded again if they are there."""
-        return
-
     @abstractmethod
     async def close(self) -> None:
         """Release connections."""

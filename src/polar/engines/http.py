@@ -182,9 +182,6 @@ class HttpEngine(Engine):
             return {self.url: None}
         return {self.url: read(page.decode(errors="replace")) if status == 200 else Readings()}
 
-    def expect(self, version: int) -> None:
-        self.policy_version = version
-
     async def close(self) -> None:
         self._connections.close()
 

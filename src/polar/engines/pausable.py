@@ -145,9 +145,6 @@ class PausableEngine(Engine):
     def begins_anew(self, update: WeightUpdate) -> bool:
         return self._engine.begins_anew(update)
 
-    def expect(self, version: int) -> None:
-        self._engine.expect(version)
-
     async def model_info(self) -> ModelInfo:
         return await self._engine.model_info()
 

@@ -197,10 +197,6 @@ class Replicas(Engine):
     def begins_anew(self, update: WeightUpdate) -> bool:
         return any(replica.engine.begins_anew(update) for replica in self._replicas.values())
 
-    def expect(self, version: int) -> None:
-        for replica in self._replicas.values():
-            replica.engine.expect(version)
-
     async def _all(self, purpose: str, do: Callable[[Engine], Coroutine[None, None, None]]) -> list[_Replica]:
         """Have every replica do it that is up, and return these; EngineError if none can: then all stay."""
         up = [replica for replica in self._replicas.values() if replica.is_up]

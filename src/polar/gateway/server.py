@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -47,7 +47,6 @@ from polar.gateway.call import ModelCall, Send, calls_for
 from polar.gateway.canonical import in_call_order
 from polar.gateway.chat_source import ChatSource
 from polar.gateway.connection import Connection
-from polar.gateway.gateways import Address, Gateways
 from polar.gateway.metrics import GatewayMetrics, Load
 from polar.gateway.quota import HeldRequest, memory_of_calls
 from polar.gateway.request_body import read_body
@@ -75,7 +74,7 @@ _SESSION = web.RequestKey("session", Session)
 """The session of a request, once its key is read."""
 
 
-class Gateway(Gateways):
+class Gateway:
     """Serves every registered dialect; each key opens only its own session."""
 
     host: str
@@ -151,21 +150,20 @@ class Gateway(Gateways):
             await self._runner.cleanup()
             self._runner = None
 
-    @contextmanager
-    def placed(self, session_id: str) -> Iterator[Address]:
-        yield Address(self.host, self.port)
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
 
-    async def open_session(self, grant: SessionGrant) -> None:
+    def open_session(self, grant: SessionGrant) -> None:
+        """From now on the grant's key opens the session's model calls."""
         self._sessions.open(grant, is_paused=self.is_paused)
 
     def progress(self, session_id: str) -> Progress:
+        """What the session has done so far; nothing for one that was never opened."""
         return self._sessions.progress(session_id)
 
-    def open_progress(self) -> dict[str, Progress]:
-        """Of every session that is open."""
-        return {session.grant.session_id: session.progress for session in self._sessions}
-
     async def budget_spent(self, session_id: str) -> bool:
+        """Return once a budget of the session is used up; whether that is its wall time."""
         session = self._sessions.get(session_id)
         await session.budget_spent.wait()
         return session.clock.is_spent
@@ -175,6 +173,7 @@ class Gateway(Gateways):
         return self._engine.is_paused
 
     async def pause(self, mode: PauseMode) -> None:
+        """Sample nothing more; calls wait, and no session's time runs, until `resume`."""
         for session in self._sessions:
             session.clock.pause()
         try:
@@ -188,11 +187,8 @@ class Gateway(Gateways):
         self._start_clocks()
 
     async def update_weights(self, update: WeightUpdate) -> None:
+        """Replace the weights, during a pause; EngineError if the old ones stay."""
         await self._engine.update_weights(update)
-
-    def expect_version(self, version: int) -> None:
-        """Another gateway has had these weights loaded."""
-        self._engine.expect(version)
 
     async def policy_version(self) -> int:
         return (await self._engine.model_info()).policy_version
@@ -205,6 +201,7 @@ class Gateway(Gateways):
             session.clock.resume()
 
     async def close_session(self, session_id: str) -> None:
+        """Abort what is in flight; later calls are told that the session has ended."""
         await self._sessions.close(session_id)
 
     def _handler(self, dialect: Dialect, route: Route) -> Handler:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar.gateway.gateways import Gateways
+from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
 from polar.harnesses.base import Harness, HarnessContext, Installation
 from polar.models.session import AgentEnd, Lease
@@ -47,7 +47,7 @@ class AgentRun:
         context = _context(lease, services, sandbox, installation, key)
         for path, data in harness.files(context).items():
             await sandbox.upload(path, data)
-        await gateway.open_session(
+        gateway.open_session(
             SessionGrant(
                 session_id=lease.session_id,
                 key=key,
@@ -69,7 +69,7 @@ class AgentRun:
                 await sandbox.kill()
 
     async def _exec(
-        self, lease: Lease, gateway: Gateways, sandbox: Sandbox, harness: Harness, context: HarnessContext
+        self, lease: Lease, gateway: Gateway, sandbox: Sandbox, harness: Harness, context: HarnessContext
     ) -> None:
         budget = asyncio.create_task(gateway.budget_spent(lease.session_id))
         agent = asyncio.create_task(

@@ -12,7 +12,7 @@ from pathlib import Path
 from polar.client import AsyncClient
 from polar.engines.base import WeightUpdate
 from polar.errors import InvalidInput, NotFound, PolarError, Unavailable
-from polar.gateway.gateways import Gateways
+from polar.gateway.server import Gateway
 from polar.models.policy import PolicyOrder, PolicyReport
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class PolicyFollower:
     """Follows orders until it is cancelled. An order that cannot be followed keeps the gateway closed."""
 
     def __init__(
-        self, node: str, client: AsyncClient, gateway: Gateways, weight_roots: Sequence[Path]
+        self, node: str, client: AsyncClient, gateway: Gateway, weight_roots: Sequence[Path]
     ) -> None:
         self._node = node
         self._client = client

@@ -12,7 +12,7 @@ from polar.models.session import SessionStatus
 _AGENTS_PER_CORE = 4
 """An agent waits for the model most of its time."""
 _BYTES_PER_AGENT = 1 << 30
-_FEWEST_RUN_SLOTS = 2
+FEWEST_RUN_SLOTS = 2
 
 
 class Pool:
@@ -114,5 +114,5 @@ def _run_slots() -> int:
     """As many agents as this machine's cores and memory carry."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(
-        _FEWEST_RUN_SLOTS, min(_AGENTS_PER_CORE * len(os.sched_getaffinity(0)), memory // _BYTES_PER_AGENT)
+        FEWEST_RUN_SLOTS, min(_AGENTS_PER_CORE * len(os.sched_getaffinity(0)), memory // _BYTES_PER_AGENT)
     )

@@ -14,7 +14,7 @@ from typing import Protocol
 from polar import plugins
 from polar.config.settings import NodeSettings
 from polar.errors import InvalidInput, NotInstalled, PolarError
-from polar.gateway.gateways import Address
+from polar.gateway.server import Gateway
 from polar.models.task import Exec, TaskSpec, Upload
 from polar.node.failures import last_output
 from polar.node.snapshots import Snapshots
@@ -47,8 +47,14 @@ class Sandboxes:
     """Makes the sandboxes of one session: the agent's own, and others like it before the agent came."""
 
     def __init__(
-        self, session_id: str, task: TaskSpec, place: SandboxPlace, name: str, gateway: Address
+        self,
+        session_id: str,
+        task: TaskSpec,
+        place: SandboxPlace,
+        name: str,
+        gateway: Gateway | None = None,
     ) -> None:
+        """Without a gateway, the sandboxes reach none."""
         self._session_id = session_id
         self._task = task
         self._place = place
@@ -69,9 +75,9 @@ class Sandboxes:
         return SandboxSpec(
             session_id=self._session_id,
             root=self._place.sessions_dir / name,
-            gateway_host=self._gateway.host,
+            gateway_host=self._gateway.host if self._gateway else "127.0.0.1",
             # Only the agent has anything to ask of the gateway.
-            gateway_port=self._gateway.port if self._made == 1 else 0,
+            gateway_port=self._gateway.port if self._gateway and self._made == 1 else 0,
             mounts=mounts,
             disk_reserve=self._place.settings.disk_reserve_bytes,
             image_roots=self._place.settings.upload_roots,

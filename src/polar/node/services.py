@@ -9,7 +9,7 @@ from pathlib import Path
 from polar.config.settings import JudgeSettings, NodeSettings, environment_secret
 from polar.engines.base import ModelInfo
 from polar.evaluators.base import JudgeEndpoint
-from polar.gateway.gateways import Gateways
+from polar.gateway.server import Gateway
 from polar.node.directory import node_directory
 from polar.node.installations import Installations
 from polar.node.metrics import Metrics
@@ -24,7 +24,7 @@ class NodeServices:
 
     settings: NodeSettings
     pools: Pools
-    gateway: Gateways
+    gateway: Gateway
     model: ModelInfo
     installations: Installations
     snapshots: Snapshots
@@ -36,7 +36,7 @@ class NodeServices:
 
     @classmethod
     def below(
-        cls, data_dir: Path, settings: NodeSettings, gateway: Gateways, model: ModelInfo
+        cls, data_dir: Path, settings: NodeSettings, gateway: Gateway, model: ModelInfo
     ) -> NodeServices:
         directory = node_directory(data_dir, settings.name)
         pools = Pools(settings)

@@ -104,12 +104,9 @@ class SessionRun:
         return Ending(SessionStatus.COMPLETED)
 
     async def _stages(self, seat: Seat) -> None:
-        with self.services.gateway.placed(self.lease.session_id) as gateway:
-            await self._stages_with(
-                Sandboxes(self.lease.session_id, self.lease.task, self.services, self.name, gateway), seat
-            )
-
-    async def _stages_with(self, sandboxes: Sandboxes, seat: Seat) -> None:
+        sandboxes = Sandboxes(
+            self.lease.session_id, self.lease.task, self.services, self.name, self.services.gateway
+        )
         evaluator: Evaluator = plugins.create("evaluators", "evaluator", self.lease.task.evaluator)
         async with (
             self._prepared(sandboxes) as (sandbox, harness, installation),

@@ -18,7 +18,7 @@ from polar.client.retry import retry_forever
 from polar.config.settings import NodeSettings
 from polar.engines.base import ModelInfo
 from polar.errors import Conflict, PolarError, Unavailable
-from polar.gateway.gateways import Gateways
+from polar.gateway.server import Gateway
 from polar.models.session import Lease, SessionResult, SessionStatus
 from polar.models.views import MOST_LEASES, Heartbeat, LeaseRequest, Leases, Release, SessionBeat
 from polar.node.admission import Admission
@@ -54,7 +54,7 @@ class Node:
         settings: NodeSettings,
         data_dir: Path,
         client: AsyncClient,
-        gateway: Gateways,
+        gateway: Gateway,
         model: ModelInfo,
         *,
         lease_seconds: float,

@@ -139,11 +139,13 @@ async def test_vllm_samples_with_an_adapter_by_its_name(tmp_path: Path) -> None:
 
 
 async def test_an_adapter_that_another_client_had_loaded_is_found(tmp_path: Path) -> None:
-    """As by a gateway process that is started late and told of the version alone."""
+    """As by another node of the same engine."""
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
         first, late = VllmEngine(wire.url), VllmEngine(wire.url)
-        await first.update_weights(WeightUpdate(5, _adapter(tmp_path)))
-        late.expect(5)
+        update = WeightUpdate(5, _adapter(tmp_path))
+        await first.update_weights(update)
+        await late.update_weights(update)
+        assert wire.orders.count("/v1/load_lora_adapter polar-5") == 1
         assert (await late.model_info()).policy_version == 5
         assert await _versions(late, "tokens") == {5}
         assert wire.bodies[-1]["model"] == "polar-5"

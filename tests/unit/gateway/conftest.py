@@ -82,7 +82,7 @@ async def set_scene(tokenizer: Tokenizer, chatml: ChatML, tmp_path: Path) -> Asy
                 budgets or Budgets(),
                 sample,
             )
-            await gateway.open_session(grant)
+            gateway.open_session(grant)
             return Scene(gateway, engine, grant, http)
 
         yield scene

@@ -83,7 +83,7 @@ async def set_scene(tmp_path: Path) -> AsyncIterator[SetScene]:
             granted = SessionGrant(
                 "s1", new_key(), tmp_path / "capture", SamplingPin(), budgets or Budgets(), **grant
             )
-            await gateway.open_session(granted)
+            gateway.open_session(granted)
             return Scene(gateway, wire, granted, http)
 
         yield scene
@@ -189,7 +189,7 @@ async def test_pins_go_to_the_engine_and_are_recorded(set_scene: SetScene) -> No
     grant = SessionGrant(
         "s2", new_key(), scene.grant.capture, SamplingPin(temperature=1.0, seed=3, max_tokens=50), Budgets()
     )
-    await scene.gateway.open_session(grant)
+    scene.gateway.open_session(grant)
     scene.grant = grant
     await scene.said([user("Hi")], temperature=0.1, max_tokens=400, stop=["x"])
     (completion,) = await scene.captured()

@@ -108,7 +108,7 @@ async def test_a_clients_own_headers_are_hints_and_never_identity(
 ) -> None:
     scene = await set_scene(["One.", "Two."])
     other = SessionGrant("s2", new_key(), tmp_path / "other.capture", SamplingPin(), Budgets())
-    await scene.gateway.open_session(other)
+    scene.gateway.open_session(other)
     url = f"http://{scene.gateway.host}:{scene.gateway.port}/v1/messages"
     body = {"model": "scripted", "max_tokens": 9, "messages": [user("a")]}
     for key, agent in ((scene.grant.key, "explorer"), (other.key, "explorer\u200b")):
@@ -142,7 +142,7 @@ async def thinking_scene(tmp_path: Path) -> Any:
         GatewaySettings(), engine, renderer_for(QWEN3.model, directory), engine.info
     ) as gateway:
         grant = SessionGrant("s1", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
-        await gateway.open_session(grant)
+        gateway.open_session(grant)
         async with aiohttp.ClientSession() as http:
             yield gateway, grant, http
 

@@ -33,7 +33,7 @@ async def conversation(capture: Path, *, keeps_thoughts: bool, echoes: bool) -> 
         aiohttp.ClientSession() as http,
     ):
         grant = SessionGrant("s", new_key(), capture, SamplingPin(), Budgets())
-        await gateway.open_session(grant)
+        gateway.open_session(grant)
         url = f"http://{gateway.host}:{gateway.port}/v1/chat/completions"
         headers = {"Authorization": f"Bearer {grant.key}"}
         messages: list[Any] = []

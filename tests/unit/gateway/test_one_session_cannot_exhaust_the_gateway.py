@@ -44,7 +44,7 @@ async def send(
 async def open_another(scene: Scene) -> Scene:
     """Another session of the same gateway."""
     grant = replace(scene.grant, session_id="s2", key=new_key(), capture=scene.grant.capture.with_name("s2"))
-    await scene.gateway.open_session(grant)
+    scene.gateway.open_session(grant)
     return replace(scene, grant=grant)
 
 

@@ -135,7 +135,7 @@ async def test_a_client_that_leaves_during_a_pause_is_let_go(set_scene: SetScene
 async def timed(scene: Scene, seconds: float) -> None:
     capture = scene.grant.capture.with_name("timed")
     scene.grant = SessionGrant("s2", new_key(), capture, SamplingPin(), Budgets(), deadline_seconds=seconds)
-    await scene.gateway.open_session(scene.grant)
+    scene.gateway.open_session(scene.grant)
 
 
 @pytest.mark.parametrize("opens_paused", [False, True])

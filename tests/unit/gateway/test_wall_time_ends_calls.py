@@ -20,7 +20,7 @@ async def with_deadline(scene: Scene, seconds: float) -> None:
         Budgets(),
         deadline_seconds=seconds,
     )
-    await scene.gateway.open_session(grant)
+    scene.gateway.open_session(grant)
     scene.grant = grant
 
 

@@ -84,7 +84,7 @@ class NodeHost:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith("working as ") and self._state is NodeState.STARTING:
+            if line.startswith("ready as ") and self._state is NodeState.STARTING:
                 self._enter(NodeState.WORKING)
 
     def _reason(self, code: int) -> str:

@@ -43,7 +43,7 @@ class FleetOrder:
             **self.settings,
             "data_dir": str(self.fleet.data_dir),
             "server": {"token": self.node_token or self.token},
-            "node": {**self.settings.get("node", {}), "name": name, "server": self.server},
+            "node": {**self.settings.get("node", {}), "name": name, "count": 1, "server": self.server},
         }
 
 

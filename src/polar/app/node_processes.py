@@ -1,0 +1,181 @@
+"""Several nodes on one machine, each a process with its own gateway, so that they use several cores."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from polar.config.settings import Settings
+from polar.errors import Unavailable
+from polar.models.session import SessionStatus
+from polar.node.pools import FEWEST_RUN_SLOTS, places
+
+log = logging.getLogger(__name__)
+
+READY = "ready as "
+"""How the line begins with which `polar node` says that it takes sessions."""
+FIRST_BACKOFF_SECONDS = 1.0
+LAST_BACKOFF_SECONDS = 60.0
+"""A node that ran for longer than this is started again after the first backoff."""
+STOP_SECONDS = 10.0
+"""How long a node may take to end after its agents have."""
+
+
+class NodeProcesses:
+    """Runs like one `Node`: until it is drained or cancelled. A node that dies is started again."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None], *, pin: Path | None = None) -> None:
+        """`pin`: the certificate of the server that they join, where it is this process's own."""
+        self._nodes = [
+            _NodeProcess(_numbered(settings, number), say, pin)
+            for number in range(1, settings.node.count + 1)
+        ]
+        self._draining = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        """Return when all are ready; PolarError if one cannot start."""
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for node in self._nodes:
+                    starting.create_task(node.start())
+        except ExceptionGroup as failures:
+            await self._stop()
+            raise failures.exceptions[0] from None
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for node in self._nodes:
+                group.create_task(self._keep(node))
+
+    def drain(self) -> None:
+        """Take no more work; `run` returns when all nodes have ended."""
+        self._draining.set()
+        for node in self._nodes:
+            node.terminate()
+
+    async def _keep(self, node: _NodeProcess) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            ready_at = time.monotonic()
+            code = await node.ended()
+            if self._draining.is_set():
+                return
+            if time.monotonic() - ready_at > LAST_BACKOFF_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
+            log.error(
+                "node %s ended (exit code %d), restarting in %g s; its sessions are run again when their"
+                " leases expire",
+                *(node.name, code, backoff),
+            )
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), backoff)
+                return
+            backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+            with suppress(Unavailable):  # The node has said why itself, and has ended.
+                await node.start()
+
+    async def _stop(self) -> None:
+        await asyncio.gather(*(node.stop() for node in self._nodes))
+
+
+class _NodeProcess:
+    """One of several nodes."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None], pin: Path | None) -> None:
+        self.name = settings.node.name
+        self._settings = settings
+        self._say = say
+        self._pin = pin
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Return when the node is ready; Unavailable if it ends before that, after it has said why."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "polar", "node", "--config", "-", "--exit-with-parent"),
+            *(("--pin", str(self._pin)) if self._pin else ()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # Not by arguments or environment, where other processes of this user could read the token.
+        process.stdin.write(self._settings.model_dump_json(exclude_unset=True).encode())
+        process.stdin.close()
+        ready = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(process.stdout, ready))
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait({self._reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not ready.is_set():
+            code = await process.wait()
+            raise Unavailable(
+                f"node {self.name} could not start (exit code {code})", hint="see its lines above"
+            )
+
+    async def ended(self) -> int:
+        """Its exit code, once it has one."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    def terminate(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+
+    async def stop(self) -> None:
+        """End the node, after the time that its agents have."""
+        if self._process is None:
+            return
+        self.terminate()
+        try:
+            async with asyncio.timeout(self._settings.node.drain_seconds + STOP_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+
+    async def _read(self, lines: asyncio.StreamReader, ready: asyncio.Event) -> None:
+        async for line in lines:
+            said = line.decode(errors="replace").rstrip()
+            self._say(f"{self.name}: {said}")
+            if said.startswith(READY):
+                ready.set()
+
+
+def _numbered(settings: Settings, number: int) -> Settings:
+    """The settings of one of several nodes: a name and ports of its own, and its share of the machine."""
+    node, gateway, telemetry = settings.node, settings.gateway, settings.telemetry
+    share = max(FEWEST_RUN_SLOTS, places(node)[SessionStatus.RUNNING] // node.count)
+    updates = {
+        "data_dir": settings.data_dir.absolute(),
+        "node": node.model_copy(
+            update={"name": f"{node.name}-{number}", "count": 1, "run_slots": node.run_slots or share}
+        ),
+    }
+    if gateway.port:
+        updates["gateway"] = gateway.model_copy(update={"port": gateway.port + number - 1})
+    if telemetry.metrics_port:
+        updates["telemetry"] = telemetry.model_copy(
+            update={"metrics_port": telemetry.metrics_port + number - 1}
+        )
+    return settings.model_copy(update=updates)
