@@ -18,7 +18,7 @@ from polar import __version__, callbacks
 from polar.config.settings import CallbackSettings
 from polar.errors import InvalidInput, PolarError
 from polar.models.task import TaskSpec
-from polar.rollout.notifier import Notifier
+from polar.rollout.long_poll import Notifier
 from polar.runtimes.allow_list import AllowList, Destination
 from polar.store.callbacks import Callbacks, Claimed
 

@@ -7,23 +7,15 @@ late or starts anew is brought to the same weights.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 from polar.errors import Unavailable
 from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
 from polar.models.views import ResultPage
-from polar.rollout.notifier import Notifier
+from polar.rollout.long_poll import Gone, Notifier
 from polar.store.policy import Policies
 
 log = logging.getLogger(__name__)
-
-LOOK_AGAIN_SECONDS = 1.0
-"""How often a waiting request looks for what another server process wrote."""
-
-Gone = Callable[[], Awaitable[bool]]
 
 
 class PolicyService:
@@ -33,7 +25,6 @@ class PolicyService:
         self._policies = policies
         self._changed = Notifier()
         self._reported = Notifier()
-        self._closing = False
 
     async def view(self) -> PolicyView:
         return await self._policies.view()
@@ -65,40 +56,23 @@ class PolicyService:
         if await self._policies.report(node, report):
             self._changed.notify()
         self._reported.notify()
-        async for _ in self._looks(self._changed, report.wait_seconds, gone):
-            order = await self._policies.order()
-            if order.step != report.step:
-                break
-        return order
+        return await self._changed.long_poll(
+            self._policies.order, lambda order: order.step != report.step, report.wait_seconds, gone
+        )
 
     def stop_waiting(self) -> None:
-        self._closing = True
-        self._changed.notify()
-        self._reported.notify()
+        self._changed.close()
+        self._reported.close()
 
     async def _settled(self, wait_seconds: float, gone: Gone) -> PolicyView:
         """The policy once every live node has done what is asked, or failed, or the time is over."""
         self._changed.notify()
-        async for _ in self._looks(self._reported, wait_seconds, gone):
-            view = await self._policies.view()
-            if all(node.is_settled or node.error is not None for node in view.nodes):
-                break
-        return view
-
-    async def _looks(self, notifier: Notifier, wait_seconds: float, gone: Gone) -> AsyncIterator[None]:
-        """Yield immediately, on every notification, and at least every second."""
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            notified = notifier.listen()
-            yield
-            left = deadline - time.monotonic()
-            if left <= 0 or self._closing or await gone():
-                return
-            try:
-                async with asyncio.timeout(min(left, LOOK_AGAIN_SECONDS)):
-                    await notified.wait()
-            except TimeoutError:
-                continue
+        return await self._reported.long_poll(
+            self._policies.view,
+            lambda view: all(node.is_settled or node.error is not None for node in view.nodes),
+            wait_seconds,
+            gone,
+        )
 
 
 def marked(page: ResultPage, version: int, max_staleness: int | None) -> ResultPage:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -37,8 +36,8 @@ from polar.rollout.callbacks import WebhookSender, check_callback
 from polar.rollout.checks import check_components, check_runtime, concerning
 from polar.rollout.gate import Caller
 from polar.rollout.live import Live
+from polar.rollout.long_poll import Gone, Notifier
 from polar.rollout.metrics import ServerMetrics
-from polar.rollout.notifier import Notifier
 from polar.rollout.parcels import unpacked
 from polar.rollout.policy import PolicyService, marked
 from polar.rollout.problems import as_problem, status_of
@@ -52,17 +51,11 @@ from polar.telemetry.page import MetricsPage
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_SECONDS = 1.0
-"""How often a waiting request looks for what another server process wrote; our own writes wake it."""
-
 ORDER_SECONDS = 10.0
 """How long a transaction may hold back the results that were stored after it began."""
 
 SWEEP_SECONDS = 3600.0
 """How often the server looks for what was kept long enough."""
-
-Gone = Callable[[], Awaitable[bool]]
-"""Whether the caller of a waiting request has hung up."""
 
 
 class RolloutService:
@@ -83,7 +76,6 @@ class RolloutService:
         self._runtimes: frozenset[str] = frozenset()
         """Those that nodes allowed when the store was last asked; forgotten when one joins."""
         self._retries = Retries(settings.max_attempts, settings.retry_seconds)
-        self._closing = False
 
     @property
     def runs_dir(self) -> Path | None:
@@ -139,18 +131,23 @@ class RolloutService:
         self, cursor: int, *, limit: int, task_ids: Collection[str] | None, wait_seconds: float, gone: Gone
     ) -> ResultPage:
         """What ended after `cursor`; waits for the first of it. An empty page says that there is nothing."""
-        async for _ in self._looks(self._ended, wait_seconds, gone):
-            page = await self.store.results.after(cursor, limit=limit, task_ids=task_ids)
-            if page.results:
-                return page
+
+        async def read() -> ResultPage:
+            return await self.store.results.after(cursor, limit=limit, task_ids=task_ids)
+
+        async def read_or_end() -> ResultPage | None:
+            is_end = await self.store.results.is_end(cursor, task_ids=task_ids)
+            page = ResultPage(results=(), cursor=cursor) if is_end else await read()
+            return page if is_end or page.results else None
+
+        page = await self._ended.long_poll(read, lambda page: bool(page.results), wait_seconds, gone)
+        if page.results:
+            return page
         # What is stored may have to wait for what was begun before it: that is not the end of the feed.
-        async for _ in self._looks(self._ended, ORDER_SECONDS, gone):
-            if await self.store.results.is_end(cursor, task_ids=task_ids):
-                return ResultPage(results=(), cursor=cursor)
-            page = await self.store.results.after(cursor, limit=limit, task_ids=task_ids)
-            if page.results:
-                return page
-        raise Unavailable("results are stored that cannot be shown yet", hint="ask again")
+        last = await self._ended.long_poll(read_or_end, lambda page: page is not None, ORDER_SECONDS, gone)
+        if last is None:
+            raise Unavailable("results are stored that cannot be shown yet", hint="ask again")
+        return last
 
     async def join(self, node: str, join: Join) -> Joined:
         """Take a node; Conflict if it speaks another protocol."""
@@ -182,18 +179,25 @@ class RolloutService:
 
     async def lease(self, node: str, request: LeaseRequest, gone: Gone) -> Leases:
         """Sessions for a node; waits for the first."""
-        async for _ in self._looks(self._queued, request.wait_seconds, gone):
-            leases = await self.store.leases.claim(
-                node,
-                limit=request.max_sessions,
-                runtimes=request.runtimes,
-                seconds=self._settings.lease_seconds,
-                avoid=request.avoid,
+
+        async def claim() -> Leases:
+            if await gone():
+                return Leases(leases=())
+            return Leases(
+                leases=await self.store.leases.claim(
+                    node,
+                    limit=request.max_sessions,
+                    runtimes=request.runtimes,
+                    seconds=self._settings.lease_seconds,
+                    avoid=request.avoid,
+                )
             )
-            if leases:
-                self._metrics.leased(len(leases))
-                return Leases(leases=leases)
-        return Leases(leases=())
+
+        claimed = await self._queued.long_poll(
+            claim, lambda claimed: bool(claimed.leases), request.wait_seconds, gone
+        )
+        self._metrics.leased(len(claimed.leases))
+        return claimed
 
     async def heartbeat(self, node: str, heartbeat: Heartbeat) -> HeartbeatAnswer:
         return await self.store.leases.heartbeat(
@@ -302,26 +306,10 @@ class RolloutService:
 
     def stop_waiting(self) -> None:
         """Answer every waiting request now, and hold none back from now on."""
-        self._closing = True
         self.policy.stop_waiting()
         self.live.stop()
-        self._queued.notify()
-        self._ended.notify()
-
-    async def _looks(self, notifier: Notifier, wait_seconds: float, gone: Gone) -> AsyncIterator[None]:
-        """Yield immediately, on every notification, and at least every second."""
-        deadline = time.monotonic() + wait_seconds
-        while not await gone():
-            notified = notifier.listen()
-            yield
-            left = deadline - time.monotonic()
-            if left <= 0 or self._closing:
-                return
-            try:
-                async with asyncio.timeout(min(left, LOOK_AGAIN_SECONDS)):
-                    await notified.wait()
-            except TimeoutError:
-                continue
+        self._queued.close()
+        self._ended.close()
 
     async def _sweep_forever(self) -> None:
         keep = Retention(

@@ -12,7 +12,7 @@ import pytest
 
 from polar.config.settings import ServerSettings
 from polar.models.session import SessionStatus
-from polar.rollout import service as service_module
+from polar.rollout import long_poll
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.control_plane import idle_task, result_of
@@ -21,9 +21,9 @@ LEASE = {"max_sessions": 4, "runtimes": ["idle"], "wait_seconds": 60}
 
 
 @pytest.fixture
-def _only_bells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the slow look, only a ring can answer a waiting request in time."""
-    monkeypatch.setattr(service_module, "LOOK_AGAIN_SECONDS", 120.0)
+def _only_notifications(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the slow look, only a notification can answer a long-poll in time."""
+    monkeypatch.setattr(long_poll, "POLL_SECONDS", 120.0)
 
 
 async def begin(request: Coroutine[Any, Any, httpx.Response]) -> asyncio.Task[httpx.Response]:
@@ -34,7 +34,7 @@ async def begin(request: Coroutine[Any, Any, httpx.Response]) -> asyncio.Task[ht
     return task
 
 
-@pytest.mark.usefixtures("_only_bells")
+@pytest.mark.usefixtures("_only_notifications")
 async def test_lease_wakes_when_a_task_is_submitted(http: httpx.AsyncClient) -> None:
     waiting = await begin(http.post("/nodes/north/lease", json=LEASE, timeout=90))
     await http.post("/tasks", json=idle_task().model_dump(mode="json"))
@@ -42,7 +42,7 @@ async def test_lease_wakes_when_a_task_is_submitted(http: httpx.AsyncClient) -> 
         assert len((await waiting).json()["leases"]) == 1
 
 
-@pytest.mark.usefixtures("_only_bells")
+@pytest.mark.usefixtures("_only_notifications")
 async def test_lease_wakes_when_a_session_is_released(http: httpx.AsyncClient) -> None:
     await http.post("/tasks", json=idle_task().model_dump(mode="json"))
     (lease,) = (await http.post("/nodes/south/lease", json=LEASE)).json()["leases"]
@@ -52,7 +52,7 @@ async def test_lease_wakes_when_a_session_is_released(http: httpx.AsyncClient) -
         assert len((await waiting).json()["leases"]) == 1
 
 
-@pytest.mark.usefixtures("_only_bells")
+@pytest.mark.usefixtures("_only_notifications")
 @pytest.mark.parametrize("path", ["/tasks/task/cancel", "/sessions/task.0/cancel"])
 async def test_feed_wakes_when_something_ends(http: httpx.AsyncClient, path: str) -> None:
     await http.post("/tasks", json=idle_task().model_dump(mode="json"))
@@ -62,7 +62,7 @@ async def test_feed_wakes_when_something_ends(http: httpx.AsyncClient, path: str
         assert len((await waiting).json()["results"]) == 1
 
 
-@pytest.mark.usefixtures("_only_bells")
+@pytest.mark.usefixtures("_only_notifications")
 async def test_feed_of_one_task_sleeps_through_the_end_of_another(http: httpx.AsyncClient) -> None:
     for id in "ab":
         await http.post("/tasks", json=idle_task(id).model_dump(mode="json"))
@@ -100,7 +100,7 @@ async def test_closing_the_server_answers_who_waits(store: Store) -> None:
         assert time.monotonic() - begun < 30
 
 
-@pytest.mark.usefixtures("_only_bells")
+@pytest.mark.usefixtures("_only_notifications")
 async def test_node_that_hung_up_gets_no_lease(http: httpx.AsyncClient, store: Store) -> None:
     gone = await begin(http.post("/nodes/gone/lease", json=LEASE, timeout=90))
     gone.cancel()
