@@ -24,7 +24,7 @@ from polar.client.courier import Courier, Parcel
 from polar.models.session import Lease, SessionResult, SessionStatus, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
 from polar.models.views import LeaseRequest
-from polar.rollout.token import load_or_create_token
+from polar.rollout.tokens import load_or_create_token
 from polar.store.store import Store
 
 SESSIONS = 10_000

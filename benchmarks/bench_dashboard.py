@@ -22,7 +22,7 @@ from benchmarks.report import Row, at_most, report
 from polar.models.session import Progress, SessionResult, SessionStatus, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
 from polar.rollout.live import OVERVIEW_SECONDS
-from polar.rollout.token import load_or_create_token
+from polar.rollout.tokens import load_or_create_token
 from polar.store.store import Store
 from polar.store.tables import events, results, sessions, tasks
 

@@ -1,4 +1,4 @@
-"""`polar token`, `nodes`, `audit` and `callbacks` against a real server, as admins use them."""
+"""`polar token`, `nodes` and `callbacks` against a real server, as admins use them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
             yield Served(server.url, store, receiver)
 
 
-async def test_tokens_are_made_listed_rotated_and_revoked(served: Served) -> None:
+async def test_tokens_are_made_listed_and_revoked(served: Served) -> None:
     made = await served.polar("token", "create", "--role", "read-only", "--name", "alice", "--expires", "30d")
     token = made.stdout.strip()
     assert token.startswith("polar_")
@@ -73,13 +73,9 @@ async def test_tokens_are_made_listed_rotated_and_revoked(served: Served) -> Non
     assert await served.ok("tasks", token=token) is not None
     error = await served.fails("token", "list", token=token)
     assert "list_tokens needs a token of the role admin; 'alice' has the role read-only" in error
-    newer = (await served.ok("token", "rotate", "alice", "--overlap", "0s")).strip()
-    assert "the server refused the token" in await served.fails("tasks", token=token)
-    await served.ok("tasks", token=newer)
     await served.ok("token", "revoke", "alice")
-    assert "the server refused the token" in await served.fails("tasks", token=newer)
-    states = [json.loads(line)["state"] for line in (await served.ok("token", "list", "--json")).splitlines()]
-    assert states == ["revoked", "revoked"]
+    assert "the server refused the token" in await served.fails("tasks", token=token)
+    assert json.loads(await served.ok("token", "list", "--json"))["state"] == "revoked"
 
 
 @pytest.mark.parametrize(
@@ -89,29 +85,12 @@ async def test_tokens_are_made_listed_rotated_and_revoked(served: Served) -> Non
         (["create", "--role", "king"], "--role: 'king' is none of admin, trainer, read-only, node"),
         (["create", "--role", "node", "--expires", "soon"], "--expires: 'soon' is no length of time"),
         (["revoke"], "polar token revoke needs a NAME"),
-        (["rotate", "nobody"], "no live token is named 'nobody'"),
-        (["burn"], "'burn' is none of list, create, rotate, revoke"),
+        (["revoke", "nobody"], "no token is 'nobody'"),
+        (["burn"], "'burn' is none of list, create, revoke"),
     ],
 )
 async def test_mistakes_with_tokens_are_one_line(served: Served, arguments: list[str], said: str) -> None:
     assert said in await served.fails("token", *arguments)
-
-
-async def test_the_log_tells_who_did_what(served: Served) -> None:
-    trainer = (await served.ok("token", "create", "--role", "trainer", "--name", "alice")).strip()
-    async with AsyncClient(served.url, trainer) as client:
-        await client.submit(shell_task("t", "true"))
-        with pytest.raises(Forbidden, match="needs a token of the role admin or node"):
-            await client.lease("n", LeaseRequest(max_sessions=1, runtimes=("process",)))
-    table = await served.ok("audit")
-    assert "submit_task" in table
-    assert "alice" in table
-    (line,) = (
-        await served.ok("audit", "--actor", "alice", "--refused", "--json", "--since", "1h")
-    ).splitlines()
-    entry = json.loads(line)
-    assert (entry["action"], entry["status"], entry["address"]) == ("lease_sessions", 403, "127.0.0.1")
-    assert await served.ok("audit", "--object", "t", "--action", "cancel_task", "--json") == ""
 
 
 async def test_a_node_with_a_token_of_another_role_is_told_which_it_needs(served: Served) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from polar.client import AsyncClient
 from polar.models.session import SessionStatus
 from polar.models.views import LeaseRequest, ResultPost
-from polar.rollout.token import load_or_create_token
+from polar.rollout.tokens import load_or_create_token
 from tests.fakes.control_plane import result_of
 
 SERVE = """
@@ -18,7 +18,7 @@ import asyncio, sys
 from pathlib import Path
 from polar.config.settings import ServerSettings
 from polar.rollout.server import RolloutServer
-from polar.rollout.token import load_or_create_token
+from polar.rollout.tokens import load_or_create_token
 from polar.store.store import Store
 
 async def main(data_dir):

@@ -10,7 +10,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from polar import models
-from polar.rollout.access import RULES, words
 from polar.rollout.app import create_app
 from tools.documentation.docstrings import attributes, cell, code, documentation, table, values
 
@@ -35,15 +34,12 @@ def page() -> str:
 
 
 def _operations(document: Document) -> Iterator[str]:
-    roles = {rule.action: rule.roles for rule in RULES}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            action = operation["operationId"]
-            yield f"## {action}"
+            yield f"## {operation['operationId']}"
             yield f"`{method.upper()} {path}`"
             yield _whole(operation.get("description", ""))
-            allowed = roles.get(action, roles["dashboard"] if "/dashboard/" in path else roles["unknown"])
-            yield f"For: {words(allowed) if allowed else 'anyone'}."
+            yield f"For: {' or '.join(operation['x-roles']) or 'anyone'}."
             if parameters := [_parameter(each) for each in operation.get("parameters", [])]:
                 yield table(("parameter", "in", "type", "meaning"), parameters)
             if bodies := list(_bodies(operation)):

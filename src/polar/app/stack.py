@@ -39,7 +39,7 @@ from polar.rendering.families import renderer_for
 from polar.rendering.tokenizer_file import read_tokenizer
 from polar.rollout.announcement import announced
 from polar.rollout.server import RolloutServer
-from polar.rollout.token import load_or_create_secret, load_or_create_token
+from polar.rollout.tokens import load_or_create_secret, load_or_create_token
 from polar.store.store import Store
 from polar.telemetry.listener import listening
 from polar.telemetry.page import MetricsPage, Part

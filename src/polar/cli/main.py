@@ -35,7 +35,6 @@ COMMANDS = (
     "db",
     "policy",
     "token",
-    "audit",
     "callbacks",
     "generate",
     "train",

@@ -19,17 +19,16 @@ if TYPE_CHECKING:
 class Action(StrEnum):
     LIST = "list"
     CREATE = "create"
-    ROTATE = "rotate"
     REVOKE = "revoke"
 
 
 def token(
-    action: Annotated[str, typer.Argument(metavar="list|create|rotate|revoke", show_default=False)],
+    action: Annotated[str, typer.Argument(metavar="list|create|revoke", show_default=False)],
     target: Annotated[
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="With rotate: its name. With revoke: a name, or the id of one token.",
+            help="With revoke: a name, or the id of one token.",
             show_default=False,
         ),
     ] = None,
@@ -39,20 +38,17 @@ def token(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="With create: what the audit log calls its holder (default: the role)."),
+        typer.Option(help="With create: what audit lines call its holder (default: the role)."),
     ] = None,
     expires: Annotated[
         str | None,
-        typer.Option(metavar="30d|12h|600s", help="With create and rotate: when it ends (default: never)."),
+        typer.Option(metavar="30d|12h|600s", help="With create: when it ends (default: never)."),
     ] = None,
-    overlap: Annotated[
-        str, typer.Option(metavar="24h", help="With rotate: how long the old one still works.")
-    ] = "24h",
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Make, list, rotate and revoke tokens; this needs an admin's.
+    """Make, list and revoke tokens; this needs an admin's.
 
     A token is printed once, alone on standard output: the server keeps only its digest. What the file
     `token` of the data directory holds is an admin's token too, and is not in the list.
@@ -63,17 +59,16 @@ def token(
     Examples:
 
       polar token create --role trainer --name alice --expires 90d
-      polar token rotate alice --overlap 1h
       polar token revoke alice
     """
     from polar.cli.durations import seconds
     from polar.cli.output import print_json_line
-    from polar.models.access import Role, Rotation
+    from polar.models.access import Role
 
     doing = one_of(Action, action, "ACTION")
     lifetime = seconds(expires, "--expires") if expires is not None else None
-    if doing in (Action.ROTATE, Action.REVOKE) and target is None:
-        raise InvalidInput(f"polar token {action} needs a NAME")
+    if doing is Action.REVOKE and target is None:
+        raise InvalidInput("polar token revoke needs a NAME")
     with connect(server, token) as client:
         match doing:
             case Action.CREATE:
@@ -82,9 +77,6 @@ def token(
                     raise InvalidInput("--role: say which", hint=f"one of {', '.join(Role)}")
                 given = name or target or wanted.value
                 _hand_over(client.create_token(given, wanted, expires_seconds=lifetime), as_json)
-            case Action.ROTATE:
-                rotation = Rotation(overlap_seconds=seconds(overlap, "--overlap"), expires_seconds=lifetime)
-                _hand_over(client.rotate_token(str(target), rotation), as_json)
             case Action.REVOKE:
                 ended = client.revoke_token(str(target))
                 typer.echo(f"revoked {', '.join(f'{view.name} ({view.id})' for view in ended)}", err=True)

@@ -1,4 +1,4 @@
-"""Tokens, the audit log and callbacks: what both clients ask about who may do what and who is told."""
+"""Tokens and callbacks: what both clients ask about who may do what and who is told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from polar.client import calls
 from polar.client.calls import Call
-from polar.models.access import AuditEntry, AuditPage, MadeToken, NewToken, Role, Rotation, TokenView
+from polar.models.access import MadeToken, NewToken, Role, TokenView
 from polar.models.callback import CallbackPage, CallbackStatus, CallbackView
 
 T = TypeVar("T")
@@ -28,29 +28,9 @@ class AccessCalls(ABC):
         """Make a token; its secret is in the answer and nowhere else."""
         return self._send(calls.create_token(NewToken(name=name, role=role, expires_seconds=expires_seconds)))
 
-    def rotate_token(self, name: str, rotation: Rotation = Rotation()) -> MadeToken:
-        """Make a token in place of another, which goes on for the overlap."""
-        return self._send(calls.rotate_token(name, rotation))
-
     def revoke_token(self, name_or_id: str) -> tuple[TokenView, ...]:
         """End one token by its id, or all of a name."""
         return self._send(calls.revoke_token(name_or_id)).tokens
-
-    def audit(
-        self,
-        *,
-        actor: str | None = None,
-        action: str | None = None,
-        object: str | None = None,
-        since: float | None = None,
-        refused: bool = False,
-    ) -> Iterator[AuditEntry]:
-        """What was asked and by whom, newest first."""
-        before: str | None = ""
-        while before is not None:
-            page = self._send(calls.audit(before, actor, action, object, since, refused))
-            yield from page.entries
-            before = page.next
 
     def callbacks(
         self, status: CallbackStatus | None = None, task_id: str | None = None
@@ -82,30 +62,9 @@ class AsyncAccessCalls(ABC):
         asked = NewToken(name=name, role=role, expires_seconds=expires_seconds)
         return await self._send(calls.create_token(asked))
 
-    async def rotate_token(self, name: str, rotation: Rotation = Rotation()) -> MadeToken:
-        """Make a token in place of another, which goes on for the overlap."""
-        return await self._send(calls.rotate_token(name, rotation))
-
     async def revoke_token(self, name_or_id: str) -> tuple[TokenView, ...]:
         """End one token by its id, or all of a name."""
         return (await self._send(calls.revoke_token(name_or_id))).tokens
-
-    async def audit(
-        self,
-        *,
-        actor: str | None = None,
-        action: str | None = None,
-        object: str | None = None,
-        since: float | None = None,
-        refused: bool = False,
-    ) -> AsyncIterator[AuditEntry]:
-        """What was asked and by whom, newest first."""
-        before: str | None = ""
-        while before is not None:
-            page: AuditPage = await self._send(calls.audit(before, actor, action, object, since, refused))
-            for entry in page.entries:
-                yield entry
-            before = page.next
 
     async def callbacks(
         self, status: CallbackStatus | None = None, task_id: str | None = None

@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from polar.config.settings import explain
 from polar.errors import InvalidInput, PolarError
-from polar.models.access import AuditPage, MadeToken, NewToken, Rotation, TokenPage
+from polar.models.access import MadeToken, NewToken, TokenPage
 from polar.models.callback import CallbackPage, CallbackStatus, CallbackView
 from polar.models.dashboard import NodeList, NodeOverview, Overview
 from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
@@ -281,25 +281,8 @@ def create_token(asked: NewToken) -> Call[MadeToken]:
     return _post("/tokens", asked, _model(MadeToken))
 
 
-def rotate_token(name: str, asked: Rotation) -> Call[MadeToken]:
-    return _post(f"/tokens/{_segment(name)}/rotate", asked, _model(MadeToken))
-
-
 def revoke_token(name_or_id: str) -> Call[TokenPage]:
     return _post(f"/tokens/{_segment(name_or_id)}/revoke", None, _model(TokenPage))
-
-
-def audit(
-    before: str | None,
-    actor: str | None,
-    action: str | None,
-    object: str | None,
-    since: float | None,
-    refused: bool,
-) -> Call[AuditPage]:
-    filters = {"actor": actor, "action": action, "object": object, "before": before or None}
-    query = _page_query(None, **filters, refused="true" if refused else None)
-    return _get("/audit", AuditPage, [*query, *([("since", repr(since))] if since is not None else [])])
 
 
 def callbacks(before: str | None, status: CallbackStatus | None, task_id: str | None) -> Call[CallbackPage]:

@@ -108,8 +108,6 @@ class ServerSettings(Frozen):
     """How long a session's artifacts are kept after it ended; None: for ever."""
     keep_events_days: float | None = Field(default=None, gt=0)
     """How long the events of sessions are kept; None: for ever."""
-    keep_audit_days: float | None = Field(default=None, gt=0)
-    """How long the audit log is kept; None: for ever."""
     keep_orphans_hours: float = Field(default=24.0, ge=0)
     """How long what a node delivered under a lease it had lost stays for inspection."""
 

@@ -1,18 +1,33 @@
-"""Which role may use which route, how much it may send, and what of it is written down: one table."""
+"""Access: the role that each route needs, who asks, and the audit lines in the log that tell what they did.
+
+A route says who may use it as a dependency: `dependencies=[allow(TRAINERS)]`. FastAPI reads a request's body
+before it asks dependencies; `GuardedRoute` checks before that, and refuses to be made without a role.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi.params import Depends as Dependency
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from starlette.types import Message, Receive
 
 from polar.models.access import Role
+from polar.rollout.problems import RESPONSES, problem_of
+from polar.rollout.tokens import Authenticator, Holder
+from polar.telemetry.access import is_local
+
+audit = logging.getLogger("polar.audit")
 
 PREFIX = "/api/v1"
 
-ANYONE: frozenset[Role] | None = None
+ANYONE: frozenset[Role] = frozenset()
 """Also without a token: what shows no task and no secret."""
 READERS = frozenset({Role.ADMIN, Role.TRAINER, Role.READ_ONLY})
 TRAINERS = frozenset({Role.ADMIN, Role.TRAINER})
@@ -26,128 +41,173 @@ class Body(Enum):
     SMALL = "small"
     """A few fields, or what a node says of its sessions."""
     LARGE = "large"
-    """Tasks with their files, or several results: held in memory as a whole."""
+    """Tasks with their files, or several results: read into memory as a whole."""
     STREAMED = "streamed"
     """Bytes that go to the disk as they come."""
 
 
-@dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """Bytes of a body."""
-
-    small: int = 4 << 20
-    large: int = 64 << 20
-    streamed: int = 1 << 30
-
-    def of(self, body: Body) -> int:
-        match body:
-            case Body.SMALL:
-                return self.small
-            case Body.LARGE:
-                return self.large
-            case Body.STREAMED:
-                return self.streamed
+BODY_LIMITS: Mapping[Body, int] = {Body.SMALL: 4 << 20, Body.LARGE: 64 << 20, Body.STREAMED: 1 << 30}
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One route."""
+class Access:
+    """What a route allows."""
 
-    action: str
-    """The operation's name, in the OpenAPI document and in the audit log."""
-    method: str
-    path: str
-    roles: frozenset[Role] | None
+    roles: frozenset[Role]
     body: Body = Body.SMALL
-    is_audited: bool = False
-    """Written down when it is done. What is refused is written down whatever the route; see gate.py."""
+    is_audited: bool = True
+    """Whether a change is logged also when it was done; one that was refused always is."""
     is_open_here: bool = False
     """Asked from this machine itself it needs no token."""
 
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        """`{name}` is one segment of a path, `{name:path}` any number."""
-        parts = re.split(r"(\{\w+(?::path)?\})", self.path)
-        made = (
-            re.escape(part) if not part.startswith("{") else "(.*)" if ":path" in part else "([^/]+)"
-            for part in parts
-        )
-        return re.compile("".join(made))
+    async def __call__(self, request: Request) -> None:
+        assert caller_of(request).access is self, "the route is not a GuardedRoute"
 
 
-def _rule(
-    action: str,
-    route: str,
-    roles: frozenset[Role] | None,
-    body: Body = Body.SMALL,
-    *,
-    audited: bool = False,
-) -> Rule:
-    method, _, path = route.partition(" ")
-    return Rule(action, method, PREFIX + path, roles, body, audited)
+def allow(
+    roles: frozenset[Role], body: Body = Body.SMALL, *, audited: bool = True, open_here: bool = False
+) -> Any:
+    """The dependency by which a route says who may use it, and how much they may send."""
+    return Depends(Access(roles, body, audited, open_here))
 
 
-RULES: tuple[Rule, ...] = (
-    _rule("health", "GET /health", ANYONE),
-    _rule("openapi", "GET /openapi.json", ANYONE),
-    _rule("submit_task", "POST /tasks", TRAINERS, Body.LARGE, audited=True),
-    _rule("submit_tasks", "POST /tasks/batch", TRAINERS, Body.LARGE, audited=True),
-    _rule("list_tasks", "GET /tasks", READERS),
-    _rule("get_task", "GET /tasks/{task_id}", READERS),
-    _rule("cancel_task", "POST /tasks/{task_id}/cancel", TRAINERS, audited=True),
-    _rule("list_sessions", "GET /sessions", READERS),
-    _rule("get_session", "GET /sessions/{session_id}", READERS),
-    _rule("cancel_session", "POST /sessions/{session_id}/cancel", TRAINERS, audited=True),
-    _rule("get_recording", "GET /sessions/{session_id}/recording", READERS),
-    _rule("list_session_events", "GET /sessions/{session_id}/events", READERS),
-    _rule("get_artifacts", "GET /sessions/{session_id}/artifacts", READERS),
-    _rule("list_events", "GET /events", READERS),
-    _rule("list_results", "GET /results", READERS),
-    _rule("get_policy", "GET /policy", READERS),
-    _rule("pause_policy", "POST /policy/pause", TRAINERS, audited=True),
-    _rule("update_policy", "POST /policy/update", TRAINERS, audited=True),
-    _rule("resume_policy", "POST /policy/resume", TRAINERS, audited=True),
-    _rule("list_nodes", "GET /nodes", READERS),
-    _rule("list_callbacks", "GET /callbacks", TRAINERS),
-    _rule("retry_callback", "POST /callbacks/{callback_id}/retry", TRAINERS, audited=True),
-    _rule("join_node", "POST /nodes/{node}/join", NODES, audited=True),
-    _rule("lease_sessions", "POST /nodes/{node}/lease", NODES),
-    _rule("heartbeat", "POST /nodes/{node}/heartbeat", NODES),
-    _rule("follow_policy", "POST /nodes/{node}/policy", NODES),
-    _rule("deliver", "POST /nodes/{node}/deliveries", NODES, Body.LARGE),
-    _rule("put_recording", "PUT /sessions/{session_id}/recording", NODES, Body.STREAMED),
-    _rule("put_artifacts", "PUT /sessions/{session_id}/artifacts", NODES, Body.STREAMED),
-    _rule("post_result", "POST /sessions/{session_id}/result", NODES, Body.LARGE),
-    _rule("release_session", "POST /sessions/{session_id}/release", NODES),
-    _rule("drain_node", "POST /nodes/{node}/drain", ADMINS, audited=True),
-    _rule("resume_node", "POST /nodes/{node}/resume", ADMINS, audited=True),
-    _rule("list_tokens", "GET /tokens", ADMINS),
-    _rule("create_token", "POST /tokens", ADMINS, audited=True),
-    _rule("rotate_token", "POST /tokens/{name}/rotate", ADMINS, audited=True),
-    _rule("revoke_token", "POST /tokens/{name}/revoke", ADMINS, audited=True),
-    _rule("list_audit", "GET /audit", ADMINS),
-    _rule("dashboard", "GET /dashboard/{page:path}", READERS),
-    _rule("unknown", "GET /{rest:path}", ADMINS),
-    Rule("metrics", "GET", "/metrics", READERS, is_open_here=True),
-    # Outside the API there are only the dashboard's page and its files, which hold no data.
-    Rule("page", "GET", "/{file:path}", ANYONE),
-)
-
-UNKNOWN = Rule("unknown", "", "", ADMINS)
-"""What the table does not name is closed to all but admins, for whom it is not found."""
-
-
-_BY_METHOD = {rule.method: [each for each in RULES if each.method == rule.method] for rule in RULES}
-
-
-def rule_for(method: str, path: str) -> tuple[Rule, str | None]:
-    """The rule of a request, and the id in its path that it is about."""
-    for rule in _BY_METHOD.get("GET" if method == "HEAD" else method, ()):
-        if match := rule.pattern.fullmatch(path):
-            return rule, match.group(1) if match.groups() else None
-    return UNKNOWN, None
-
-
-def words(roles: Iterable[Role]) -> str:
+def names_of(roles: Iterable[Role]) -> str:
     """Roles as a person reads them."""
-    return " or ".join(role.value for role in Role if role in set(roles))
+    return " or ".join(role.value for role in Role if role in set(roles)) or "anyone"
+
+
+@dataclass(slots=True)
+class Caller:
+    """Who makes a request, and for what; routes find it as `request.state.caller`."""
+
+    action: str
+    """The operation's name, as in the OpenAPI document."""
+    access: Access
+    address: str | None
+    holder: Holder | None = None
+    about: str | None = None
+    """What the request is about: the id in its path, or what its route says."""
+
+    def log(self, status: int, reason: str | None = None, *, about: str | None = None) -> None:
+        """Write an audit line: who, from where, what, about what, and how it was answered."""
+        fields = {
+            "actor": self.holder.name if self.holder else None,
+            "role": self.holder.role.value if self.holder else None,
+            "address": self.address,
+            "action": self.action,
+            "object": _one_line(about or self.about),
+            "status": status,
+            "reason": _one_line(reason),
+        }
+        audit.log(
+            logging.INFO if status < 400 else logging.WARNING,
+            "%s%s by %s from %s: %s",
+            self.action,
+            f" {fields['object']}" if fields["object"] else "",
+            f"{fields['actor']} ({fields['role']})" if self.holder else "nobody known",
+            self.address,
+            f"{status} {fields['reason']}" if reason else status,
+            extra={"fields": fields},
+        )
+
+
+def caller_of(request: Request) -> Caller:
+    """Who made a request that reached its route."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def guarded(tag: str) -> APIRouter:
+    """A router whose routes each say which role they need."""
+    # The route checks the token; this dependency only tells the OpenAPI document that there is one.
+    token = Depends(HTTPBearer(auto_error=False, scheme_name="token"))
+    return APIRouter(
+        prefix=PREFIX, responses=RESPONSES, tags=[tag], dependencies=[token], route_class=GuardedRoute
+    )
+
+
+class GuardedRoute(APIRoute):
+    """Checks token, role and length before the body is read, and logs what became of the request."""
+
+    access: Access
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        self.access = _access_in(path, options.get("dependencies") or ())
+        # Whoever generates a client sees in the document what each operation needs.
+        roles = [role.value for role in Role if role in self.access.roles]
+        options["openapi_extra"] = {**(options.get("openapi_extra") or {}), "x-roles": roles}
+        super().__init__(path, endpoint, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            about = next(iter(request.path_params.values()), None)
+            address = request.client.host if request.client else None
+            caller = Caller(self.name, self.access, address, about=None if about is None else str(about))
+            request.state.caller = caller
+            is_change = request.method != "GET"
+            try:
+                await _check(request, caller)
+                limit = request.app.state.body_limits[self.access.body]
+                response = await handle(Request(request.scope, _bounded(request, limit)))
+            except Exception as error:
+                status, problem = problem_of(error)
+                # A server that cannot work says so in its own lines, but for what people asked for.
+                if status in (401, 403) or (is_change and (status < 500 or self.access.is_audited)):
+                    caller.log(status, problem.error)
+                raise
+            if is_change and self.access.is_audited:
+                caller.log(response.status_code)
+            return response
+
+        return guarded
+
+
+def _access_in(path: str, dependencies: Iterable[Dependency]) -> Access:
+    for dependency in dependencies:
+        if isinstance(dependency.dependency, Access):
+            return dependency.dependency
+    raise TypeError(f"the route {path} does not say which role it needs")
+
+
+async def _check(request: Request, caller: Caller) -> None:
+    """HTTPException unless the request brings a token of a role that the route allows."""
+    access = caller.access
+    if not access.roles or (access.is_open_here and is_local(caller.address, request.headers)):
+        return
+    authenticator: Authenticator = request.app.state.authenticator
+    caller.holder = await authenticator.holder(request.headers.get("authorization"))
+    needed = f"{caller.action} needs a token of the role {names_of(access.roles)}"
+    if caller.holder is None:
+        raise HTTPException(
+            401, f"{needed}; it is missing, invalid or expired", headers={"WWW-Authenticate": "Bearer"}
+        )
+    if caller.holder.role not in access.roles:
+        raise HTTPException(403, f"{needed}; {caller.holder.name!r} has the role {caller.holder.role.value}")
+
+
+def _bounded(request: Request, limit: int) -> Receive:
+    """HTTPException for a body that says it is too long, or without saying so becomes it."""
+    too_long = HTTPException(413, f"the body may have at most {limit} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_long
+    taken = 0
+
+    async def receive() -> Message:
+        nonlocal taken
+        message = await request.receive()
+        taken += len(message.get("body", b""))
+        if taken > limit:
+            raise too_long
+        return message
+
+    return receive
+
+
+def _one_line(text: str | None) -> str | None:
+    """What came from outside, so that it cannot pass for a line of its own."""
+    if text is None or text.isprintable():
+        return text and text[:1_000]
+    return repr(text[:1_000])

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
+from fastapi import APIRouter, FastAPI, Response
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polar import __version__
-from polar.rollout.access import PREFIX, BodyLimits
+from polar.models.views import Problem
+from polar.rollout.access import BODY_LIMITS, PREFIX, READERS, Body, GuardedRoute, allow
 from polar.rollout.dashboard.files import dashboard_routes
 from polar.rollout.dashboard_routes import dashboard_data_routes
-from polar.rollout.gate import Gate
-from polar.rollout.keys import Keys
-from polar.rollout.metrics_route import metrics_route
 from polar.rollout.problems import answer_problems
 from polar.rollout.routes import admin_routes, node_routes, open_routes, user_routes
 from polar.rollout.service import RolloutService
+from polar.rollout.tokens import Authenticator
+from polar.telemetry.access import is_known_host
+from polar.telemetry.page import CONTENT_TYPE, PATH, MetricsPage
 
 
 def create_app(
     service: RolloutService,
-    keys: Keys,
-    limits: BodyLimits = BodyLimits(),
+    authenticator: Authenticator,
+    limits: Mapping[Body, int] = BODY_LIMITS,
     hosts: Collection[str] | None = None,
 ) -> FastAPI:
     """The REST API over a service, open to those who bring a token of the role that a route needs.
@@ -36,19 +39,46 @@ def create_app(
         # The interactive pages load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
-        generate_unique_id_function=_operation_id,
+        generate_unique_id_function=lambda route: route.name,
     )
+    app.state.authenticator = authenticator
+    app.state.body_limits = limits
     app.include_router(open_routes(service))
     app.include_router(user_routes(service))
     app.include_router(node_routes(service))
-    app.include_router(admin_routes(service, keys))
+    app.include_router(admin_routes(service, authenticator))
     app.include_router(dashboard_data_routes(service.store, service.live, service.runs_dir))
-    app.router.routes.append(metrics_route(service.page))
+    app.include_router(_metrics_route(service.page))
     app.router.routes.extend(dashboard_routes())
     answer_problems(app)
-    app.add_middleware(Gate, keys=keys, audit=service.store.audit, limits=limits, hosts=hosts)
+    if hosts is not None:
+        app.add_middleware(_KnownHosts, hosts=hosts)
     return app
 
 
-def _operation_id(route: APIRoute) -> str:
-    return route.name
+def _metrics_route(page: MetricsPage) -> APIRouter:
+    router = APIRouter(route_class=GuardedRoute)
+
+    @router.get(PATH, include_in_schema=False, dependencies=[allow(READERS, open_here=True)])
+    async def metrics() -> Response:
+        """Everything that runs in the server's process counts."""
+        return Response(await page.text(), media_type=CONTENT_TYPE)
+
+    return router
+
+
+class _KnownHosts:
+    """Refuses a browser that was led here under a foreign name (DNS rebinding)."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if is_known_host(host, self._hosts):
+            await self._app(scope, receive, send)
+            return
+        said = f"this server does not answer under the name {host!r}; its owner can add it to server.hosts"
+        problem = Problem(error=said, code="misdirected")
+        await JSONResponse(problem.model_dump(), 421)(scope, receive, send)

@@ -29,12 +29,11 @@ from polar.models.dashboard import (
 from polar.models.session import SessionStatus
 from polar.models.task import TaskStatus
 from polar.models.views import SessionView
+from polar.rollout.access import READERS, allow, caller_of, guarded
 from polar.rollout.dashboard.groups import group
 from polar.rollout.dashboard.reading import Reader
 from polar.rollout.dashboard.runs import curves, runs
-from polar.rollout.gate import caller_of
 from polar.rollout.live import Live
-from polar.rollout.routes import guarded
 from polar.store.listing import SessionFilter
 from polar.store.store import Store
 
@@ -49,6 +48,7 @@ Count = Annotated[int, Query(ge=1, le=10_000, description="How many tokens, at m
 def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> APIRouter:
     """What the pages ask for."""
     router = guarded("dashboard")
+    router.dependencies.append(allow(READERS))
     reader = Reader(store)
 
     @router.get("/dashboard/me")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -24,96 +24,73 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 """For the OpenAPI document of every route."""
 
-_KINDS: tuple[tuple[type[PolarError], int, str], ...] = (
-    (InvalidInput, 400, "invalid_input"),
-    (NotFound, 404, "not_found"),
-    (Conflict, 409, "conflict"),
-    (Unavailable, 503, "unavailable"),
+_STATUSES: Mapping[type[PolarError], int] = {
+    InvalidInput: 400,
+    NotFound: 404,
+    Conflict: 409,
+    Unavailable: 503,
+}
+
+_CODES = {
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    409: "conflict",
+    413: "too_large",
+    500: "internal",
+    503: "unavailable",
+}
+
+# JSON can hold half a character and numbers without end; no database stores either.
+_NOT_STORABLE = (
+    "the request holds text that is not Unicode or a number beyond 64 bits, which cannot be stored"
 )
-
-_CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 413: "too_large"}
-
-
-def problem(status: int, code: str, error: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(Problem(error=error, code=code).model_dump(), status, headers)
 
 
 def answer_problems(app: FastAPI) -> None:
     """Turn every error that a route can raise into a `Problem`."""
-    app.add_exception_handler(PolarError, _polar_error)
-    app.add_exception_handler(RequestValidationError, _invalid_request)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, _hung_up)
-    app.add_exception_handler(UnicodeEncodeError, _not_storable)
-    app.add_exception_handler(OverflowError, _not_storable)
-    app.add_exception_handler(Exception, _unexpected)
+    for kind in (
+        *(PolarError, RequestValidationError, HTTPException, ClientDisconnect),
+        *(UnicodeEncodeError, OverflowError, Exception),
+    ):
+        app.add_exception_handler(kind, _answer)
 
 
-def as_problem(error: PolarError) -> Problem:
-    """An error as one part of an answer that holds others too."""
-    return Problem(error=str(error), code=_kind(error)[1])
+def problem_of(error: Exception) -> tuple[int, Problem]:
+    """The HTTP status that an error stands for, and what is said of it."""
+    match error:
+        case PolarError():
+            kinds = (status for kind, status in _STATUSES.items() if isinstance(error, kind))
+            status, said = next(kinds, 500), str(error)
+        case RequestValidationError():
+            status, said = 400, "; ".join(map(_explain, error.errors()))
+        case HTTPException():
+            status, said = error.status_code, str(error.detail)
+        case ClientDisconnect():
+            status, said = 400, "the request was not sent whole"
+        case UnicodeEncodeError() | OverflowError():
+            status, said = 400, _NOT_STORABLE
+        case _:
+            status, said = 500, "the server failed on this request; its log says why"
+    return status, Problem(error=said, code=_CODES.get(status, "invalid_input"))
 
 
-def status_of(error: PolarError) -> int:
-    """The HTTP status that an error stands for."""
-    return _kind(error)[0]
-
-
-async def _not_storable(_request: Request, _error: Exception) -> JSONResponse:
-    """JSON can hold half a character and numbers without end; no database stores either."""
-    what = "text that is not Unicode or a number beyond 64 bits"
-    return problem(400, "invalid_input", f"the request holds {what}, which cannot be stored")
-
-
-async def _polar_error(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, PolarError)
-    status, code = _kind(error)
+async def _answer(request: Request, error: Exception) -> Response:
+    status, problem = problem_of(error)
+    what = f"{request.method} {request.url.path}"
+    if status in (404, 405) and isinstance(error, HTTPException):
+        if status == 404 and "text/html" in request.headers.get("accept", ""):
+            return not_found()
+        problem = problem.model_copy(update={"error": f"{what}: {problem.error}"})
     if status == 500:
-        log.error("request failed: %s", error)
-    return problem(status, code, str(error))
+        log.error("%s failed: %s", what, error, exc_info=None if isinstance(error, PolarError) else error)
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return JSONResponse(problem.model_dump(), status, headers)
 
 
-def _kind(error: PolarError) -> tuple[int, str]:
-    for kind, status, code in _KINDS:
-        if isinstance(error, kind):
-            return status, code
-    return 500, "internal"
-
-
-async def _invalid_request(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return problem(400, "invalid_input", _explain(error.errors()))
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
-        return not_found()
-    code = _CODES.get(error.status_code, "invalid_input")
-    detail = f"{request.method} {request.url.path}: {error.detail}"
-    return problem(error.status_code, code, detail, dict(error.headers or {}))
-
-
-async def _hung_up(request: Request, _error: Exception) -> JSONResponse:
-    log.info("%s %s: the caller hung up; nothing was stored", request.method, request.url.path)
-    return problem(400, "invalid_input", "the request was not sent whole")
-
-
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem(500, "internal", "the server failed on this request; its log says why")
-
-
-def _explain(items: Sequence[Any]) -> str:
-    """One line that names each field as the user wrote it, without the part of the request it came in."""
-    return "; ".join(f"{_field(item)}: {_message(item)}" for item in items)
-
-
-def _field(item: dict[str, Any]) -> str:
+def _explain(item: dict[str, Any]) -> str:
+    """One finding, with the field as the user wrote it, without the part of the request it came in."""
     if item["type"] == "json_invalid":
-        return "body"
-    return ".".join(map(str, item["loc"][1:])) or str(item["loc"][0])
-
-
-def _message(item: dict[str, Any]) -> str:
-    return f"not JSON: {item['ctx']['error']}" if item["type"] == "json_invalid" else finding(item)
+        return f"body: not JSON: {item['ctx']['error']}"
+    field = ".".join(map(str, item["loc"][1:])) or str(item["loc"][0])
+    return f"{field}: {finding(item)}"

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
-from fastapi.security import HTTPBearer
 
 from polar import __version__
 from polar.models.dashboard import NodeList, NodeOverview
@@ -33,13 +32,24 @@ from polar.models.views import (
     TaskPage,
     TaskView,
 )
-from polar.rollout.access import PREFIX
+from polar.rollout.access import (
+    ADMINS,
+    ANYONE,
+    NODES,
+    PREFIX,
+    READERS,
+    TRAINERS,
+    Body,
+    GuardedRoute,
+    allow,
+    caller_of,
+    guarded,
+)
 from polar.rollout.access_routes import add_access_routes, add_callback_routes
-from polar.rollout.gate import caller_of
-from polar.rollout.keys import Keys
 from polar.rollout.policy_routes import add_policy_node_routes, add_policy_routes
 from polar.rollout.problems import RESPONSES
 from polar.rollout.service import RolloutService
+from polar.rollout.tokens import Authenticator
 from polar.store.store import Blob
 
 MAX_WAIT_SECONDS = 60.0
@@ -72,9 +82,9 @@ OfLease = Annotated[LeaseKey, Depends(lease_key)]
 
 def open_routes(service: RolloutService) -> APIRouter:
     """What anyone may ask."""
-    router = APIRouter(prefix=PREFIX, responses=RESPONSES, tags=["health"])
+    router = APIRouter(prefix=PREFIX, responses=RESPONSES, tags=["health"], route_class=GuardedRoute)
 
-    @router.get("/health")
+    @router.get("/health", dependencies=[allow(ANYONE)])
     async def health() -> Health:
         """Whether the server works, and how many sessions it has in each status."""
         return Health(version=__version__, sessions=await service.counts())
@@ -87,7 +97,12 @@ def user_routes(service: RolloutService) -> APIRouter:
     store = service.store
     router = guarded("rollout")
 
-    @router.post("/tasks", status_code=201, responses={200: {"model": TaskView, "description": "Known"}})
+    @router.post(
+        "/tasks",
+        status_code=201,
+        responses={200: {"model": TaskView, "description": "Known"}},
+        dependencies=[allow(TRAINERS, Body.LARGE)],
+    )
     async def submit_task(task: TaskSpec, request: Request, response: Response) -> TaskView:
         """Submit a task. The same task again changes nothing; another one under its id is a conflict."""
         caller_of(request).about = task.id
@@ -96,30 +111,30 @@ def user_routes(service: RolloutService) -> APIRouter:
             response.status_code = 200
         return view
 
-    @router.post("/tasks/batch", status_code=201)
+    @router.post("/tasks/batch", status_code=201, dependencies=[allow(TRAINERS, Body.LARGE)])
     async def submit_tasks(batch: TaskBatch, request: Request) -> TaskBatchView:
         """Submit several tasks: all of them or, if one is refused, none. Known ones change nothing."""
         caller_of(request).about = f"{len(batch.tasks)} from {batch.tasks[0].id} to {batch.tasks[-1].id}"
         return await service.submit_all(batch.tasks)
 
-    @router.get("/tasks")
+    @router.get("/tasks", dependencies=[allow(READERS)])
     async def list_tasks(
         status: TaskStatus | None = None, limit: Limit = 100, after: After = None
     ) -> TaskPage:
         """Tasks in the order in which they were submitted."""
         return await store.tasks.page(status=status, limit=limit, after=after)
 
-    @router.get("/tasks/{task_id}")
+    @router.get("/tasks/{task_id}", dependencies=[allow(READERS)])
     async def get_task(task_id: str) -> TaskView:
         """One task."""
         return await store.tasks.get(task_id)
 
-    @router.post("/tasks/{task_id}/cancel")
+    @router.post("/tasks/{task_id}/cancel", dependencies=[allow(TRAINERS)])
     async def cancel_task(task_id: str) -> TaskView:
         """Cancel every session of a task that has not ended."""
         return await service.cancel_task(task_id)
 
-    @router.get("/sessions")
+    @router.get("/sessions", dependencies=[allow(READERS)])
     async def list_sessions(
         task_id: Annotated[str | None, Query(description="Only of this task.")] = None,
         status: SessionStatus | None = None,
@@ -129,42 +144,48 @@ def user_routes(service: RolloutService) -> APIRouter:
         """Sessions in the order in which they were submitted."""
         return await store.sessions.page(task_id=task_id, status=status, limit=limit, after=after)
 
-    @router.get("/sessions/{session_id}")
+    @router.get("/sessions/{session_id}", dependencies=[allow(READERS)])
     async def get_session(session_id: str) -> SessionView:
         """One session."""
         return await store.sessions.get(session_id)
 
-    @router.post("/sessions/{session_id}/cancel")
+    @router.post("/sessions/{session_id}/cancel", dependencies=[allow(TRAINERS)])
     async def cancel_session(session_id: str) -> SessionView:
         """Cancel a session; one that has ended stays as it is."""
         return await service.cancel_session(session_id)
 
     @router.get(
-        "/sessions/{session_id}/recording", response_class=FileResponse, responses={200: {"content": _BINARY}}
+        "/sessions/{session_id}/recording",
+        response_class=FileResponse,
+        responses={200: {"content": _BINARY}},
+        dependencies=[allow(READERS)],
     )
     async def get_recording(session_id: str) -> Response:
         """The recording of an ended session."""
         return _bytes(await store.recording(session_id), "application/octet-stream")
 
-    @router.get("/sessions/{session_id}/events")
+    @router.get("/sessions/{session_id}/events", dependencies=[allow(READERS)])
     async def list_session_events(session_id: str) -> tuple[SessionEvent, ...]:
         """Every change of a session's status, in order, over all its attempts."""
         await store.sessions.get(session_id)
         return await store.events.of(session_id)
 
     @router.get(
-        "/sessions/{session_id}/artifacts", response_class=FileResponse, responses={200: {"content": _BINARY}}
+        "/sessions/{session_id}/artifacts",
+        response_class=FileResponse,
+        responses={200: {"content": _BINARY}},
+        dependencies=[allow(READERS)],
     )
     async def get_artifacts(session_id: str) -> Response:
         """What was kept of an ended session's files and logs, as one zip archive."""
         return _bytes(await store.artifact_archive(session_id), "application/zip")
 
-    @router.get("/events")
+    @router.get("/events", dependencies=[allow(READERS)])
     async def list_events(cursor: Cursor = 0, limit: Limit = 100) -> EventPage:
         """Changes of all sessions' statuses in the order in which they were stored."""
         return await store.events.after(cursor, limit=limit)
 
-    @router.get("/results")
+    @router.get("/results", dependencies=[allow(READERS)])
     async def list_results(
         request: Request,
         cursor: Cursor = 0,
@@ -189,32 +210,32 @@ def node_routes(service: RolloutService) -> APIRouter:
     router = guarded("node")
     add_policy_node_routes(router, service.policy)
 
-    @router.get("/nodes")
+    @router.get("/nodes", dependencies=[allow(READERS)])
     async def list_nodes() -> NodeList:
         """The nodes that report or hold sessions, and how full they are."""
         return NodeList(nodes=await service.store.nodes.all())
 
-    @router.post("/nodes/{node}/drain")
+    @router.post("/nodes/{node}/drain", dependencies=[allow(ADMINS)])
     async def drain_node(node: Id) -> NodeOverview:
         """Lease a node nothing more; it finishes what it holds. It stays so until it is resumed."""
         return await service.store.nodes.drain(node)
 
-    @router.post("/nodes/{node}/resume")
+    @router.post("/nodes/{node}/resume", dependencies=[allow(ADMINS)])
     async def resume_node(node: Id) -> NodeOverview:
         """Lease a drained node sessions again."""
         return await service.resume_node(node)
 
-    @router.post("/nodes/{node}/join")
+    @router.post("/nodes/{node}/join", dependencies=[allow(NODES)])
     async def join_node(node: Id, body: Join) -> Joined:
         """Introduce a node; one that speaks another protocol is a conflict."""
         return await service.join(node, body)
 
-    @router.post("/nodes/{node}/lease")
+    @router.post("/nodes/{node}/lease", dependencies=[allow(NODES, audited=False)])
     async def lease_sessions(node: Id, body: LeaseRequest, request: Request) -> Leases:
         """Lease waiting sessions to a node; waits for the first where there is none."""
         return await service.lease(node, body, request.is_disconnected)
 
-    @router.post("/nodes/{node}/heartbeat")
+    @router.post("/nodes/{node}/heartbeat", dependencies=[allow(NODES, audited=False)])
     async def heartbeat(node: Id, body: Heartbeat) -> HeartbeatAnswer:
         """Renew a node's leases."""
         return await service.heartbeat(node, body)
@@ -223,6 +244,7 @@ def node_routes(service: RolloutService) -> APIRouter:
         "/sessions/{session_id}/recording",
         status_code=204,
         openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
+        dependencies=[allow(NODES, Body.STREAMED, audited=False)],
     )
     async def put_recording(session_id: str, key: OfLease, request: Request) -> None:
         """Deliver the recording of a leased session, before its result."""
@@ -232,12 +254,17 @@ def node_routes(service: RolloutService) -> APIRouter:
         "/sessions/{session_id}/artifacts",
         status_code=204,
         openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
+        dependencies=[allow(NODES, Body.STREAMED, audited=False)],
     )
     async def put_artifacts(session_id: str, key: OfLease, request: Request) -> None:
         """Deliver what is kept of a leased session's files and logs, before its result."""
         await service.put_artifacts(session_id, key, request.stream())
 
-    @router.post("/sessions/{session_id}/result", status_code=204)
+    @router.post(
+        "/sessions/{session_id}/result",
+        status_code=204,
+        dependencies=[allow(NODES, Body.LARGE, audited=False)],
+    )
     async def post_result(session_id: str, body: ResultPost) -> None:
         """Deliver the result of a leased session; the same again changes nothing."""
         await service.post_result(session_id, body)
@@ -245,12 +272,15 @@ def node_routes(service: RolloutService) -> APIRouter:
     @router.post(
         "/nodes/{node}/deliveries",
         openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
+        dependencies=[allow(NODES, Body.LARGE, audited=False)],
     )
     async def deliver(node: Id, request: Request) -> DeliveryOutcomes:
         """Deliver several leased sessions at once: `Deliveries` as one line of JSON, then their bytes."""
         return await service.deliver(node, await request.body(), caller_of(request))
 
-    @router.post("/sessions/{session_id}/release", status_code=204)
+    @router.post(
+        "/sessions/{session_id}/release", status_code=204, dependencies=[allow(NODES, audited=False)]
+    )
     async def release_session(session_id: str, body: Release) -> None:
         """Give a leased session back to be run again; the attempt is not counted."""
         await service.release(session_id, body)
@@ -258,18 +288,11 @@ def node_routes(service: RolloutService) -> APIRouter:
     return router
 
 
-def admin_routes(service: RolloutService, keys: Keys) -> APIRouter:
-    """Who may do what, and who did."""
+def admin_routes(service: RolloutService, authenticator: Authenticator) -> APIRouter:
+    """Who may do what."""
     router = guarded("access")
-    add_access_routes(router, keys, service.store.tokens, service.store.audit)
+    add_access_routes(router, authenticator, service.store.tokens)
     return router
-
-
-def guarded(tag: str) -> APIRouter:
-    """A router whose routes need a token."""
-    # The gate has checked the token; the dependency only tells the OpenAPI document that there is one.
-    token = Depends(HTTPBearer(auto_error=False, scheme_name="token"))
-    return APIRouter(prefix=PREFIX, responses=RESPONSES, tags=[tag], dependencies=[token])
 
 
 def _bytes(blob: Blob, media_type: str) -> Response:

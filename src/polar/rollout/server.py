@@ -15,9 +15,9 @@ from polar.config.settings import ServerSettings
 from polar.errors import PolarError
 from polar.models.access import Role
 from polar.rollout.app import create_app
-from polar.rollout.keys import Keys
 from polar.rollout.service import RolloutService
 from polar.rollout.tls import is_for_this_machine, listening_options, refuse_plain_http
+from polar.rollout.tokens import Authenticator
 from polar.store.store import Store
 from polar.telemetry.page import MetricsPage
 
@@ -40,10 +40,10 @@ class RolloutServer:
         callback_secret: str | None = None,
     ) -> None:
         self._service = RolloutService(store, settings, callback_secret)
-        self._keys = Keys(token, store.tokens, store.database)
+        self._authenticator = Authenticator(token, store.tokens)
         # Where others may reach the server they use names that it cannot know.
         hosts = settings.hosts if settings.hosts or is_for_this_machine(settings) else None
-        self._app = create_app(self._service, self._keys, hosts=hosts)
+        self._app = create_app(self._service, self._authenticator, hosts=hosts)
         self._settings = settings
         self._parts = AsyncExitStack()
         self._port = settings.port
@@ -62,7 +62,7 @@ class RolloutServer:
 
     def issue(self, name: str, role: Role) -> str:
         """A token for a part of this process, which ends with it."""
-        return self._keys.issue(name, role)
+        return self._authenticator.issue(name, role)
 
     async def start(self) -> None:
         """Listen; PolarError if the port is taken, or should not be listened on without TLS."""

@@ -32,15 +32,15 @@ from polar.models.views import (
     TaskBatchView,
     TaskView,
 )
+from polar.rollout.access import Caller
 from polar.rollout.callbacks import WebhookSender, check_callback
 from polar.rollout.checks import check_components, check_runtime, concerning
-from polar.rollout.gate import Caller
 from polar.rollout.live import Live
 from polar.rollout.long_poll import Gone, Notifier
 from polar.rollout.metrics import ServerMetrics
 from polar.rollout.parcels import unpacked
 from polar.rollout.policy import PolicyService, marked
-from polar.rollout.problems import as_problem, status_of
+from polar.rollout.problems import problem_of
 from polar.runtimes.allow_list import AllowList
 from polar.store.blobs import BlobName
 from polar.store.leased import Retries
@@ -240,19 +240,14 @@ class RolloutService:
         refused = [outcome for outcome in outcomes if isinstance(outcome, PolarError)]
         if refused:
             log.warning("node %s: %d of %d deliveries refused", node, len(refused), len(packages))
-            ids = (package.delivered.session_id for package in packages)
-            await self.store.audit.append(
-                [
-                    caller.noted(status_of(outcome), str(outcome), about=session_id)
-                    for session_id, outcome in zip(ids, outcomes, strict=True)
-                    if isinstance(outcome, PolarError)
-                ]
-            )
+            for package, outcome in zip(packages, outcomes, strict=True):
+                if isinstance(outcome, PolarError):
+                    caller.log(problem_of(outcome)[0], str(outcome), about=package.delivered.session_id)
         return DeliveryOutcomes(
             outcomes=tuple(
                 DeliveryOutcome(
                     session_id=package.delivered.session_id,
-                    problem=as_problem(outcome) if isinstance(outcome, PolarError) else None,
+                    problem=problem_of(outcome)[1] if isinstance(outcome, PolarError) else None,
                 )
                 for package, outcome in zip(packages, outcomes, strict=True)
             )
@@ -316,7 +311,6 @@ class RolloutService:
             recordings=_days(self._settings.keep_recordings_days),
             artifacts=_days(self._settings.keep_artifacts_days),
             events=_days(self._settings.keep_events_days),
-            audit=_days(self._settings.keep_audit_days),
             orphans=self._settings.keep_orphans_hours * 3600,
         )
         while True:

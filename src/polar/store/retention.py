@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import Connection, Table, delete, func, select
+from sqlalchemy import Connection, delete, func, select
 
 from polar.store.blobs import BlobName, Blobs, Stored
 from polar.store.leased import BATCH
 from polar.store.sessions import HELD
 from polar.store.store import Store
-from polar.store.tables import audit, events, results, sessions
+from polar.store.tables import events, results, sessions
 
 _ROWS_AT_ONCE = 5_000
 """Rows deleted by one transaction, so that writers wait little."""
@@ -25,7 +25,6 @@ class Retention:
     recordings: float | None = None
     artifacts: float | None = None
     events: float | None = None
-    audit: float | None = None
     orphans: float = 86_400.0
     """How long what a fenced-off lease delivered stays for inspection."""
 
@@ -38,16 +37,14 @@ class Swept:
     artifacts: int = 0
     orphans: int = 0
     events: int = 0
-    audit: int = 0
 
 
 async def sweep(store: Store, keep: Retention) -> Swept:
     """Let go of what need not be kept; safe beside nodes that deliver and servers that sweep too."""
     recordings, lost_recordings = await _sweep_blobs(store, store.recordings, keep.recordings, keep.orphans)
     artifacts, lost_artifacts = await _sweep_blobs(store, store.artifacts, keep.artifacts, keep.orphans)
-    dropped = await _sweep_log(store, events, keep.events)
-    forgotten = await _sweep_log(store, audit, keep.audit)
-    return Swept(recordings, artifacts, lost_recordings + lost_artifacts, dropped, forgotten)
+    dropped = await _sweep_events(store, keep.events)
+    return Swept(recordings, artifacts, lost_recordings + lost_artifacts, dropped)
 
 
 async def _sweep_blobs(store: Store, blobs: Blobs, keep: float | None, grace: float) -> tuple[int, int]:
@@ -101,7 +98,7 @@ def _known(connection: Connection, batch: Iterable[Stored]) -> _Known:
     )
 
 
-async def _sweep_log(store: Store, table: Table, keep: float | None) -> int:
+async def _sweep_events(store: Store, keep: float | None) -> int:
     """Drop the oldest rows; a cursor goes on from where it was."""
     if keep is None:
         return 0
@@ -109,11 +106,11 @@ async def _sweep_log(store: Store, table: Table, keep: float | None) -> int:
     before = store.database.now() - keep
 
     def change(connection: Connection) -> int:
-        oldest = select(table.c.seq).order_by(table.c.seq).limit(_ROWS_AT_ONCE).subquery()
+        oldest = select(events.c.seq).order_by(events.c.seq).limit(_ROWS_AT_ONCE).subquery()
         last = connection.execute(select(func.max(oldest.c.seq))).scalar_one()
         if last is None:
             return 0
-        return connection.execute(delete(table).where(table.c.seq <= last, table.c.at < before)).rowcount
+        return connection.execute(delete(events).where(events.c.seq <= last, events.c.at < before)).rowcount
 
     while (count := await store.database.write(change)) > 0:
         dropped += count

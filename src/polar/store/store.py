@@ -11,7 +11,6 @@ from pathlib import Path
 
 from polar.errors import NotFound, PolarError
 from polar.models.session import LeaseKey, SessionResult, StageEntry
-from polar.store.audit import Audit
 from polar.store.blobs import ARTIFACTS, RECORDINGS, BlobName, Blobs, open_blobs
 from polar.store.callbacks import Callbacks
 from polar.store.database import Database
@@ -70,7 +69,6 @@ class Store:
         self.policy = Policies(database)
         self.nodes = Nodes(database)
         self.tokens = Tokens(database)
-        self.audit = Audit(database)
         self.callbacks = Callbacks(database)
         self.listing = Listing(database)
         self.overviews = Overviews(database)

@@ -222,7 +222,7 @@ tokens = Table(
     Column("seq", Sequence, primary_key=True),
     # The part of a token that may be shown.
     Column("id", String(16), nullable=False, unique=True),
-    # While one is rotated, two tokens share it.
+    # At most one token of a name is live.
     Column("name", String(128), nullable=False),
     Column("role", String(16), nullable=False),
     # SHA-256 of the whole token: 256 random bits need no salt and no slow hash.
@@ -234,25 +234,6 @@ tokens = Table(
 )
 
 Index("ix_tokens_name", tokens.c.name)
-
-# Rows are only ever added, and let go when they are old.
-audit = Table(
-    "audit",
-    metadata,
-    Column("seq", Sequence, primary_key=True),
-    Column("at", Double, nullable=False),
-    # The token's name; None: the caller brought none that is known.
-    Column("actor", String(128)),
-    Column("role", String(16)),
-    Column("address", String(64)),
-    Column("action", String(64), nullable=False),
-    Column("object", String(256)),
-    Column("status", Integer, nullable=False),
-    Column("detail", Words),
-    sqlite_autoincrement=True,
-)
-
-Index("ix_audit_at", audit.c.at)
 
 callbacks = Table(
     "callbacks",

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, text, update
 
 from polar.errors import Conflict, NotFound
-from polar.models.access import MadeToken, NewToken, Role, Rotation, TokenState, TokenView
+from polar.models.access import MadeToken, NewToken, Role, TokenState, TokenView
 from polar.store.database import Database
 from polar.store.tables import tokens
 
@@ -33,6 +33,12 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def new_token() -> tuple[str, str]:
+    """A token, and before it the id that it carries."""
+    id = secrets.token_hex(6)
+    return id, f"{PREFIX}_{id}_{secrets.token_hex(32)}"
+
+
 def id_in(token: str) -> str | None:
     """The id that a token of ours carries: `polar_ID_SECRET`."""
     parts = token.split("_")
@@ -40,7 +46,7 @@ def id_in(token: str) -> str | None:
 
 
 class Tokens:
-    """All tokens that were ever made; a name has more than one that is live only while one is rotated."""
+    """All tokens that were ever made; a name has at most one that is live."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -53,28 +59,11 @@ class Tokens:
 
         def change(connection: Connection) -> MadeToken:
             now = self._database.now()
-            if _live(connection, asked.name, now):
+            if _is_taken(connection, asked.name, now):
                 raise Conflict(
-                    f"there is a token named {asked.name!r}", hint="rotate it, revoke it, or choose a name"
+                    f"there is a token named {asked.name!r}", hint="revoke it, or choose another name"
                 )
             return _insert(connection, asked.name, asked.role, asked.expires_seconds, now)
-
-        return await self._database.write(change)
-
-    async def rotate(self, name: str, asked: Rotation) -> MadeToken:
-        """Make a successor; the old token opens what it did for the overlap, and not longer."""
-
-        def change(connection: Connection) -> MadeToken:
-            now = self._database.now()
-            live = _live(connection, name, now)
-            if not live:
-                raise NotFound(f"no live token is named {name!r}", hint="`polar token list` shows them")
-            old, end = live[-1], now + asked.overlap_seconds
-            for row in live:
-                if row.expires_at is None or row.expires_at > end:
-                    connection.execute(update(tokens).where(tokens.c.seq == row.seq).values(expires_at=end))
-            lifetime = None if old.expires_at is None else old.expires_at - old.created_at
-            return _insert(connection, name, Role(old.role), asked.expires_seconds or lifetime, now)
 
         return await self._database.write(change)
 
@@ -95,7 +84,7 @@ class Tokens:
         return await self._database.write(change)
 
     async def all(self) -> tuple[TokenView, ...]:
-        """Oldest first, with those that open nothing any more."""
+        """Oldest first, the expired and the revoked among them."""
 
         def look(connection: Connection) -> tuple[TokenView, ...]:
             now = self._database.now()
@@ -110,28 +99,31 @@ class Tokens:
         row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
         return None if row is None else StoredToken(row.name, Role(row.role), row.digest, row.expires_at)
 
+    def has_expired(self, token: StoredToken) -> bool:
+        return token.expires_at is not None and token.expires_at <= self._database.now()
 
-def _live(connection: Connection, name: str, now: float) -> list[Row[Any]]:
-    """The live tokens of a name, which no one else can make or change before this transaction ends."""
+
+def _is_taken(connection: Connection, name: str, now: float) -> bool:
+    """Whether a live token has this name; no other one can be made before this transaction ends."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE tokens IN SHARE ROW EXCLUSIVE MODE"))
-    query = select(tokens).where(tokens.c.name == name, tokens.c.revoked_at.is_(None))
-    rows = connection.execute(query.order_by(tokens.c.seq))
-    return [row for row in rows if row.expires_at is None or row.expires_at > now]
+    is_live = tokens.c.expires_at.is_(None) | (tokens.c.expires_at > now)
+    query = select(tokens.c.id).where(tokens.c.name == name, tokens.c.revoked_at.is_(None), is_live)
+    return connection.execute(query).first() is not None
 
 
 def _insert(connection: Connection, name: str, role: Role, lifetime: float | None, now: float) -> MadeToken:
-    id = secrets.token_hex(6)
-    token = f"{PREFIX}_{id}_{secrets.token_hex(32)}"
-    values = {
-        "id": id,
-        "name": name,
-        "role": role.value,
-        "digest": digest(token),
-        "created_at": now,
-        "expires_at": None if lifetime is None else now + lifetime,
-    }
-    connection.execute(insert(tokens).values(values))
+    id, token = new_token()
+    connection.execute(
+        insert(tokens).values(
+            id=id,
+            name=name,
+            role=role.value,
+            digest=digest(token),
+            created_at=now,
+            expires_at=None if lifetime is None else now + lifetime,
+        )
+    )
     row = connection.execute(select(tokens).where(tokens.c.id == id)).one()
     return MadeToken(token=token, view=_view(row, now))
 

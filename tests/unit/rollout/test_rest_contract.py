@@ -11,11 +11,11 @@ from polar.config.settings import ServerSettings
 from polar.errors import PolarError
 from polar.models.session import SessionStatus
 from polar.models.views import Leases, ResultPage, TaskView
-from polar.rollout.access import BodyLimits
+from polar.rollout.access import Body
 from polar.rollout.app import create_app
-from polar.rollout.keys import Keys
 from polar.rollout.server import RolloutServer
 from polar.rollout.service import RolloutService
+from polar.rollout.tokens import Authenticator
 from polar.store.store import Store
 from tests.fakes.control_plane import idle_task, result_of, upload_of
 
@@ -88,7 +88,7 @@ async def test_lists_page_and_filter(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "Basic a token for tests only"])
-@pytest.mark.parametrize("path", ["/tasks", "/nothing", "/results?wait_seconds=60"])
+@pytest.mark.parametrize("path", ["/tasks", "/results?wait_seconds=60"])
 async def test_without_the_token_nothing_is_shown(
     http: httpx.AsyncClient, header: str | None, path: str
 ) -> None:
@@ -117,9 +117,9 @@ async def test_unknown_things_are_problems_too(http: httpx.AsyncClient) -> None:
 
 
 async def test_body_over_the_limit_is_refused(store: Store) -> None:
-    keys = Keys("token", store.tokens, store.database)
-    limits = BodyLimits(small=50, large=100, streamed=9)
-    app = create_app(RolloutService(store, ServerSettings()), keys, limits)
+    limits = {Body.SMALL: 50, Body.LARGE: 100, Body.STREAMED: 9}
+    service = RolloutService(store, ServerSettings())
+    app = create_app(service, Authenticator("token", store.tokens), limits)
 
     async def unsized() -> AsyncIterator[bytes]:
         for _ in range(20):

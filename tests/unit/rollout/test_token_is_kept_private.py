@@ -12,7 +12,7 @@ import pytest
 from polar.app.stack import serving
 from polar.config.settings import CallbackSettings, ServerSettings, Settings
 from polar.errors import InvalidInput, PolarError
-from polar.rollout.token import load_or_create_token
+from polar.rollout.tokens import load_or_create_token
 from polar.store.store import Store
 
 

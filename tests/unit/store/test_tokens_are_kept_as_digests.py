@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from polar.errors import Conflict, NotFound
-from polar.models.access import NewToken, Role, Rotation, TokenState
+from polar.models.access import NewToken, Role, TokenState
 from polar.store.store import Store
 from polar.store.tables import tokens
 from polar.store.tokens import digest, id_in
@@ -44,37 +44,18 @@ async def test_a_name_has_one_live_token(store: Store, clock: Clock) -> None:
     assert await states(store) == [("alice", TokenState.EXPIRED), ("alice", TokenState.LIVE)]
 
 
-async def test_rotation_overlaps_and_never_lengthens(store: Store, clock: Clock) -> None:
-    first = await store.tokens.create(NewToken(name="alice", role=Role.NODE, expires_seconds=100))
-    clock.now += 20
-    second = await store.tokens.rotate("alice", Rotation(overlap_seconds=5))
-    assert second.view.role is Role.NODE
-    assert second.view.expires_at == clock.now + 100
-    assert [view.expires_at for view in await store.tokens.all()] == [clock.now + 5, clock.now + 100]
-    third = await store.tokens.rotate("alice", Rotation(overlap_seconds=50, expires_seconds=1_000))
-    assert [view.expires_at for view in await store.tokens.all()] == [
-        clock.now + 5,
-        clock.now + 50,
-        clock.now + 1_000,
-    ]
-    assert len({first.token, second.token, third.token}) == 3
-
-
-async def test_revoking_ends_one_by_id_or_all_by_name(store: Store) -> None:
+async def test_revoking_ends_one_by_id_or_by_name(store: Store) -> None:
     first = await store.tokens.create(NewToken(name="alice", role=Role.NODE))
-    second = await store.tokens.rotate("alice", Rotation())
     await store.tokens.create(NewToken(name="bob", role=Role.NODE))
     assert [view.id for view in await store.tokens.revoke(first.view.id)] == [first.view.id]
     assert await store.tokens.find(first.view.id) is None
-    assert await store.tokens.find(second.view.id) is not None
+    second = await store.tokens.create(NewToken(name="alice", role=Role.NODE))
     assert [view.id for view in await store.tokens.revoke("alice")] == [second.view.id]
     assert [state for _, state in await states(store)] == [
         TokenState.REVOKED,
-        TokenState.REVOKED,
         TokenState.LIVE,
+        TokenState.REVOKED,
     ]
     for gone in ("alice", "nobody"):
         with pytest.raises(NotFound):
             await store.tokens.revoke(gone)
-        with pytest.raises(NotFound):
-            await store.tokens.rotate(gone, Rotation())

@@ -39,6 +39,13 @@ def test_json_is_one_object_a_line_with_the_ids() -> None:
     assert found["time"].endswith("Z")
 
 
+def test_json_holds_the_fields_that_a_line_brings() -> None:
+    record = logging.LogRecord("polar.audit", logging.INFO, "", 0, "done", (), None)
+    record.fields = {"actor": "alice", "status": 200}
+    found = json.loads(formatter(LogFormat.JSON).format(record))
+    assert (found["message"], found["actor"], found["status"]) == ("done", "alice", 200)
+
+
 def test_console_names_a_session_once() -> None:
     with about(session="hi.0", task="hi"):
         assert line(LogFormat.CONSOLE, "slow").endswith("polar.test: slow (session hi.0, task hi)")

@@ -19,7 +19,6 @@ def upgrade() -> None:
     _create_results_and_events()
     _create_policy()
     _create_nodes_and_tokens()
-    _create_audit()
     _create_callbacks()
 
 
@@ -170,23 +169,6 @@ def _create_nodes_and_tokens() -> None:
     op.create_index("ix_tokens_name", "tokens", ["name"])
 
 
-def _create_audit() -> None:
-    op.create_table(
-        "audit",
-        sa.Column("seq", _sequence, primary_key=True),
-        sa.Column("at", sa.Double, nullable=False),
-        sa.Column("actor", sa.String(128)),
-        sa.Column("role", sa.String(16)),
-        sa.Column("address", sa.String(64)),
-        sa.Column("action", sa.String(64), nullable=False),
-        sa.Column("object", sa.String(256)),
-        sa.Column("status", sa.Integer, nullable=False),
-        sa.Column("detail", sa.Text),
-        sqlite_autoincrement=True,
-    )
-    op.create_index("ix_audit_at", "audit", ["at"])
-
-
 def _create_callbacks() -> None:
     op.create_table(
         "callbacks",
@@ -222,6 +204,6 @@ def _create_callbacks() -> None:
 
 
 def downgrade() -> None:
-    tables = "callback_cursor callbacks audit tokens nodes policy_nodes policy events results sessions tasks"
+    tables = "callback_cursor callbacks tokens nodes policy_nodes policy events results sessions tasks"
     for table in tables.split():
         op.drop_table(table)

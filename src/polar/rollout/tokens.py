@@ -1,0 +1,134 @@
+"""Whose token a request brings: the data directory's own, one of the store, or one of this process.
+
+The owner's token, and other secrets, are made at first start in files that only the owner can read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar.errors import PolarError
+from polar.models.access import Role
+from polar.store.tokens import OWNER, StoredToken, Tokens, digest, id_in, new_token
+
+log = logging.getLogger(__name__)
+
+MIN_LENGTH = 16
+
+CACHE_SECONDS = 1.0
+"""How long another server's revocation may take to be known here; our own is known at once."""
+
+CACHE_SIZE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who brings a token."""
+
+    name: str
+    role: Role
+
+
+class Authenticator:
+    """Finds the holder of a token; every comparison with a secret takes the same time, equal or not."""
+
+    def __init__(self, token: str, tokens: Tokens, clock: Callable[[], float] = time.monotonic) -> None:
+        self._owner = token.encode()
+        self._tokens = tokens
+        self._clock = clock
+        self._cache: dict[str, tuple[StoredToken, float]] = {}
+        self._of_process: dict[str, tuple[str, Holder]] = {}
+
+    def issue(self, name: str, role: Role) -> str:
+        """A token for a part of this process: it ends with it and is stored nowhere."""
+        id, token = new_token()
+        self._of_process[id] = digest(token), Holder(name, role)
+        return token
+
+    def clear_cache(self) -> None:
+        """Look every token up anew, after one was revoked."""
+        self._cache.clear()
+
+    async def holder(self, authorization: str | None) -> Holder | None:
+        """Who brings the bearer token of this header; None: nobody that is known."""
+        scheme, _, given = (authorization or "").partition(" ")
+        token = given.strip()
+        if scheme.lower() != "bearer" or not token:
+            return None
+        if secrets.compare_digest(token.encode(), self._owner):
+            return Holder(OWNER, Role.ADMIN)
+        id = id_in(token)
+        if id is None:
+            return None
+        if id in self._of_process:
+            expected, holder = self._of_process[id]
+            return holder if secrets.compare_digest(expected, digest(token)) else None
+        stored = await self._stored(id)
+        if stored is None or not secrets.compare_digest(stored.digest, digest(token)):
+            return None
+        return None if self._tokens.has_expired(stored) else Holder(stored.name, stored.role)
+
+    async def _stored(self, id: str) -> StoredToken | None:
+        found, expires = self._cache.get(id, (None, 0.0))
+        if found is not None and expires > self._clock():
+            return found
+        found = await self._tokens.find(id)
+        if found is None:
+            self._cache.pop(id, None)
+            return None
+        if len(self._cache) >= CACHE_SIZE:
+            self._cache.clear()
+        self._cache[id] = found, self._clock() + CACHE_SECONDS
+        return found
+
+
+def load_or_create_token(data_dir: Path) -> str:
+    """The token of this data directory; processes that ask at once get the same one."""
+    return load_or_create_secret(data_dir / "token")
+
+
+def load_or_create_secret(path: Path) -> str:
+    """The secret in this file, made if there is none."""
+    try:
+        if not path.exists():
+            _create(path)
+        return _read(path)
+    except OSError as error:
+        raise PolarError(f"the token file {path} cannot be used: {error.strerror}") from None
+
+
+def _create(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, part = tempfile.mkstemp(prefix=".token-", dir=path.parent)  # mkstemp: mode 600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(part, path)
+    except FileExistsError:
+        log.debug("another process made %s first", path)
+    finally:
+        os.unlink(part)
+
+
+def _read(path: Path) -> str:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        log.warning("%s could be read by others (mode %o); setting mode 600", path, mode)
+        path.chmod(0o600)
+    token = path.read_text().strip()
+    if len(token) < MIN_LENGTH or not token.isascii():
+        raise PolarError(
+            f"{path} does not hold a token of at least {MIN_LENGTH} characters",
+            hint="delete it; a new one is made at the next start",
+        )
+    return token
