@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from polar import plugins
 from polar.app.node_processes import NodeProcesses
 from polar.client import AsyncClient
-from polar.client.trust import pinned
+from polar.client.address import pinned
 from polar.config.settings import (
     EngineSettings,
     Settings,

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from polar.client.clients import AsyncClient
-from polar.client.failures import refusal
+from polar.client.async_client import AsyncClient
+from polar.client.connection import error_of
 from polar.errors import PolarError
 from polar.models.session import LeaseKey, SessionResult, StageEntry
 from polar.models.views import Deliveries, Delivery, ResultPost
@@ -86,7 +86,7 @@ class Courier:
             raise
         else:
             for (_, done), outcome in zip(taken, outcomes, strict=True):
-                _settle(done, refusal(outcome.problem) if outcome.problem else None)
+                _settle(done, error_of(outcome.problem) if outcome.problem else None)
 
     def _taken(self) -> list[tuple[Parcel, asyncio.Future[None]]]:
         """As many as fit, without those whose caller has stopped waiting."""

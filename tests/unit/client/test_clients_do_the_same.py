@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import polar
-from polar.client import AsyncClient, Client, calls
+from polar.client import AsyncClient, Client, async_client, connection
 from polar.errors import Conflict, InvalidInput, NotFound, Unavailable
 from polar.models.session import SessionStatus
 from polar.models.task import TaskStatus
@@ -59,8 +59,38 @@ def client(request: pytest.FixtureRequest, plane: Any) -> Iterator[Any]:
 def test_package_offers_both_clients() -> None:
     assert polar.Client is Client
     assert polar.AsyncClient is AsyncClient
-    public = {name for name in vars(Client) if not name.startswith("_")}
-    assert public <= set(vars(AsyncClient))
+
+
+NODES_OWN = {
+    "deliver",
+    "follow_policy",
+    "heartbeat",
+    "join",
+    "lease",
+    "post_result",
+    "put_artifacts",
+    "put_recording",
+    "release",
+}
+"""What a node asks, which is asynchronous."""
+
+
+def public(kind: type) -> dict[str, inspect.Signature]:
+    methods = inspect.getmembers(kind, inspect.isfunction)
+    return {name: inspect.signature(method) for name, method in methods if not name.startswith("_")}
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    """With the same parameters, and results that differ in how they are waited for alone."""
+    expected = {
+        name: signature.replace(return_annotation=str(signature.return_annotation).removeprefix("Async"))
+        for name, signature in public(AsyncClient).items()
+        if name not in NODES_OWN
+    }
+    assert {name: str(signature).replace("Async", "") for name, signature in public(Client).items()} == {
+        name: str(signature).replace("Async", "") for name, signature in expected.items()
+    }
+    assert str(inspect.signature(Client)) == str(inspect.signature(AsyncClient))
 
 
 def test_submit_and_look(client: Any) -> None:
@@ -72,7 +102,7 @@ def test_submit_and_look(client: Any) -> None:
 
 
 def test_lists_read_all_pages(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "PAGE", 2)
+    monkeypatch.setattr(connection, "PAGE", 2)
     for number in range(5):
         client.submit(idle_task(f"t{number}"))
     client.cancel("t3")
@@ -89,7 +119,7 @@ def test_lists_read_all_pages(client: Any, monkeypatch: pytest.MonkeyPatch) -> N
 def test_results_without_follow_end_at_the_present(
     client: Any, plane: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "PAGE", 2)
+    monkeypatch.setattr(connection, "PAGE", 2)
     client.submit(idle_task("a", samples=5))
     assert list(client.results()) == []
     plane.finish(5)
@@ -126,7 +156,7 @@ def test_wait_gives_all_results_in_order(client: Any, plane: Any) -> None:
 def test_wait_for_more_tasks_than_a_url_can_name(
     client: Any, plane: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "MAX_FILTER_CHARACTERS", 10)
+    monkeypatch.setattr(async_client, "MAX_FILTER_CHARACTERS", 10)
     for id in ("a", "b", "c"):
         client.submit(idle_task(id))
     plane.finish(3)

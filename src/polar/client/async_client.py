@@ -1,0 +1,396 @@
+"""The client: what a trainer or a script asks of a rollout server, and what a node does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from polar.client import connection
+from polar.client.access import AccessCalls
+from polar.client.connection import segment
+from polar.config.settings import explain
+from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
+from polar.models.dashboard import NodeList, NodeOverview, Overview
+from polar.models.policy import Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView, Resume, Update
+from polar.models.session import LeaseKey, SessionEvent, SessionResult, SessionStatus
+from polar.models.task import TaskSpec, TaskStatus
+from polar.models.views import (
+    LEASE_SECRET,
+    Deliveries,
+    DeliveryOutcome,
+    DeliveryOutcomes,
+    EventPage,
+    Health,
+    Heartbeat,
+    HeartbeatAnswer,
+    Join,
+    Joined,
+    LeaseRequest,
+    Leases,
+    Release,
+    ResultPage,
+    ResultPost,
+    SessionPage,
+    SessionView,
+    TaskBatchView,
+    TaskPage,
+    TaskView,
+)
+
+log = logging.getLogger(__name__)
+
+B = TypeVar("B", bound=BaseModel)
+
+MAX_BATCH = 500
+MAX_BATCH_BYTES = 8 << 20
+"""The most tasks that one request carries, and the most bytes of them."""
+
+MAX_BATCH_SECONDS = 30.0
+"""How much longer than others the server may take to store a batch."""
+
+MAX_FILTER_CHARACTERS = 30_000
+"""Beyond this the task ids do not fit a URL: the client reads the whole feed and filters it."""
+
+POLL_SECONDS = 20.0
+"""How long one request waits for results before the client asks again."""
+
+PIECE_BYTES = 1 << 18
+"""How much of a file is read and sent at once."""
+
+Task = TaskSpec | Mapping[str, Any]
+
+_EVENTS = TypeAdapter(tuple[SessionEvent, ...])
+
+
+class AsyncClient(AccessCalls):
+    """A connection to a rollout server, for asyncio; also what nodes use."""
+
+    async def health(self) -> Health:
+        return await self._get("/health", Health)
+
+    async def overview(self) -> Overview:
+        """Sessions, nodes, the policy, and what ended in the last hour."""
+        return await self._get("/dashboard/overview", Overview)
+
+    async def metrics(self) -> str:
+        """The server's page of metrics, in Prometheus' text form."""
+        # Outside the API, where scrapers look for it.
+        return (await self._send("GET", f"{self.server}/metrics")).decode()
+
+    async def submit(self, task: Task) -> TaskView:
+        """Submit a task; submitting the same one again changes nothing."""
+        return await self._post("/tasks", _spec(task), TaskView)
+
+    async def submit_all(self, tasks: Iterable[Task]) -> AsyncIterator[TaskView]:
+        """Submit many tasks, some hundred per request; a task is stored when its view is yielded."""
+        async for batch in self.submit_batches(tasks):
+            for view in batch.tasks:
+                yield view
+
+    async def submit_batches(self, tasks: Iterable[Task]) -> AsyncIterator[TaskBatchView]:
+        """Like `submit_all`, one request at a time, with the ids of the tasks that the server had already."""
+        for body in list(_batches(tasks)):
+            yield await self._post("/tasks/batch", body, TaskBatchView, waits=MAX_BATCH_SECONDS)
+
+    async def task(self, id: str) -> TaskView:
+        return await self._get(f"/tasks/{segment(id)}", TaskView)
+
+    async def tasks(self, status: TaskStatus | None = None) -> AsyncIterator[TaskView]:
+        """All tasks, oldest first."""
+        async for page in self._pages("/tasks", TaskPage, {"status": status}):
+            for task in page.tasks:
+                yield task
+
+    async def cancel(self, task_id: str) -> TaskView:
+        return await self._post(f"/tasks/{segment(task_id)}/cancel", None, TaskView)
+
+    async def session(self, id: str) -> SessionView:
+        return await self._get(f"/sessions/{segment(id)}", SessionView)
+
+    async def sessions(
+        self, task_id: str | None = None, status: SessionStatus | None = None
+    ) -> AsyncIterator[SessionView]:
+        """All sessions, oldest first."""
+        query = {"task_id": task_id, "status": status}
+        async for page in self._pages("/sessions", SessionPage, query):
+            for session in page.sessions:
+                yield session
+
+    async def cancel_session(self, id: str) -> SessionView:
+        return await self._post(f"/sessions/{segment(id)}/cancel", None, SessionView)
+
+    async def recording(self, session_id: str) -> bytes:
+        """The recording of an ended session, as its node packed it."""
+        return await self._send("GET", f"/sessions/{segment(session_id)}/recording")
+
+    async def artifacts(self, session_id: str) -> bytes:
+        """The files and logs that an ended session left, as a zip archive."""
+        return await self._send("GET", f"/sessions/{segment(session_id)}/artifacts")
+
+    async def session_events(self, session_id: str) -> tuple[SessionEvent, ...]:
+        """Every change of a session's status, over all its attempts."""
+        return _EVENTS.validate_json(await self._send("GET", f"/sessions/{segment(session_id)}/events"))
+
+    async def events(self, cursor: int = 0) -> EventPage:
+        """A page of the changes of all sessions' statuses, in the order they were stored."""
+        return await self._get("/events", EventPage, {"cursor": cursor, "limit": connection.PAGE})
+
+    async def results(
+        self,
+        task_ids: Collection[str] | None = None,
+        *,
+        cursor: int = 0,
+        follow: bool = False,
+        max_staleness: int | None = None,
+    ) -> AsyncIterator[SessionResult]:
+        """Results in the order they came, of all tasks or some.
+
+        With `follow`, goes on as sessions complete: until the given tasks have ended, or for ever.
+        Those with tokens of a policy more than `max_staleness` versions old are left out.
+        """
+        pages = self.result_pages(task_ids, cursor=cursor, follow=follow, max_staleness=max_staleness)
+        async for page in pages:
+            for result in page.fresh:
+                yield result
+
+    async def result_pages(
+        self,
+        task_ids: Collection[str] | None = None,
+        *,
+        cursor: int = 0,
+        follow: bool = False,
+        max_staleness: int | None = None,
+    ) -> AsyncIterator[ResultPage]:
+        """Like `results`, in pages that carry the cursor to go on from later; some may be empty.
+
+        They hold stale results too, and name them.
+        """
+        if isinstance(task_ids, str):
+            task_ids = [task_ids]
+        if task_ids is not None and not task_ids:
+            return
+        # A task is seen to have ended before the feed is read to its end for the last time, so that
+        # none of its results is missed.
+        running = await self._running(task_ids or ()) if follow else set()
+        while True:
+            goes_on = bool(running) or (follow and task_ids is None)
+            page = await self._results(cursor, task_ids, POLL_SECONDS if goes_on else 0.0, max_staleness)
+            yield page
+            nothing_came, cursor = page.cursor == cursor, page.cursor
+            if nothing_came and not goes_on:
+                return
+            seen = {result.task_id for result in page.results}
+            suspects = running if nothing_came else running & seen
+            running = (running - suspects) | await self._running(suspects)
+
+    async def _running(self, task_ids: Collection[str]) -> set[str]:
+        """Those of the tasks that have not ended."""
+        views = [await self.task(id) for id in sorted(task_ids)]
+        ended = (TaskStatus.FINISHED, TaskStatus.CANCELLED)
+        return {view.spec.id for view in views if view.status not in ended}
+
+    async def _results(
+        self, cursor: int, task_ids: Collection[str] | None, wait_seconds: float, max_staleness: int | None
+    ) -> ResultPage:
+        fits = sum(len(id) + len("&task_id=") for id in task_ids or ()) <= MAX_FILTER_CHARACTERS
+        query = {
+            "cursor": cursor,
+            "limit": connection.PAGE,
+            "wait_seconds": wait_seconds,
+            "max_staleness": max_staleness,
+            "task_id": list(task_ids) if task_ids is not None and fits else None,
+        }
+        page = await self._get("/results", ResultPage, query, waits=wait_seconds)
+        if task_ids is None or fits:
+            return page
+        wanted = frozenset(task_ids)
+        chosen = tuple(result for result in page.results if result.task_id in wanted)
+        return page.model_copy(update={"results": chosen})
+
+    async def wait(self, task_ids: Collection[str], timeout: float | None = None) -> list[SessionResult]:
+        """All results of these tasks in the order they came, once every session has ended."""
+        try:
+            async with asyncio.timeout(timeout):
+                pages = self.result_pages(task_ids, follow=True)
+                return [result async for page in pages for result in page.results]
+        except TimeoutError:
+            raise Unavailable("the tasks did not end in time", hint="they go on; wait again") from None
+
+    async def policy(self) -> PolicyView:
+        """The policy's version, who pauses it, and how far each live node is."""
+        return await self._get("/policy", PolicyView)
+
+    async def pause_policy(
+        self,
+        holder: str,
+        mode: PauseMode = PauseMode.KEEP,
+        *,
+        timeout_seconds: float = 60.0,
+        wait_seconds: float = 60.0,
+    ) -> PolicyView:
+        """Have nothing sampled until `resume_policy`, or until the time is over; the same again renews it."""
+        timing = {"timeout_seconds": timeout_seconds, "wait_seconds": wait_seconds}
+        pause = _checked(Pause, {"holder": holder, "mode": mode, **timing})
+        return await self._post("/policy/pause", pause, PolicyView, waits=wait_seconds)
+
+    async def update_policy(
+        self,
+        path: str | Path | None = None,
+        *,
+        version: int | None = None,
+        holder: str | None = None,
+        wait_seconds: float = 600.0,
+    ) -> PolicyView:
+        """Have every engine sample with the weights at a path; None: those that it was started with."""
+        absolute = None if path is None else str(Path(path).absolute())
+        asked = {"path": absolute, "version": version, "holder": holder, "wait_seconds": wait_seconds}
+        update = _checked(Update, asked)
+        # Where it fails, the way back is waited for as well.
+        return await self._post("/policy/update", update, PolicyView, waits=2 * wait_seconds)
+
+    async def resume_policy(self, holder: str | None = None, *, wait_seconds: float = 60.0) -> PolicyView:
+        """End a pause; without a holder, whoever holds it."""
+        resume = _checked(Resume, {"holder": holder, "wait_seconds": wait_seconds})
+        return await self._post("/policy/resume", resume, PolicyView, waits=wait_seconds)
+
+    @asynccontextmanager
+    async def paused(
+        self, mode: PauseMode = PauseMode.KEEP, *, holder: str | None = None, timeout_seconds: float = 60.0
+    ) -> AsyncIterator[AsyncPaused]:
+        """Nothing is sampled while the block runs, however long; the pause ends if this process does."""
+        name = holder or _holder_name()
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(timeout_seconds / 3)
+                try:
+                    await self.pause_policy(name, mode, timeout_seconds=timeout_seconds, wait_seconds=0)
+                except PolarError as error:
+                    log.warning("the pause could not be renewed: %s", error)
+
+        renewal: asyncio.Task[None] | None = None
+        try:
+            view = await self.pause_policy(name, mode, timeout_seconds=timeout_seconds)
+            if late := [node.node for node in view.nodes if not node.is_settled]:
+                unpaused = f"not every node has paused: {', '.join(late)}"
+                raise Unavailable(unpaused, hint="try again, or another mode")
+            renewal = asyncio.create_task(renew())
+            yield AsyncPaused(name, self)
+        finally:
+            if renewal is not None:
+                renewal.cancel()
+                await asyncio.wait({renewal})
+            try:
+                await self.resume_policy(name)
+            except Conflict as error:
+                log.warning("this process did not hold the pause any more: %s", error)
+
+    async def nodes(self) -> tuple[NodeOverview, ...]:
+        """The nodes that report or hold sessions, and how full they are."""
+        return (await self._get("/nodes", NodeList)).nodes
+
+    async def drain_node(self, name: str) -> NodeOverview:
+        """Have a node leased nothing more; it finishes what it holds."""
+        return await self._post(f"/nodes/{segment(name)}/drain", None, NodeOverview)
+
+    async def resume_node(self, name: str) -> NodeOverview:
+        """Have a drained node leased sessions again."""
+        return await self._post(f"/nodes/{segment(name)}/resume", None, NodeOverview)
+
+    async def join(self, node: str, join: Join) -> Joined:
+        return await self._post(f"/nodes/{segment(node)}/join", join, Joined)
+
+    async def follow_policy(self, node: str, report: PolicyReport) -> PolicyOrder:
+        waits = report.wait_seconds
+        return await self._post(f"/nodes/{segment(node)}/policy", report, PolicyOrder, waits=waits)
+
+    async def lease(self, node: str, request: LeaseRequest) -> Leases:
+        return await self._post(f"/nodes/{segment(node)}/lease", request, Leases, waits=request.wait_seconds)
+
+    async def heartbeat(self, node: str, beat: Heartbeat) -> HeartbeatAnswer:
+        return await self._post(f"/nodes/{segment(node)}/heartbeat", beat, HeartbeatAnswer)
+
+    async def put_recording(self, session_id: str, key: LeaseKey, data: bytes | Path) -> None:
+        await self._put(session_id, "recording", key, data)
+
+    async def put_artifacts(self, session_id: str, key: LeaseKey, data: bytes | Path) -> None:
+        await self._put(session_id, "artifacts", key, data)
+
+    async def _put(self, session_id: str, what: str, key: LeaseKey, data: bytes | Path) -> None:
+        path, query = f"/sessions/{segment(session_id)}/{what}", {"fencing_token": key.fencing_token}
+        await self._send("PUT", path, _pieces(data), query=query, headers={LEASE_SECRET: key.secret})
+
+    async def post_result(self, session_id: str, post: ResultPost) -> None:
+        await self._send("POST", f"/sessions/{segment(session_id)}/result", post)
+
+    async def deliver(
+        self, node: str, deliveries: Deliveries, parts: Iterable[bytes] = ()
+    ) -> tuple[DeliveryOutcome, ...]:
+        body = b"".join((deliveries.model_dump_json().encode(), b"\n", *parts))
+        return (await self._post(f"/nodes/{segment(node)}/deliveries", body, DeliveryOutcomes)).outcomes
+
+    async def release(self, session_id: str, given_back: Release) -> None:
+        await self._send("POST", f"/sessions/{segment(session_id)}/release", given_back)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncPaused:
+    """A pause that this process holds."""
+
+    holder: str
+    _client: AsyncClient
+
+    async def update(self, path: str | Path | None = None, *, version: int | None = None) -> PolicyView:
+        """Replace the weights; see `AsyncClient.update_policy`."""
+        return await self._client.update_policy(path, version=version, holder=self.holder)
+
+
+async def _pieces(data: bytes | Path) -> AsyncIterator[bytes]:
+    if isinstance(data, bytes):
+        yield data
+        return
+    with data.open("rb") as file:
+        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+            yield piece
+
+
+def _batches(tasks: Iterable[Task]) -> Iterator[bytes]:
+    """Bodies that are small enough for a request; all tasks are checked before the first is yielded."""
+    batch: list[bytes] = []
+    size = 0
+    for spec in [_spec(task) for task in tasks]:
+        text = spec.model_dump_json().encode()
+        if batch and (len(batch) == MAX_BATCH or size + len(text) > MAX_BATCH_BYTES):
+            yield b'{"tasks":[' + b",".join(batch) + b"]}"
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+    if batch:
+        yield b'{"tasks":[' + b",".join(batch) + b"]}"
+
+
+def _spec(task: Task) -> TaskSpec:
+    return task if isinstance(task, TaskSpec) else _checked(TaskSpec, task)
+
+
+def _checked(kind: type[B], fields: Mapping[str, Any]) -> B:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidInput(explain(error)) from None
+
+
+def _holder_name() -> str:
+    """Tells people who pauses, and this pause from any other."""
+    host = "".join(letter for letter in socket.gethostname() if letter.isalnum()) or "host"
+    return f"{host[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
