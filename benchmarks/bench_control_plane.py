@@ -20,7 +20,8 @@ import psutil
 
 from benchmarks.report import Row, at_most, report
 from polar.client import AsyncClient
-from polar.client.courier import Courier, Parcel
+from polar.client.uploader import ResultUploader
+from polar.models.delivery import Delivery
 from polar.models.session import Lease, SessionResult, SessionStatus, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
 from polar.models.views import LeaseRequest
@@ -125,16 +126,16 @@ async def complete(client: AsyncClient, count: int) -> None:
 
 async def work(client: AsyncClient, node: str, count: int) -> None:
     """Lease what is free and deliver it, as a node does."""
-    courier = Courier(client, node)
+    uploader = ResultUploader(client, node)
     done = 0
     while done < count:
         request = LeaseRequest(max_sessions=min(SLOTS, count - done), runtimes=("process",), wait_seconds=5)
         leases = (await client.lease(node, request)).leases
-        await asyncio.gather(*(courier.deliver(parcel(lease)) for lease in leases))
+        await asyncio.gather(*(uploader.deliver(delivery(lease)) for lease in leases))
         done += len(leases)
 
 
-def parcel(lease: Lease) -> Parcel:
+def delivery(lease: Lease) -> Delivery:
     result = SessionResult(
         session_id=lease.session_id,
         task_id=lease.task.id,
@@ -145,7 +146,7 @@ def parcel(lease: Lease) -> Parcel:
         stats=TrajectoryStats(completions=4, traces=1, sampled_tokens=400, trainable_tokens=400),
         has_recording=True,
     )
-    return Parcel(lease.key, result, RECORDING)
+    return Delivery(key=lease.key, result=result, recording=RECORDING)
 
 
 async def claim_milliseconds(queued: int) -> float:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
-from polar.models.session import Lease, SessionResult, SessionStatus, Verdict
+from polar.errors import PolarError
+from polar.models.delivery import SIZES, Delivery
+from polar.models.session import Lease, LeaseKey, SessionResult, SessionStatus, Verdict
 from polar.models.task import TaskSpec
-from polar.models.views import LEASE_SECRET
+from polar.store.delivery import Retries
+from polar.store.store import Store
 
 
 class Clock:
@@ -32,14 +36,6 @@ def idle_task(id: str = "task", **changes: Any) -> TaskSpec:
     return TaskSpec.model_validate({**document, **changes})
 
 
-def upload_of(lease: Lease) -> dict[str, Any]:
-    """What of a request says under which lease its bytes are uploaded."""
-    return {
-        "params": {"fencing_token": lease.fencing_token},
-        "headers": {LEASE_SECRET: lease.key.secret},
-    }
-
-
 def result_of(
     lease: Lease, reward: float = 1.0, status: SessionStatus = SessionStatus.COMPLETED, **changes: Any
 ) -> SessionResult:
@@ -53,3 +49,25 @@ def result_of(
         verdict=Verdict(reward=reward) if status is SessionStatus.COMPLETED else None,
         **changes,
     )
+
+
+async def complete(
+    store: Store, key: LeaseKey, result: SessionResult, *, retries: Retries = Retries(), **parts: Any
+) -> bool:
+    """Store what a node delivers for a lease; raises what is wrong with it."""
+    (outcome,) = await store.deliver([Delivery(key=key, result=result, **parts)], retries)
+    if isinstance(outcome, PolarError):
+        raise outcome
+    return outcome
+
+
+def body_of(*deliveries: Delivery) -> bytes:
+    """Deliveries with parts in memory, as a node sends them."""
+    body = b""
+    for delivery in deliveries:
+        parts = [delivery.model_dump_json().encode()]
+        for part in (delivery.recording, delivery.artifacts):
+            assert not isinstance(part, PurePath)
+            parts.append(part or b"")
+        body += SIZES.pack(*map(len, parts)) + b"".join(parts)
+    return body

@@ -17,8 +17,9 @@ from polar.client import AsyncClient
 from polar.config.settings import CallbackSettings, NodeSettings, ServerSettings, TaskRules
 from polar.errors import Forbidden, InvalidInput
 from polar.models.callback import CallbackStatus
+from polar.models.delivery import Delivery
 from polar.models.policy import PolicyReport
-from polar.models.views import LeaseRequest, ResultPost
+from polar.models.views import LeaseRequest
 from polar.node.joining import join
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
@@ -126,8 +127,7 @@ async def test_dead_callbacks_are_listed_and_retried(served: Served) -> None:
         await client.submit(shell_task("t", "true", callback={"url": served.receiver.url}))
         request = LeaseRequest(max_sessions=1, runtimes=("process",))
         (lease,) = (await client.lease("n", request)).leases
-        post = ResultPost(key=lease.key, result=result_of(lease))
-        await client.post_result(lease.session_id, post)
+        assert await client.deliver("n", [Delivery(key=lease.key, result=result_of(lease))]) == [None]
         async with asyncio.timeout(30):
             while not (await served.store.callbacks.page(status=CallbackStatus.DEAD)).callbacks:
                 continue

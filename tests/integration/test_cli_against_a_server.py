@@ -25,8 +25,9 @@ from typer.testing import CliRunner, Result
 from polar.cli.main import app
 from polar.client import AsyncClient, Client
 from polar.config.settings import ServerSettings
+from polar.models.delivery import Delivery
 from polar.models.session import SessionResult, SessionStatus
-from polar.models.views import LeaseRequest, ResultPost
+from polar.models.views import LeaseRequest
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.control_plane import result_of
@@ -77,6 +78,7 @@ class Served:
             for place, lease in enumerate((await client.lease("node", request)).leases):
                 identity = {"session_id": lease.session_id, "task_id": lease.task.id}
                 about = {**identity, "sample": lease.sample, "attempt": lease.attempt}
+                data = None
                 if place < failing:
                     result = SessionResult.model_validate(
                         {**about, "status": SessionStatus.FAILED, "error": "no sandbox"}
@@ -85,9 +87,8 @@ class Served:
                     made = recording(lease.session_id)
                     result = made.result.model_copy(update=about)
                     data = encoded(type(made)(made.completions, made.trajectory, result))
-                    await client.put_recording(lease.session_id, lease.key, data)
-                post = ResultPost(key=lease.key, result=result)
-                await client.post_result(lease.session_id, post)
+                delivery = Delivery(key=lease.key, result=result, recording=data)
+                assert await client.deliver("node", [delivery]) == [None]
 
 
 @pytest.fixture
@@ -359,8 +360,8 @@ def test_kept_files_are_listed_printed_and_unpacked(served: Served) -> None:
             request = LeaseRequest(max_sessions=1, wait_seconds=0, runtimes=("process",))
             (lease,) = (await client.lease("node", request)).leases
             result = result_of(lease, has_artifacts=True)
-            await client.put_artifacts(lease.session_id, lease.key, packed.getvalue())
-            await client.post_result(lease.session_id, ResultPost(key=lease.key, result=result))
+            delivery = Delivery(key=lease.key, result=result, artifacts=packed.getvalue())
+            assert await client.deliver("node", [delivery]) == [None]
 
     asyncio.run(deliver())
     assert "logs/agent.stdout" in served.ok("artifacts", "one.0")

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from polar.client import AsyncClient
-from polar.client.courier import Courier, Parcel
+from polar.client.uploader import ResultUploader
 from polar.errors import Conflict, Unavailable
+from polar.models.delivery import Delivery
 from polar.models.session import Lease
 from polar.models.views import LeaseRequest
 from tests.databases import fresh_postgres
@@ -77,8 +78,8 @@ def request(count: int, wait_seconds: float = 0.0) -> LeaseRequest:
     return LeaseRequest(max_sessions=count, runtimes=("process",), wait_seconds=wait_seconds)
 
 
-def parcel(lease: Lease) -> Parcel:
-    return Parcel(lease.key, result_of(lease, has_recording=True), b"tokens")
+def delivery(lease: Lease) -> Delivery:
+    return Delivery(key=lease.key, result=result_of(lease, has_recording=True), recording=b"tokens")
 
 
 async def test_what_one_server_stores_wakes_who_waits_at_the_other(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ async def test_what_one_server_stores_wakes_who_waits_at_the_other(tmp_path: Pat
         async with asyncio.timeout(15):
             (lease,) = (await asking).leases
         reading = asyncio.create_task(one.client.wait(["t"], timeout=60))
-        await Courier(two.client, "node").deliver(parcel(lease))
+        await ResultUploader(two.client, "node").deliver(delivery(lease))
         async with asyncio.timeout(15):
             assert [result.session_id for result in await reading] == ["t.0"]
         assert await one.client.recording("t.0") == b"tokens"
@@ -116,9 +117,9 @@ async def test_four_nodes_on_two_servers_end_every_session_once_though_one_serve
                     leases = (await client.lease(name, request(8))).leases
                     if not leases and not await left(client):
                         return
-                    courier = Courier(client, name)
+                    uploader = ResultUploader(client, name)
                     for lease in leases:
-                        await courier.deliver(parcel(lease))
+                        await uploader.deliver(delivery(lease))
                         delivered.append(lease.session_id)
                 except Conflict:
                     refused.append(name)

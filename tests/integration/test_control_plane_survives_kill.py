@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from polar.client import AsyncClient
+from polar.models.delivery import Delivery
 from polar.models.session import SessionStatus
-from polar.models.views import LeaseRequest, ResultPost
+from polar.models.views import LeaseRequest
 from polar.rollout.tokens import load_or_create_token
 from tests.fakes.control_plane import result_of
 
@@ -67,8 +68,8 @@ async def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
                 }
             )
         done, held = (await client.lease("node", request)).leases
-        post = ResultPost(key=done.key, result=result_of(done))
-        await client.post_result(done.session_id, post)
+        delivery = Delivery(key=done.key, result=result_of(done))
+        assert await client.deliver("node", [delivery]) == [None]
     async with ServerProcess(tmp_path) as client:
         assert len([view async for view in client.tasks()]) == tasks
         assert (await client.health()).sessions == {
@@ -77,7 +78,6 @@ async def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
             SessionStatus.QUEUED: tasks - 2,
         }
         # The node lives on: what it still held is its own, and a repeated delivery changes nothing.
-        await client.post_result(done.session_id, post)
-        post = ResultPost(key=held.key, result=result_of(held))
-        await client.post_result(held.session_id, post)
+        rest = Delivery(key=held.key, result=result_of(held))
+        assert await client.deliver("node", [delivery, rest]) == [None, None]
         assert len([result async for result in client.results()]) == 2

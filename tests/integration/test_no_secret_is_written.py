@@ -143,7 +143,7 @@ async def _asked(url: str, tokens: list[str]) -> list[tuple[str, bytes]]:
             for path, body in (
                 ("tasks", {"id": "x"}),
                 ("tasks", {"id": "t", "instruction": "other"}),
-                ("sessions/t.0/result", {"key": {"fencing_token": 0, "secret": ""}}),
+                ("sessions/t.0/release", {"key": {"fencing_token": 0, "secret": ""}}),
                 ("policy/pause", {}),
             ):
                 answer = await http.post(f"/{path}", headers=mine, content=json.dumps(body))

@@ -7,28 +7,25 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from polar.client import connection
 from polar.client.access import AccessCalls
-from polar.client.connection import segment
+from polar.client.connection import error_of, segment
 from polar.config.settings import explain
 from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
 from polar.models.dashboard import NodeList, NodeOverview, Overview
+from polar.models.delivery import SIZES, Delivery, DeliveryAnswer
 from polar.models.policy import Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView, Resume, Update
-from polar.models.session import LeaseKey, SessionEvent, SessionResult, SessionStatus
+from polar.models.session import SessionEvent, SessionResult, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import (
-    LEASE_SECRET,
-    Deliveries,
-    DeliveryOutcome,
-    DeliveryOutcomes,
     EventPage,
     Health,
     Heartbeat,
@@ -39,7 +36,6 @@ from polar.models.views import (
     Leases,
     Release,
     ResultPage,
-    ResultPost,
     SessionPage,
     SessionView,
     TaskBatchView,
@@ -320,24 +316,11 @@ class AsyncClient(AccessCalls):
     async def heartbeat(self, node: str, beat: Heartbeat) -> HeartbeatAnswer:
         return await self._post(f"/nodes/{segment(node)}/heartbeat", beat, HeartbeatAnswer)
 
-    async def put_recording(self, session_id: str, key: LeaseKey, data: bytes | Path) -> None:
-        await self._put(session_id, "recording", key, data)
-
-    async def put_artifacts(self, session_id: str, key: LeaseKey, data: bytes | Path) -> None:
-        await self._put(session_id, "artifacts", key, data)
-
-    async def _put(self, session_id: str, what: str, key: LeaseKey, data: bytes | Path) -> None:
-        path, query = f"/sessions/{segment(session_id)}/{what}", {"fencing_token": key.fencing_token}
-        await self._send("PUT", path, _pieces(data), query=query, headers={LEASE_SECRET: key.secret})
-
-    async def post_result(self, session_id: str, post: ResultPost) -> None:
-        await self._send("POST", f"/sessions/{segment(session_id)}/result", post)
-
-    async def deliver(
-        self, node: str, deliveries: Deliveries, parts: Iterable[bytes] = ()
-    ) -> tuple[DeliveryOutcome, ...]:
-        body = b"".join((deliveries.model_dump_json().encode(), b"\n", *parts))
-        return (await self._post(f"/nodes/{segment(node)}/deliveries", body, DeliveryOutcomes)).outcomes
+    async def deliver(self, node: str, deliveries: Sequence[Delivery]) -> list[PolarError | None]:
+        """Deliver sessions in one request; for each, what is wrong with it. See `ResultUploader`."""
+        path = f"/nodes/{segment(node)}/deliveries"
+        answer = await self._post(path, _body(deliveries), DeliveryAnswer)
+        return [None if problem is None else error_of(problem) for problem in answer.problems]
 
     async def release(self, session_id: str, given_back: Release) -> None:
         await self._send("POST", f"/sessions/{segment(session_id)}/release", given_back)
@@ -355,13 +338,34 @@ class AsyncPaused:
         return await self._client.update_policy(path, version=version, holder=self.holder)
 
 
-async def _pieces(data: bytes | Path) -> AsyncIterator[bytes]:
-    if isinstance(data, bytes):
-        yield data
-        return
-    with data.open("rb") as file:
-        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
-            yield piece
+async def _body(deliveries: Sequence[Delivery]) -> AsyncIterator[bytes]:
+    """The deliveries as `SIZES` describes them, with many small parts in one piece."""
+    piece = bytearray()
+    for delivery in deliveries:
+        text, parts = delivery.model_dump_json().encode(), (delivery.recording, delivery.artifacts)
+        piece += SIZES.pack(len(text), *map(size_of, parts)) + text
+        for part in parts:
+            async for data in _pieces(part):
+                piece += data
+                if len(piece) >= PIECE_BYTES:
+                    yield bytes(piece)
+                    piece.clear()
+    yield bytes(piece)
+
+
+async def _pieces(part: bytes | PurePath | None) -> AsyncIterator[bytes]:
+    if isinstance(part, PurePath):
+        with Path(part).open("rb") as file:
+            while data := await asyncio.to_thread(file.read, PIECE_BYTES):
+                yield data
+    elif part is not None:
+        yield part
+
+
+def size_of(part: bytes | PurePath | None) -> int:
+    if part is None:
+        return 0
+    return Path(part).stat().st_size if isinstance(part, PurePath) else len(part)
 
 
 def _batches(tasks: Iterable[Task]) -> Iterator[bytes]:

@@ -76,7 +76,12 @@ class Connection:
         return _read(answer, await self._send("GET", path, query=query, waits=waits))
 
     async def _post(
-        self, path: str, body: BaseModel | bytes | None, answer: type[M], *, waits: float = 0.0
+        self,
+        path: str,
+        body: BaseModel | bytes | AsyncIterable[bytes] | None,
+        answer: type[M],
+        *,
+        waits: float = 0.0,
     ) -> M:
         return _read(answer, await self._send("POST", path, body, waits=waits))
 
@@ -98,7 +103,6 @@ class Connection:
         body: BaseModel | bytes | AsyncIterable[bytes] | None = None,
         *,
         query: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
         waits: float = 0.0,
     ) -> bytes:
         """Send a body, which is JSON unless it is streamed, and return the answer's.
@@ -111,7 +115,7 @@ class Connection:
                 method,
                 path,
                 params={name: value for name, value in (query or {}).items() if value is not None},
-                headers={"Content-Type": kind, **(headers or {})},
+                headers={"Content-Type": kind},
                 content=body.model_dump_json().encode() if isinstance(body, BaseModel) else body,
                 timeout=httpx.Timeout(self._timeout, read=self._timeout + waits),
             )

@@ -108,7 +108,7 @@ class EventPage(Frozen):
     """Pass as `cursor` to get what comes after; unchanged when nothing came."""
 
 
-NODE_PROTOCOL = 3
+NODE_PROTOCOL = 4
 """What nodes and servers must agree on: raised whenever one of another number would be misunderstood.
 
 A field more in what either reads is such a case, since unknown keys are errors; so is a task's.
@@ -147,10 +147,6 @@ MOST_LEASES = 1024
 """Of one request."""
 MOST_AVOIDED = 100
 """Tasks that one request for leases names."""
-
-
-LEASE_SECRET = "X-Polar-Lease-Secret"
-"""The header that carries a lease's secret where the body is not JSON; addresses end up in logs."""
 
 
 class LeaseRequest(Frozen):
@@ -198,36 +194,6 @@ class HeartbeatAnswer(Frozen):
     """Sessions whose lease is no longer this node's: end them and post nothing."""
 
 
-class ResultPost(Frozen):
-    """A node delivers what came of a session."""
-
-    key: LeaseKey
-    """Of the node's lease."""
-    result: SessionResult
-    entered: tuple[StageEntry, ...] = ()
-    """Stages that no heartbeat has told of."""
-
-
-class Delivery(ResultPost):
-    """What came of one session, and how many bytes that belong to it follow."""
-
-    session_id: Id
-    """Which session."""
-    recording_bytes: int | None = Field(default=None, ge=0)
-    """None: it has none, or it was delivered before."""
-    artifacts_bytes: int | None = Field(default=None, ge=0)
-    """The same of its artifacts."""
-
-
-class Deliveries(Frozen):
-    """The first line of a body that delivers several sessions.
-
-    After it come the recording and the artifacts of each, in this order, with nothing between.
-    """
-
-    deliveries: tuple[Delivery, ...] = Field(min_length=1, max_length=256)
-
-
 class Release(Frozen):
     """A node that shuts down gives a session back unfinished; the attempt is not counted."""
 
@@ -252,16 +218,3 @@ class Problem(Frozen):
     code: str
     """Stable: invalid_input, unauthorized, forbidden, not_found, conflict, unavailable, too_large or
     internal."""
-
-
-class DeliveryOutcome(Frozen):
-    """What became of one delivery of several."""
-
-    session_id: Id
-    """Which session."""
-    problem: Problem | None = None
-    """None: it is stored."""
-
-
-class DeliveryOutcomes(Frozen):
-    outcomes: tuple[DeliveryOutcome, ...]

@@ -7,7 +7,7 @@ alone: `workers.py` has it done in processes of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from polar import plugins
 from polar.errors import PolarError
 from polar.gateway.capture_reader import Capture, parse_capture
 from polar.models.component import Component
-from polar.models.session import SessionResult, TrajectoryStats
+from polar.models.delivery import Delivery
+from polar.models.session import TrajectoryStats
 from polar.models.trace import Trajectory
 from polar.node.artifacts import Artifacts
 from polar.node.failures import ModelCalls
@@ -35,30 +36,6 @@ class Built:
     """For each trace, the completion whose transcript holds all of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """A session that has ended, and where what is left of it lies."""
-
-    capture: Path
-    builder: Component
-    result: SessionResult
-    """Without what only its recording tells."""
-    artifacts: Artifacts
-    directories: tuple[tuple[Path, str], ...]
-    """Directories of this machine whose files are artifacts too, with the names they get in the archive."""
-    recording_path: Path
-    archive_path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A whole result, and the files that are stored with it."""
-
-    result: SessionResult
-    recording: Path | None = None
-    archive: Path | None = None
-
-
 def build(capture: Path, builder: Component) -> Built:
     """Read a session's capture and make its traces, of which only the numbers are handed on."""
     parsed = read_capture(capture)
@@ -71,14 +48,25 @@ def read_capture(path: Path) -> Capture:
     return parse_capture(_bytes_of(path))
 
 
-def pack(packing: Packing) -> Packed:
-    """Write the archive and the recording, and complete the result with what they tell."""
-    packing.archive_path.parent.mkdir(parents=True, exist_ok=True)
-    archive = _archive(packing)
-    data = _bytes_of(packing.capture)
-    result = packing.result
+def pack(
+    delivery: Delivery,
+    capture: Path,
+    builder: Component,
+    artifacts: Artifacts,
+    directories: Sequence[tuple[Path, str]],
+) -> Delivery:
+    """Write the recording and the archive beside the capture, and add them to the delivery, with what they
+    tell of its result.
+
+    `directories` of this machine hold more artifacts, each with the name that it gets in the archive.
+    """
+    recorded, archived = capture.with_suffix(".recording"), capture.with_suffix(".zip")
+    archived.parent.mkdir(parents=True, exist_ok=True)
+    is_archived = _archive(archived, artifacts, directories)
+    data = _bytes_of(capture)
+    result = delivery.result
     try:
-        trajectory = _builder(packing.builder).build_capture(data)
+        trajectory = _builder(builder).build_capture(data)
     except (PolarError, ValueError) as problem:
         log.exception("session %s: its capture cannot be read", result.session_id)
         trajectory = Trajectory((), ())
@@ -93,14 +81,19 @@ def pack(packing: Packing) -> Packed:
             "policy_version_min": min(versions, default=None),
             "policy_version_max": max(versions, default=None),
             "has_recording": trajectory.stats.completions > 0,
-            "has_artifacts": archive is not None,
-            "warnings": tuple(packing.artifacts.problems),
+            "has_artifacts": is_archived,
+            "warnings": tuple(artifacts.problems),
         }
     )
-    if not result.has_recording:
-        return Packed(result, None, archive)
-    packing.recording_path.write_bytes(recording.encode(data, trajectory, result))
-    return Packed(result, packing.recording_path, archive)
+    if result.has_recording:
+        recorded.write_bytes(recording.encode(data, trajectory, result))
+    return delivery.model_copy(
+        update={
+            "result": result,
+            "recording": recorded if result.has_recording else None,
+            "artifacts": archived if is_archived else None,
+        }
+    )
 
 
 def _builder(component: Component) -> Builder:
@@ -112,15 +105,15 @@ def _bytes_of(capture: Path) -> bytes:
     return capture.read_bytes() if capture.exists() else b""
 
 
-def _archive(packing: Packing) -> Path | None:
-    """The archive of what was collected; one that cannot be made costs no session."""
+def _archive(path: Path, artifacts: Artifacts, directories: Sequence[tuple[Path, str]]) -> bool:
+    """Whether there is an archive of what was collected; one that cannot be made costs no session."""
     try:
-        for directory, prefix in packing.directories:
-            packing.artifacts.add_directory(directory, prefix)
-        return packing.archive_path if packing.artifacts.write(packing.archive_path) else None
+        for directory, prefix in directories:
+            artifacts.add_directory(directory, prefix)
+        return artifacts.write(path)
     except Exception as error:
-        packing.artifacts.fail("archive", error)
-        return None
+        artifacts.fail("archive", error)
+        return False
 
 
 def _trace_ends(trajectory: Trajectory) -> Iterator[str]:

@@ -16,6 +16,7 @@ from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.gateway.session import without_keys
 from polar.harnesses.base import Harness, Installation
 from polar.models.completion import Completion
+from polar.models.delivery import Delivery
 from polar.models.session import (
     FailureReason,
     Lease,
@@ -40,15 +41,6 @@ from polar.telemetry import tracing
 log = logging.getLogger(__name__)
 
 STAGES = (SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN)
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a session ended."""
-
-    status: SessionStatus
-    error: str | None = None
-    failure: FailureReason | None = None
 
 
 @dataclass(slots=True)
@@ -91,17 +83,17 @@ class SessionRun:
     def kept(self) -> Path:
         return self.services.kept_dir / self.name
 
-    async def run(self, seat: Seat) -> Ending:
-        """Take the session through its stages; a failure on the way is an ending like others."""
+    async def run(self, seat: Seat) -> SessionResult:
+        """Take the session through its stages; a failure on the way is a result like others."""
         try:
             await self._stages(seat)
         except PolarError as error:
-            return Ending(SessionStatus.FAILED, str(error), reason_for(error))
+            return self.result(SessionStatus.FAILED, str(error), reason_for(error))
         except Exception as error:
             log.exception("session %s failed in %s", self.lease.session_id, self.status)
             told = f"internal error in {self.status}: {error!r}"
-            return Ending(SessionStatus.FAILED, told, reason_for(error))
-        return Ending(SessionStatus.COMPLETED)
+            return self.result(SessionStatus.FAILED, told, reason_for(error))
+        return self.result(SessionStatus.COMPLETED)
 
     async def _stages(self, seat: Seat) -> None:
         sandboxes = Sandboxes(
@@ -167,54 +159,49 @@ class SessionRun:
         refuse_full_disk(self.services.directory)
         return verdict
 
-    async def pack(self, ending: Ending) -> packing.Packed:
-        """The result, with its recording and its artifacts as files. What was captured is kept however the
-        session ended."""
+    def result(
+        self, status: SessionStatus, error: str | None = None, failure: FailureReason | None = None
+    ) -> SessionResult:
+        """How the session has ended, without what only its recording tells."""
         self._close_stage()
-        result = self._result(ending)
-        try:
-            packed = await self.services.workers.run(packing.pack, self._packing(result))
-        except Exception as error:
-            log.exception("session %s could not be packed", self.lease.session_id)
-            told = f"its recording could not be packed: {error}"
-            packed = packing.Packed(
-                self._result(Ending(SessionStatus.FAILED, told, FailureReason.INFRASTRUCTURE))
-            )
-        self.services.metrics.ended(packed.result.status)
-        self._span.end(packed.result)
-        return packed
-
-    def _packing(self, result: SessionResult) -> packing.Packing:
-        return packing.Packing(
-            capture=self.capture,
-            builder=self.lease.task.builder,
-            result=result,
-            artifacts=self._artifacts,
-            directories=(
-                (self.services.sessions_dir / self.name / "logs", "logs"),
-                (self.kept, "evaluation"),
-            ),
-            recording_path=self._beside("recording"),
-            archive_path=self._beside("zip"),
-        )
-
-    def _result(self, ending: Ending) -> SessionResult:
         return SessionResult(
             session_id=self.lease.session_id,
             task_id=self.lease.task.id,
             sample=self.lease.sample,
             attempt=self.lease.attempt,
-            status=ending.status,
+            status=status,
             agent_end=self.agent.end,
             exit_code=self.agent.exit_code,
-            error=without_keys(ending.error) if ending.error else None,
-            failure=ending.failure,
-            verdict=self._shown_verdict() if ending.status is SessionStatus.COMPLETED else None,
+            error=without_keys(error) if error else None,
+            failure=failure,
+            verdict=self._shown_verdict() if status is SessionStatus.COMPLETED else None,
             seconds=StageSeconds(**{stage: self._seconds.get(stage, 0.0) for stage in STAGES}),
             harness_version=self.agent.harness_version,
             model=self.services.model.name,
             logprobs_mode=self.services.model.logprobs_mode,
         )
+
+    async def pack(self, result: SessionResult) -> Delivery:
+        """What is delivered of the session, with its recording and its artifacts as files. What was captured
+        is kept however the session ended."""
+        logs = self.services.sessions_dir / self.name / "logs"
+        try:
+            delivery = await self.services.workers.run(
+                packing.pack,
+                Delivery(key=self.lease.key, result=result),
+                self.capture,
+                self.lease.task.builder,
+                self._artifacts,
+                ((logs, "logs"), (self.kept, "evaluation")),
+            )
+        except Exception as error:
+            log.exception("session %s could not be packed", self.lease.session_id)
+            told = f"its recording could not be packed: {error}"
+            failed = self.result(SessionStatus.FAILED, told, FailureReason.INFRASTRUCTURE)
+            delivery = Delivery(key=self.lease.key, result=failed)
+        self.services.metrics.ended(delivery.result.status)
+        self._span.end(delivery.result)
+        return delivery.model_copy(update={"entered": self.untold()})
 
     def _shown_verdict(self) -> Verdict | None:
         """The verdict, whose report may quote what the agent left."""

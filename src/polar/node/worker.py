@@ -13,8 +13,8 @@ from prometheus_client.metrics_core import Metric
 
 from polar import plugins
 from polar.client import AsyncClient
-from polar.client.courier import Courier, Parcel
 from polar.client.retry import retry_forever
+from polar.client.uploader import ResultUploader
 from polar.config.settings import NodeSettings
 from polar.engines.base import ModelInfo
 from polar.errors import Conflict, PolarError, Unavailable
@@ -26,7 +26,7 @@ from polar.node.orphans import remove_expired
 from polar.node.policy import PolicyFollower, weight_roots
 from polar.node.pools import Seat
 from polar.node.services import NodeServices
-from polar.node.session_run import Ending, SessionRun
+from polar.node.session_run import SessionRun
 from polar.telemetry import logs
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Node:
     ) -> None:
         self._settings = settings
         self._client = client
-        self._courier = Courier(client, settings.name)
+        self._uploader = ResultUploader(client, settings.name)
         self._gateway = gateway
         self._lease_seconds = lease_seconds
         self._services = NodeServices.below(data_dir, settings, gateway, model)
@@ -226,11 +226,11 @@ class Node:
         result: SessionResult | None = None
         try:
             with seat:
-                ending = await self._ending_of(run, seat, former)
+                ended = await self._result_of(run, seat, former)
                 if self._is_latest(run):
                     del self._tasks[session_id]
-                if ending is not None:
-                    result = await self._deliver_even_if_cancelled(run, ending)
+                if ended is not None:
+                    result = await self._deliver_even_if_cancelled(run, ended)
         except Exception:
             log.exception("session %s: lost to an internal error; its lease will expire", session_id)
         finally:
@@ -242,9 +242,9 @@ class Node:
             self._called_off.discard(run.name)
             self._lost.discard(run.name)
 
-    async def _ending_of(
+    async def _result_of(
         self, run: SessionRun, seat: Seat, former: asyncio.Task[None] | None
-    ) -> Ending | None:
+    ) -> SessionResult | None:
         """How the session ended; None if it is no longer this node's."""
         try:
             if former is not None:
@@ -255,13 +255,13 @@ class Node:
             if run.name in self._lost:
                 return None
             if run.name in self._called_off:
-                return Ending(SessionStatus.CANCELLED)
+                return run.result(SessionStatus.CANCELLED)
             await self._give_back(run.lease)
             raise
 
-    async def _deliver_even_if_cancelled(self, run: SessionRun, ending: Ending) -> SessionResult:
+    async def _deliver_even_if_cancelled(self, run: SessionRun, ended: SessionResult) -> SessionResult:
         """A finished session is not thrown away because the node is asked to stop just now."""
-        delivery = asyncio.create_task(self._deliver(run, ending))
+        delivery = asyncio.create_task(self._deliver(run, ended))
         try:
             return await asyncio.shield(delivery)
         except asyncio.CancelledError:
@@ -269,24 +269,22 @@ class Node:
             delivery.cancel()
             raise
 
-    async def _deliver(self, run: SessionRun, ending: Ending) -> SessionResult:
-        """Store the recording and the artifacts, then the result; only then is the capture let go."""
-        packed = await run.pack(ending)
-        session_id = run.lease.session_id
+    async def _deliver(self, run: SessionRun, ended: SessionResult) -> SessionResult:
+        """Store the recording, the artifacts and the result; only then is the capture removed."""
+        delivery = await run.pack(ended)
+        session_id, result = delivery.session_id, delivery.result
         try:
-            parcel = Parcel(run.lease.key, packed.result, packed.recording, packed.archive, run.untold())
-            await retry_forever("deliver a session", self._courier.deliver, parcel)
+            await retry_forever("deliver a session", self._uploader.deliver, delivery)
         except Conflict as error:
             self._services.metrics.delivered("refused")
             log.warning("session %s: result refused, its capture is kept: %s", session_id, error)
-            return packed.result
+            return result
         except PolarError as error:
             self._services.metrics.delivered("failed")
             log.error("session %s: result could not be stored, its capture is kept: %s", session_id, error)
-            return packed.result
+            return result
         self._services.metrics.delivered("stored")
         await asyncio.to_thread(run.clear_away)
-        result = packed.result
         log.info(
             "session %s %s: reward %s, %d completions, %d tokens%s",
             session_id,

@@ -41,7 +41,7 @@ class Body(Enum):
     SMALL = "small"
     """A few fields, or what a node says of its sessions."""
     LARGE = "large"
-    """Tasks with their files, or several results: read into memory as a whole."""
+    """Tasks with their files: read into memory as a whole."""
     STREAMED = "streamed"
     """Bytes that go to the disk as they come."""
 

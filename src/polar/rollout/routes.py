@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from polar import __version__
 from polar.models.dashboard import NodeList, NodeOverview
-from polar.models.session import LeaseKey, SessionEvent, SessionStatus
+from polar.models.delivery import DeliveryAnswer
+from polar.models.session import SessionEvent, SessionStatus
 from polar.models.task import Id, TaskSpec, TaskStatus
 from polar.models.views import (
-    LEASE_SECRET,
-    DeliveryOutcomes,
     EventPage,
     Health,
     Heartbeat,
@@ -24,7 +23,6 @@ from polar.models.views import (
     Leases,
     Release,
     ResultPage,
-    ResultPost,
     SessionPage,
     SessionView,
     TaskBatch,
@@ -68,16 +66,6 @@ Cursor = Annotated[
 Staleness = Annotated[
     int | None, Query(ge=0, description="How many versions old a result's policy may be; else it is stale.")
 ]
-
-
-def lease_key(
-    fencing_token: Annotated[int, Query(ge=0, lt=2**63, description="Of the node's lease.")],
-    secret: Annotated[str, Header(alias=LEASE_SECRET, max_length=64, description="Of the node's lease.")],
-) -> LeaseKey:
-    return LeaseKey(fencing_token=fencing_token, secret=secret)
-
-
-OfLease = Annotated[LeaseKey, Depends(lease_key)]
 
 
 def open_routes(service: RolloutService) -> APIRouter:
@@ -240,43 +228,18 @@ def node_routes(service: RolloutService) -> APIRouter:
         """Renew a node's leases."""
         return await service.heartbeat(node, body)
 
-    @router.put(
-        "/sessions/{session_id}/recording",
-        status_code=204,
-        openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
-        dependencies=[allow(NODES, Body.STREAMED, audited=False)],
-    )
-    async def put_recording(session_id: str, key: OfLease, request: Request) -> None:
-        """Deliver the recording of a leased session, before its result."""
-        await service.put_recording(session_id, key, request.stream())
-
-    @router.put(
-        "/sessions/{session_id}/artifacts",
-        status_code=204,
-        openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
-        dependencies=[allow(NODES, Body.STREAMED, audited=False)],
-    )
-    async def put_artifacts(session_id: str, key: OfLease, request: Request) -> None:
-        """Deliver what is kept of a leased session's files and logs, before its result."""
-        await service.put_artifacts(session_id, key, request.stream())
-
-    @router.post(
-        "/sessions/{session_id}/result",
-        status_code=204,
-        dependencies=[allow(NODES, Body.LARGE, audited=False)],
-    )
-    async def post_result(session_id: str, body: ResultPost) -> None:
-        """Deliver the result of a leased session; the same again changes nothing."""
-        await service.post_result(session_id, body)
-
     @router.post(
         "/nodes/{node}/deliveries",
         openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
-        dependencies=[allow(NODES, Body.LARGE, audited=False)],
+        dependencies=[allow(NODES, Body.STREAMED, audited=False)],
     )
-    async def deliver(node: Id, request: Request) -> DeliveryOutcomes:
-        """Deliver several leased sessions at once: `Deliveries` as one line of JSON, then their bytes."""
-        return await service.deliver(node, await request.body(), caller_of(request))
+    async def deliver(node: Id, request: Request) -> DeliveryAnswer:
+        """Deliver what came of leased sessions; the same again changes nothing.
+
+        The body holds deliveries one after another: each is three unsigned 64-bit sizes, then a `Delivery` as
+        JSON, the recording and the artifacts, which have these sizes; 0: there is none.
+        """
+        return await service.deliver(node, request.stream(), caller_of(request))
 
     @router.post(
         "/sessions/{session_id}/release", status_code=204, dependencies=[allow(NODES, audited=False)]

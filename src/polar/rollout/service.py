@@ -13,12 +13,11 @@ from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
 from polar.models.callback import CallbackView
 from polar.models.dashboard import NodeOverview
-from polar.models.session import LeaseKey, SessionResult, SessionStatus
+from polar.models.delivery import DeliveryAnswer
+from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.views import (
     NODE_PROTOCOL,
-    DeliveryOutcome,
-    DeliveryOutcomes,
     Heartbeat,
     HeartbeatAnswer,
     Join,
@@ -27,7 +26,6 @@ from polar.models.views import (
     Leases,
     Release,
     ResultPage,
-    ResultPost,
     SessionView,
     TaskBatchView,
     TaskView,
@@ -38,12 +36,11 @@ from polar.rollout.checks import check_components, check_runtime, concerning
 from polar.rollout.live import Live
 from polar.rollout.long_poll import Gone, Notifier
 from polar.rollout.metrics import ServerMetrics
-from polar.rollout.parcels import unpacked
 from polar.rollout.policy import PolicyService, marked
 from polar.rollout.problems import problem_of
+from polar.rollout.uploads import uploaded
 from polar.runtimes.allow_list import AllowList
-from polar.store.blobs import BlobName
-from polar.store.leased import Retries
+from polar.store.delivery import Retries
 from polar.store.leases import CLOCK_SECONDS
 from polar.store.retention import Retention, Swept, sweep
 from polar.store.store import Store
@@ -207,22 +204,6 @@ class RolloutService:
             trouble=heartbeat.trouble,
         )
 
-    async def put_recording(self, session_id: str, key: LeaseKey, chunks: AsyncIterator[bytes]) -> None:
-        await self.store.leases.check(session_id, key)
-        await self.store.recordings.put(BlobName(session_id, key.fencing_token), chunks)
-
-    async def put_artifacts(self, session_id: str, key: LeaseKey, chunks: AsyncIterator[bytes]) -> None:
-        await self.store.leases.check(session_id, key)
-        await self.store.artifacts.put(BlobName(session_id, key.fencing_token), chunks)
-
-    async def post_result(self, session_id: str, post: ResultPost) -> None:
-        try:
-            is_new = await self.store.complete(session_id, post.key, post.result, post.entered, self._retries)
-        except PolarError as error:
-            self._took(post.result, error)
-            raise
-        self._took(post.result, is_new)
-
     def _took(self, result: SessionResult, outcome: bool | PolarError) -> None:
         """Count a result that was delivered, and wake who waits for it."""
         is_retried = self._retries.allows(result, result.attempt)
@@ -231,25 +212,22 @@ class RolloutService:
             self._queued.notify()
         self._ended.notify()
 
-    async def deliver(self, node: str, body: bytes, caller: Caller) -> DeliveryOutcomes:
-        """Store what a node delivers of several sessions; what is wrong with one harms no other."""
-        packages = unpacked(body)
-        outcomes = await self.store.deliver(packages, self._retries)
-        for package, outcome in zip(packages, outcomes, strict=True):
-            self._took(package.delivered.result, outcome)
-        refused = [outcome for outcome in outcomes if isinstance(outcome, PolarError)]
+    async def deliver(self, node: str, chunks: AsyncIterator[bytes], caller: Caller) -> DeliveryAnswer:
+        """Store what a node delivers; what is wrong with one delivery harms no other."""
+        async with uploaded(chunks, self.store) as deliveries:
+            outcomes = await self.store.deliver(deliveries, self._retries)
+        refused: list[tuple[str, PolarError]] = []
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+            self._took(delivery.result, outcome)
+            if isinstance(outcome, PolarError):
+                refused.append((delivery.session_id, outcome))
         if refused:
-            log.warning("node %s: %d of %d deliveries refused", node, len(refused), len(packages))
-            for package, outcome in zip(packages, outcomes, strict=True):
-                if isinstance(outcome, PolarError):
-                    caller.log(problem_of(outcome)[0], str(outcome), about=package.delivered.session_id)
-        return DeliveryOutcomes(
-            outcomes=tuple(
-                DeliveryOutcome(
-                    session_id=package.delivered.session_id,
-                    problem=problem_of(outcome)[1] if isinstance(outcome, PolarError) else None,
-                )
-                for package, outcome in zip(packages, outcomes, strict=True)
+            log.warning("node %s: %d of %d deliveries refused", node, len(refused), len(deliveries))
+            for session_id, error in refused:
+                caller.log(problem_of(error)[0], str(error), about=session_id)
+        return DeliveryAnswer(
+            problems=tuple(
+                problem_of(outcome)[1] if isinstance(outcome, PolarError) else None for outcome in outcomes
             )
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError
 from polar.store.blobs import ARTIFACTS, RECORDINGS
-from polar.store.file_writer import sync
+from polar.store.file_blobs import sync
 
 DATABASE = "polar.db"
 SECRETS = ("token", "callback-secret")

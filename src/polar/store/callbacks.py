@@ -17,9 +17,8 @@ from polar.errors import NotFound
 from polar.models.callback import Callback, CallbackEvent, CallbackPage, CallbackStatus, CallbackView
 from polar.models.notice import Notice, TaskEnd
 from polar.models.session import SessionResult, SessionStatus
-from polar.store.database import Database
+from polar.store.database import BATCH, Database
 from polar.store.feed import Feed, horizon
-from polar.store.leased import BATCH
 from polar.store.sessions import page_start
 from polar.store.tables import callback_cursor, callbacks, results, sessions, tasks
 

@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 Clock = Callable[[], float]
 
+BATCH = 500
+"""Rows handled by one statement: well below every database's limit on parameters."""
+
 
 class Database(ABC):
     """One database; a row that `write` reads for update cannot change before it commits."""

@@ -9,50 +9,59 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError
-from polar.models.session import FailureReason, LeaseKey, SessionResult, SessionStatus, StageEntry
+from polar.models.delivery import Delivery
+from polar.models.session import FailureReason, SessionResult, SessionStatus
 from polar.store.events import Entry, record
-from polar.store.leased import Retries, entries, fenced_off, is_held, is_newest, requeue, rows_of
-from polar.store.sessions import HELD, Ending, cancel_rows, end, ended_by_server
+from polar.store.leases import entries, fenced_off, is_held, is_newest, requeue, rows_of
+from polar.store.sessions import HELD, cancel_rows, end, ended_by_server
 from polar.store.tables import results, sessions, tasks
+
+LONGEST_PAUSE_SECONDS = 300.0
+"""However often a session has failed, it is not kept back for longer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """A result as it came from a node."""
+class Retries:
+    """When a session is run again whose infrastructure failed."""
 
-    session_id: str
-    key: LeaseKey
-    result: SessionResult
-    entered: Sequence[StageEntry] = ()
+    max_attempts: int = 3
+    """How often it is begun in all."""
+    seconds: float = 5.0
+    """How long it waits after its first attempt; twice as long after each further one."""
+
+    def allows(self, result: SessionResult, attempt: int) -> bool:
+        """Whether another attempt follows the one that came to this result."""
+        return result.failure is FailureReason.INFRASTRUCTURE and attempt < self.max_attempts
+
+    def pause(self, attempt: int) -> float:
+        """The backoff after an attempt, counted from 1."""
+        return float(min(self.seconds * 2.0 ** (attempt - 1), LONGEST_PAUSE_SECONDS))
 
 
 def complete_rows(
-    connection: Connection, delivered: Sequence[Delivered], now: float, retries: Retries
+    connection: Connection, deliveries: Sequence[Delivery], now: float, retries: Retries
 ) -> list[bool | PolarError]:
     """For each: True if it is taken now, False if this very result was taken before, or what is wrong."""
-    enough = _early_stops(connection, delivered)
-    rows = {row.id: row for row in rows_of(connection, [item.session_id for item in delivered])}
-    known = _stored(connection, delivered, rows)
+    enough = _early_stops(connection, deliveries)
+    rows = {row.id: row for row in rows_of(connection, [delivery.session_id for delivery in deliveries])}
+    known = _stored(connection, rows)
     outcomes: list[bool | PolarError] = []
-    endings: list[Ending] = []
-    again: list[Delivered] = []
+    ended: list[tuple[Row[Any], SessionResult]] = []
+    failed: list[tuple[Row[Any], SessionResult]] = []
     entered: list[Entry] = []
-    for item in delivered:
-        outcome = _outcome(item, rows.get(item.session_id), known)
-        if outcome is True:
-            row = rows[item.session_id]
-            known[item.session_id] = Ending(item.result, item.key.fencing_token)
-            entered += entries(row, item.entered, now)
-            if retries.allows(item.result, row.attempt):
-                again.append(item)
-            else:
-                endings.append(known[item.session_id])
+    for delivery in deliveries:
+        row, result = rows.get(delivery.session_id), delivery.result
+        outcome = _outcome(delivery, row, known)
+        if outcome is True and row is not None:
+            known[row.id] = result
+            entered += entries(row, delivery.entered, now)
+            (failed if retries.allows(result, row.attempt) else ended).append((row, result))
         outcomes.append(outcome)
     record(connection, entered)
-    end(connection, endings, now)
-    for item in again:
-        _run_again(connection, rows[item.session_id], item.result, now, retries)
-    for task_id in sorted({it.result.task_id for it in endings if it.result.is_usable} & enough.keys()):
+    end(connection, ended, now)
+    for row, result in failed:
+        _run_again(connection, row, result, now, retries)
+    for task_id in sorted({result.task_id for _, result in ended if result.is_usable} & enough.keys()):
         _stop_early(connection, task_id, enough[task_id], now)
     return outcomes
 
@@ -62,60 +71,58 @@ def _run_again(
 ) -> None:
     """Queue a session whose attempt failed through no fault of its agent, unless nobody wants it any more."""
     if row.cancel_requested:
-        end(connection, [ended_by_server(row, SessionStatus.CANCELLED, result.error or "cancelled")], now)
+        cancelled = ended_by_server(row, SessionStatus.CANCELLED, result.error or "cancelled")
+        end(connection, [(row, cancelled)], now)
     else:
         requeue(connection, [row], now, result.error or "", pause=retries.pause(row.attempt))
 
 
-def _outcome(item: Delivered, row: Row[Any] | None, known: Mapping[str, Ending]) -> bool | PolarError:
+def _outcome(
+    delivery: Delivery, row: Row[Any] | None, known: Mapping[str, SessionResult]
+) -> bool | PolarError:
     if row is None:
-        return NotFound(f"no session {item.session_id!r}")
-    if not is_newest(row, item.key):
-        return fenced_off(item.session_id)
-    if (problem := _problem(row, item.result)) is not None:
+        return NotFound(f"no session {delivery.session_id!r}")
+    if not is_newest(row, delivery.key):
+        return fenced_off(row.id)
+    if (problem := _problem(row, delivery.result)) is not None:
         return problem
-    stored = known.get(item.session_id)
-    if stored is None and is_held(row, item.key):
+    stored = known.get(row.id)
+    if stored is None and is_held(row, delivery.key):
         return True
-    if _was_no_ending(row, stored, item.result):
+    if _was_no_ending(row, stored, delivery.result):
         return False
     if stored is None:
-        return fenced_off(item.session_id)
-    if stored.result != item.result:
-        return Conflict(f"session {item.session_id!r} already has another result")
+        return fenced_off(row.id)
+    if stored != delivery.result:
+        return Conflict(f"session {row.id!r} already has another result")
     return False
 
 
-def _was_no_ending(row: Row[Any], stored: Ending | None, result: SessionResult) -> bool:
+def _was_no_ending(row: Row[Any], stored: SessionResult | None, result: SessionResult) -> bool:
     """Whether a result of the newest lease was taken and did not end the session, which is queued again, or
     was cancelled instead."""
     if result.failure is not FailureReason.INFRASTRUCTURE:
         return False
     if stored is None:
         return bool(row.status == SessionStatus.QUEUED)
-    return stored.result.status is SessionStatus.CANCELLED
+    return stored.status is SessionStatus.CANCELLED
 
 
-def _stored(
-    connection: Connection, delivered: Sequence[Delivered], rows: Mapping[str, Row[Any]]
-) -> dict[str, Ending]:
+def _stored(connection: Connection, rows: Mapping[str, Row[Any]]) -> dict[str, SessionResult]:
     """The results that some of these sessions have already."""
-    ended = {item.session_id for item in delivered if item.session_id in rows} - {
-        id for id, row in rows.items() if SessionStatus(row.status) in HELD
-    }
+    ended = [id for id, row in rows.items() if SessionStatus(row.status) not in HELD]
     if not ended:
         return {}
-    query = select(results.c.session_id, results.c.fencing_token, results.c.result)
-    found = connection.execute(query.where(results.c.session_id.in_(ended)))
-    return {id: Ending(SessionResult.model_validate_json(text), token) for id, token, text in found}
+    query = select(results.c.session_id, results.c.result).where(results.c.session_id.in_(ended))
+    return {id: SessionResult.model_validate_json(text) for id, text in connection.execute(query)}
 
 
-def _early_stops(connection: Connection, delivered: Sequence[Delivered]) -> dict[str, int]:
+def _early_stops(connection: Connection, deliveries: Sequence[Delivery]) -> dict[str, int]:
     """Of the tasks that may have enough now: how many samples are enough.
 
     Locked before their sessions, so that of two last results the later one counts both.
     """
-    ids = {item.result.task_id for item in delivered if item.result.is_usable}
+    ids = {delivery.result.task_id for delivery in deliveries if delivery.result.is_usable}
     if not ids:
         return {}
     query = select(tasks.c.id, tasks.c.early_stop).where(tasks.c.id.in_(ids), tasks.c.early_stop.is_not(None))
@@ -136,8 +143,6 @@ def _stop_early(connection: Connection, task_id: str, enough: int, now: float) -
 
 def _problem(row: Row[Any], result: SessionResult) -> PolarError | None:
     """What a result says that its session contradicts."""
-    if result.session_id != row.id:
-        return InvalidInput(f"result.session_id: must be {row.id!r}, as in the address")
     if not result.status.ended:
         return InvalidInput("result.status: must be completed, failed or cancelled")
     if result.failure is not None and result.status is not SessionStatus.FAILED:

@@ -1,121 +1,85 @@
-"""Blobs as files: one a lease, in 16 directories, each there whole or not at all."""
+"""Blobs as files, each there whole or not at all.
+
+A disk takes little longer to sync many files than to sync one. So all that wait together are written beside
+their place, then synced, then moved there; at last their directories are synced, each one once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
-import tempfile
-import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TypeVar
+from uuid import uuid4
 
 from polar.errors import Unavailable
-from polar.store.blobs import CHUNK, BlobName, Blobs, Stored
-from polar.store.file_writer import PART, FileWriter, make_directory, sync
+from polar.store.blobs import CHUNK, PART, BlobName, Blobs, Stored
 
-_UPLOAD_SECONDS = 86_400.0
-"""After so long without a byte an upload has broken off."""
+T = TypeVar("T")
 
-_BEFORE_TOKEN = "@"
-"""Between session and fencing token in a file's name; no session's id has it."""
+MOST_TOGETHER = 128
+"""Files written together: the first waits for the last, and all are open meanwhile."""
+
+SYNCERS = 8
+"""How many syncs the disk is asked for at once, which it serves as one."""
+
+_SYNCERS = ThreadPoolExecutor(SYNCERS, "file-syncer")
 
 
 class FileBlobs(Blobs):
-    """Below a directory of this machine, or of a file system that several mount.
-
-    A blob is `shard/session@token`. The shards are few, since each that a file is moved into is synced.
-    Stores that were begun when each session had a directory of its own hold some at `BlobName.path`:
-    these are read, and let go, where they are.
-    """
+    """Below a directory of this machine, or of a file system that several mount."""
 
     def __init__(self, root: Path) -> None:
-        super().__init__(root.name)
+        super().__init__(root.name, root)
         self._root = root
-        self._writer = FileWriter()
-
-    def path(self, session_id: str, fencing_token: int) -> Path:
-        return self.local_path(BlobName(session_id, fencing_token))
+        self._disk = asyncio.Lock()
+        self._next: tuple[list[_Write], asyncio.Task[None]] | None = None
+        """What is gathered while the disk is busy, and the task that will write it."""
 
     def local_path(self, name: BlobName) -> Path:
-        place, early = Path(self._place(name)), self._early_place(name)
-        return early if not place.exists() and early.exists() else place
+        return self._root / name.path
 
-    async def put(self, name: BlobName, chunks: AsyncIterator[bytes]) -> None:
-        try:
-            await self._write(Path(self._place(name)), chunks)
-        except OSError as error:
-            raise self._not_stored(name, error) from error
-
-    async def put_whole(self, name: BlobName, data: bytes) -> None:
-        try:
-            await self._writer.write(self._place(name), data)
-        except OSError as error:
-            raise self._not_stored(name, error) from error
+    async def put(self, name: BlobName, data: bytes | PurePath) -> None:
+        mine = _Write(f"{self._root}/{name.path}", data, f"{self._root}/{PART}{uuid4().hex}")
+        if self._next is None or len(self._next[0]) == MOST_TOGETHER:
+            gathered: list[_Write] = []
+            self._next = gathered, asyncio.create_task(self._write(gathered))
+        gathered, written = self._next
+        gathered.append(mine)
+        # A caller that stops waiting stops no other.
+        await asyncio.shield(written)
+        if mine.error is not None:
+            raise self._not_stored(name, mine.error) from mine.error
 
     async def exists(self, name: BlobName) -> bool:
-        return await asyncio.to_thread(lambda: self.local_path(name).is_file())
+        return await asyncio.to_thread(self.local_path(name).is_file)
 
     async def read(self, name: BlobName) -> AsyncIterator[bytes]:
-        with await asyncio.to_thread(lambda: self.local_path(name).open("rb")) as file:
+        with await asyncio.to_thread(self.local_path(name).open, "rb") as file:
             while chunk := await asyncio.to_thread(file.read, CHUNK):
                 yield chunk
-
-    async def keep_only(self, name: BlobName) -> None:
-        # A lease that was another's has a lower token.
-        others = (BlobName(name.session_id, token) for token in range(name.fencing_token))
-        await asyncio.to_thread(self._unlink, others)
 
     async def found(self) -> list[Stored]:
         return await asyncio.to_thread(lambda: list(_found(self._root)))
 
     async def remove(self, names: Iterable[BlobName]) -> None:
-        await asyncio.to_thread(self._unlink, names)
-        await asyncio.to_thread(_remove_broken_off, self._root)
+        def unlink() -> None:
+            for name in names:
+                self.local_path(name).unlink(missing_ok=True)
 
-    def newest(self, session_id: str) -> Path | None:
-        """The file of the latest lease of a session that delivered something."""
-        sought = BlobName(session_id, 0)
-        late = Path(self._place(sought)).parent.glob(f"{session_id}{_BEFORE_TOKEN}*")
-        early = self._early_place(sought).parent.glob("*")
-        names = [name for path in (*late, *early) if (name := _name_of(path)) is not None]
-        return self.local_path(max(names, key=lambda name: name.fencing_token)) if names else None
+        await asyncio.to_thread(unlink)
 
-    def _place(self, name: BlobName) -> str:
-        return f"{self._root}/{name.path[0]}/{name.session_id}{_BEFORE_TOKEN}{name.fencing_token}"
-
-    def _early_place(self, name: BlobName) -> Path:
-        return self._root / name.path
-
-    def _unlink(self, names: Iterable[BlobName]) -> None:
-        for name in names:
-            Path(self._place(name)).unlink(missing_ok=True)
-            early = self._early_place(name)
-            early.unlink(missing_ok=True)
-            # Fails, as it should, while something is in it.
-            with suppress(OSError):
-                early.parent.rmdir()
-
-    async def _write(self, target: Path, chunks: AsyncIterator[bytes]) -> None:
-        buffer = bytearray()
-        part: Path | None = None
-        try:
-            async for chunk in chunks:
-                buffer += chunk
-                if len(buffer) >= CHUNK:
-                    if part is None:
-                        part = await asyncio.to_thread(_begin, target.parent)
-                    await asyncio.to_thread(_append, part, bytes(buffer))
-                    buffer.clear()
-            if part is None:
-                await self._writer.write(os.fspath(target), bytes(buffer))
-            else:
-                await asyncio.to_thread(_append, part, bytes(buffer))
-                await asyncio.to_thread(_finish, part, target)
-        finally:
-            if part is not None:
-                await asyncio.to_thread(part.unlink, missing_ok=True)
+    async def _write(self, gathered: list[_Write]) -> None:
+        async with self._disk:
+            if self._next is not None and self._next[0] is gathered:
+                self._next = None
+            await asyncio.to_thread(_write_together, gathered)
 
     def _not_stored(self, name: BlobName, error: OSError) -> Unavailable:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -126,41 +90,120 @@ class FileBlobs(Blobs):
         )
 
 
-def _begin(directory: Path) -> Path:
-    make_directory(os.fspath(directory))
-    descriptor, name = tempfile.mkstemp(prefix=PART, dir=directory)
-    os.close(descriptor)
-    return Path(name)
+@dataclass(slots=True)
+class _Write:
+    """A file to be made of bytes, or of an uploaded file, and what went wrong with it."""
+
+    path: str
+    data: bytes | PurePath
+    part: str
+    descriptor: int = -1
+    error: OSError | None = None
+
+    @property
+    def directory(self) -> str:
+        return os.path.dirname(self.path)
+
+    def begin(self) -> None:
+        if isinstance(self.data, PurePath):
+            self.part = os.fspath(self.data)
+            self.descriptor = os.open(self.part, os.O_RDONLY)
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            self.descriptor = os.open(self.part, flags, 0o600)
+        except FileNotFoundError:
+            make_directory(os.path.dirname(self.part))
+            self.descriptor = os.open(self.part, flags, 0o600)
+        with os.fdopen(self.descriptor, "wb", closefd=False) as file:
+            file.write(self.data)
+
+    def sync(self) -> None:
+        os.fsync(self.descriptor)
+
+    def move(self) -> None:
+        self._close()
+        try:
+            os.replace(self.part, self.path)
+        except FileNotFoundError:
+            make_directory(self.directory)
+            os.replace(self.part, self.path)
+
+    def attempt(self, step: Callable[[_Write], None]) -> None:
+        """Take a step, unless one has failed; then nothing is left of the file."""
+        if self.error is not None:
+            return
+        try:
+            step(self)
+        except OSError as error:
+            self.error = error
+            self._close()
+            with suppress(OSError):
+                os.unlink(self.part)
+
+    def _close(self) -> None:
+        if self.descriptor >= 0:
+            descriptor, self.descriptor = self.descriptor, -1
+            os.close(descriptor)
 
 
-def _append(part: Path, data: bytes) -> None:
-    with part.open("ab") as file:
-        file.write(data)
+def _write_together(writes: list[_Write]) -> None:
+    for write in writes:
+        write.attempt(_Write.begin)
+    _in_parallel(_sync, writes)
+    moved: dict[str, list[_Write]] = defaultdict(list)
+    for write in writes:
+        write.attempt(_Write.move)
+        if write.error is None:
+            moved[write.directory].append(write)
+    _in_parallel(_sync_directories, list(moved.items()))
 
 
-def _finish(part: Path, target: Path) -> None:
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(part, target)
-    sync(target.parent)
+def _in_parallel(do: Callable[[Sequence[T]], None], things: Sequence[T]) -> None:
+    """Each thread gets a share of them, as handing over costs more than most syncs."""
+    list(_SYNCERS.map(do, (things[first::SYNCERS] for first in range(min(SYNCERS, len(things))))))
+
+
+def _sync(writes: Sequence[_Write]) -> None:
+    for write in writes:
+        write.attempt(_Write.sync)
+
+
+def _sync_directories(moved: Sequence[tuple[str, list[_Write]]]) -> None:
+    for directory, writes in moved:
+        try:
+            sync(directory)
+        except OSError as error:
+            for write in writes:
+                write.error = error
+
+
+def make_directory(directory: str) -> None:
+    """Durably, with those above it."""
+    parent = os.path.dirname(directory)
+    try:
+        os.mkdir(directory)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        make_directory(parent)
+        make_directory(directory)
+        return
+    sync(parent)
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Have a file's content, or a directory's names, survive the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _found(root: Path) -> Iterator[Stored]:
-    for path in (*root.glob("*/*"), *root.glob("*/*/*")):
-        if (name := _name_of(path)) is not None:
-            # What another has let go meanwhile is not there.
+    for path in root.glob("*/*"):
+        if (name := BlobName.of(path.name)) is not None:
+            # What another has removed meanwhile is not there.
             with suppress(FileNotFoundError):
                 yield Stored(name, path.stat().st_mtime)
-
-
-def _name_of(path: Path) -> BlobName | None:
-    session_id, _, token = path.name.rpartition(_BEFORE_TOKEN)
-    return BlobName.of(f"{session_id}/{token}" if session_id else f"{path.parent.name}/{token}")
-
-
-def _remove_broken_off(root: Path) -> None:
-    broken_off = time.time() - _UPLOAD_SECONDS
-    for part in (*root.glob(f"*/{PART}*"), *root.glob(f"*/*/{PART}*")):
-        with suppress(FileNotFoundError):
-            if part.stat().st_mtime < broken_off:
-                part.unlink()

@@ -7,6 +7,8 @@ lease is the session's own.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,27 +16,26 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, select, update
 
-from polar.errors import NotFound, PolarError
-from polar.models.session import TRANSITIONS, Lease, LeaseKey, SessionStatus
+from polar.errors import Conflict, NotFound
+from polar.models.session import (
+    TRANSITIONS,
+    Lease,
+    LeaseKey,
+    Progress,
+    SessionResult,
+    SessionStatus,
+    StageEntry,
+)
 from polar.models.task import TaskSpec
 from polar.models.views import HeartbeatAnswer, SessionBeat
-from polar.store.database import Database
-from polar.store.delivery import Delivered, complete_rows
+from polar.store.database import BATCH, Database
 from polar.store.events import Entry, record
-from polar.store.leased import (
-    BATCH,
-    Retries,
-    digest,
-    entries,
-    fenced_off,
-    is_held,
-    is_newest,
-    requeue,
-    rows_of,
-)
 from polar.store.nodes import is_drained, report_trouble
-from polar.store.sessions import HELD, Ending, cancel_rows, end, ended_by_server
+from polar.store.sessions import HELD, cancel_rows, end, ended_by_server
 from polar.store.tables import IS_QUEUED, sessions, tasks
+
+_STAGES = tuple(SessionStatus)
+"""In the order in which a session enters them."""
 
 _HOLD = (sessions.c.id, sessions.c.status, sessions.c.fencing_token, sessions.c.lease_digest)
 """What tells whether a key is that of the lease which holds a session."""
@@ -98,31 +99,11 @@ class Leases:
 
         return await self._database.write(change)
 
-    async def check(self, session_id: str, key: LeaseKey) -> None:
-        """Conflict unless this key's lease is the session's own."""
-        query = select(*_HOLD).where(sessions.c.id == session_id)
-        row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
-        if row is None:
-            raise NotFound(f"no session {session_id!r}")
-        if not is_held(row, key):
-            raise fenced_off(session_id)
-
     async def held(self, keys: Mapping[str, LeaseKey]) -> frozenset[str]:
         """Which of these sessions are still leased under the key that is named with them."""
         query = select(*_HOLD).where(sessions.c.id.in_(keys))
         rows = await self._database.read(lambda connection: connection.execute(query).all())
         return frozenset(row.id for row in rows if is_held(row, keys[row.id]))
-
-    async def complete_all(
-        self, delivered: Sequence[Delivered], retries: Retries = Retries()
-    ) -> list[bool | PolarError]:
-        """Store results exactly once, or run their sessions again where their infrastructure failed.
-
-        All in one transaction; what is wrong with one harms no other. False: this very result came before.
-        """
-        return await self._database.write(
-            lambda connection: complete_rows(connection, delivered, self._database.now(), retries)
-        )
 
     async def release(self, session_id: str, key: LeaseKey) -> None:
         """Put a session back into the queue as if it had not been leased; again: nothing happens."""
@@ -152,6 +133,75 @@ class Leases:
             requeued += batch.requeued
             if batch.ended + batch.requeued < BATCH:
                 return Expired(requeued=requeued, ended=ended)
+
+
+def rows_of(connection: Connection, ids: Sequence[str]) -> list[Row[Any]]:
+    """The sessions of these ids that there are, locked."""
+    rows: list[Row[Any]] = []
+    for start in range(0, len(ids), BATCH):
+        # Everyone locks in the same order, so that no two wait for each other.
+        query = select(sessions).where(sessions.c.id.in_(ids[start : start + BATCH])).order_by(sessions.c.seq)
+        rows += connection.execute(query.with_for_update(key_share=True)).all()
+    return rows
+
+
+def digest(secret: str) -> str:
+    """What is stored of a lease's secret: whoever reads the database or a back-up cannot use it."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def is_newest(row: Any, key: LeaseKey) -> bool:
+    """Whether this is the key of the last lease that the session was given, held or not."""
+    if row.fencing_token != key.fencing_token or row.lease_digest is None:
+        return False
+    return hmac.compare_digest(row.lease_digest, digest(key.secret))
+
+
+def is_held(row: Any, key: LeaseKey) -> bool:
+    """Whether the lease with this key is the session's own."""
+    return SessionStatus(row.status) in HELD and is_newest(row, key)
+
+
+def fenced_off(session_id: str) -> Conflict:
+    return Conflict(f"session {session_id!r} is not leased under this key")
+
+
+def entries(row: Row[Any], entered: Sequence[StageEntry], now: float) -> list[Entry]:
+    """The events of the stages that a node says its session has entered, without those it said before."""
+    return [
+        Entry(row.id, row.task_id, row.attempt, entry.status, now - entry.seconds_ago, row.node)
+        for entry in entered
+        if _STAGES.index(entry.status) > _STAGES.index(SessionStatus(row.status))
+    ]
+
+
+def requeue(
+    connection: Connection,
+    rows: Sequence[Row[Any]],
+    now: float,
+    why: str,
+    *,
+    pause: float = 0.0,
+    attempts_given_back: int = 0,
+) -> None:
+    """Put sessions back into the queue, to be leased once the pause is over."""
+    if not rows:
+        return
+    connection.execute(
+        update(sessions)
+        .where(sessions.c.seq.in_([row.seq for row in rows]))
+        .values(
+            status=SessionStatus.QUEUED.value,
+            attempt=sessions.c.attempt - attempts_given_back,
+            node=None,
+            lease_expires_at=None,
+            not_before=now + pause if pause else None,
+            progress=Progress().model_dump_json(),
+            updated_at=now,
+        )
+    )
+    queued = SessionStatus.QUEUED
+    record(connection, [Entry(row.id, row.task_id, row.attempt, queued, now, row.node, why) for row in rows])
 
 
 def _next(
@@ -257,11 +307,12 @@ def _shorten(connection: Connection, latest: float) -> None:
 def _expire(connection: Connection, now: float, max_attempts: int) -> Expired:
     overdue = select(sessions).where(sessions.c.lease_expires_at <= now).limit(BATCH)
     rows = connection.execute(overdue.with_for_update(skip_locked=True, key_share=True)).all()
-    endings = [ending for row in rows if (ending := _ending_of_silent(row, max_attempts)) is not None]
-    over = {ending.result.session_id for ending in endings}
-    end(connection, endings, now)
-    requeue(connection, [row for row in rows if row.id not in over], now, "its node fell silent")
-    return Expired(requeued=len(rows) - len(endings), ended=len(endings))
+    results = [(row, _result_of_silent(row, max_attempts)) for row in rows]
+    ended = [(row, result) for row, result in results if result is not None]
+    requeued = [row for row, result in results if result is None]
+    end(connection, ended, now)
+    requeue(connection, requeued, now, "its node fell silent")
+    return Expired(requeued=len(requeued), ended=len(ended))
 
 
 def _row(connection: Connection, session_id: str) -> Row[Any]:
@@ -283,7 +334,7 @@ def _furthest(stored: SessionStatus, reported: SessionStatus) -> SessionStatus:
     return reported
 
 
-def _ending_of_silent(row: Row[Any], max_attempts: int) -> Ending | None:
+def _result_of_silent(row: Row[Any], max_attempts: int) -> SessionResult | None:
     """How a session whose node fell silent ends, or None if it is to run again."""
     if row.cancel_requested:
         return ended_by_server(row, SessionStatus.CANCELLED, f"cancelled; node {row.node!r} fell silent")

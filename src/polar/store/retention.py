@@ -9,7 +9,7 @@ from functools import partial
 from sqlalchemy import Connection, delete, func, select
 
 from polar.store.blobs import BlobName, Blobs, Stored
-from polar.store.leased import BATCH
+from polar.store.database import BATCH
 from polar.store.sessions import HELD
 from polar.store.store import Store
 from polar.store.tables import events, results, sessions
@@ -70,6 +70,7 @@ async def _sweep_blobs(store: Store, blobs: Blobs, keep: float | None, grace: fl
             and (blob.at is None or blob.at < now - grace)
         ]
     await blobs.remove([*old, *orphaned])
+    await blobs.remove_broken_uploads()
     return len(old), len(orphaned)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
@@ -42,62 +41,47 @@ def page_start(after: str | None) -> int:
     return int(after)
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """A result about to be stored, and the lease under which it came to be."""
-
-    result: SessionResult
-    fencing_token: int
-
-
-def end(connection: Connection, endings: Sequence[Ending], now: float) -> None:
+def end(connection: Connection, ended: Sequence[tuple[Row[Any], SessionResult]], now: float) -> None:
     """Store results and end their sessions, in the caller's transaction."""
-    if not endings:
+    if not ended:
         return
     announce(connection, Feed.RESULTS)
     connection.execute(
         insert(results),
         [
             {
-                "session_id": ending.result.session_id,
-                "task_id": ending.result.task_id,
-                "fencing_token": ending.fencing_token,
-                "reward": _credited(ending.result),
-                "usable": ending.result.is_usable,
-                "sampled_tokens": ending.result.stats.sampled_tokens,
-                "trainable_tokens": ending.result.stats.trainable_tokens,
-                "result": ending.result.model_dump_json(),
+                "session_id": row.id,
+                "task_id": row.task_id,
+                "fencing_token": row.fencing_token,
+                "reward": _credited(result),
+                "usable": result.is_usable,
+                "sampled_tokens": result.stats.sampled_tokens,
+                "trainable_tokens": result.stats.trainable_tokens,
+                "result": result.model_dump_json(),
                 "created_at": now,
             }
-            for ending in endings
+            for row, result in ended
         ],
     )
     connection.execute(
         update(sessions).where(sessions.c.id == bindparam("session")),
         [
             {
-                "session": ending.result.session_id,
-                "status": ending.result.status.value,
-                "progress": _final_progress(ending.result).model_dump_json(),
-                "reward": _credited(ending.result),
+                "session": row.id,
+                "status": result.status.value,
+                "progress": _final_progress(result).model_dump_json(),
+                "reward": _credited(result),
                 "lease_expires_at": None,
                 "updated_at": now,
             }
-            for ending in endings
+            for row, result in ended
         ],
     )
     record(
         connection,
         [
-            Entry(
-                ending.result.session_id,
-                ending.result.task_id,
-                ending.result.attempt,
-                ending.result.status,
-                now,
-                detail=ending.result.error,
-            )
-            for ending in endings
+            Entry(row.id, row.task_id, result.attempt, result.status, now, detail=result.error)
+            for row, result in ended
         ],
     )
 
@@ -110,19 +94,16 @@ def _final_progress(result: SessionResult) -> Progress:
     return Progress(completions=result.stats.completions, sampled_tokens=result.stats.sampled_tokens)
 
 
-def ended_by_server(row: Row[Any], status: SessionStatus, error: str) -> Ending:
+def ended_by_server(row: Row[Any], status: SessionStatus, error: str) -> SessionResult:
     """The result of a session that no node will deliver one for."""
-    return Ending(
-        SessionResult(
-            session_id=row.id,
-            task_id=row.task_id,
-            sample=row.sample,
-            attempt=row.attempt,
-            status=status,
-            error=error,
-            failure=FailureReason.INFRASTRUCTURE if status is SessionStatus.FAILED else None,
-        ),
-        row.fencing_token,
+    return SessionResult(
+        session_id=row.id,
+        task_id=row.task_id,
+        sample=row.sample,
+        attempt=row.attempt,
+        status=status,
+        error=error,
+        failure=FailureReason.INFRASTRUCTURE if status is SessionStatus.FAILED else None,
     )
 
 
@@ -135,11 +116,7 @@ def cancel_rows(
     """End the waiting sessions among `rows` and ask for the end of the held ones; how many that were."""
     waiting = [row for row in rows if row.status == SessionStatus.QUEUED]
     held = [row for row in rows if SessionStatus(row.status) in HELD]
-    end(
-        connection,
-        [ended_by_server(row, SessionStatus.CANCELLED, reason) for row in waiting],
-        now,
-    )
+    end(connection, [(row, ended_by_server(row, SessionStatus.CANCELLED, reason)) for row in waiting], now)
     if held:
         connection.execute(
             update(sessions)

@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar.errors import NotFound, PolarError
-from polar.models.session import LeaseKey, SessionResult, StageEntry
+from polar.errors import InvalidInput, NotFound, PolarError
+from polar.models.delivery import Delivery
 from polar.store.blobs import ARTIFACTS, RECORDINGS, BlobName, Blobs, open_blobs
 from polar.store.callbacks import Callbacks
 from polar.store.database import Database
-from polar.store.delivery import Delivered
+from polar.store.delivery import Retries, complete_rows
 from polar.store.events import Events
-from polar.store.leased import Retries
 from polar.store.leases import Leases
 from polar.store.listing import Listing
 from polar.store.nodes import Nodes
@@ -26,19 +25,6 @@ from polar.store.results import Results
 from polar.store.sessions import Sessions
 from polar.store.tasks import Tasks
 from polar.store.tokens import Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A result and, unless they were delivered before it, the bytes that belong to it."""
-
-    delivered: Delivered
-    recording: bytes | None = None
-    artifacts: bytes | None = None
-
-    @property
-    def name(self) -> BlobName:
-        return BlobName(self.delivered.session_id, self.delivered.key.fencing_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,59 +83,48 @@ class Store:
         async with Database.open(database_url or data_dir / "polar.db", clock) as database:
             yield cls(database, recordings, artifacts)
 
-    async def complete(
-        self,
-        session_id: str,
-        key: LeaseKey,
-        result: SessionResult,
-        entered: Sequence[StageEntry] = (),
-        retries: Retries = Retries(),
-    ) -> bool:
-        """Take a result whose recording and artifacts, if it says it has them, came under the same lease."""
-        package = Package(Delivered(session_id, key, result, entered))
-        (outcome,) = await self.deliver([package], retries)
-        if isinstance(outcome, PolarError):
-            raise outcome
-        return outcome
-
     async def deliver(
-        self, packages: Sequence[Package], retries: Retries = Retries()
+        self, deliveries: Sequence[Delivery], retries: Retries = Retries()
     ) -> list[bool | PolarError]:
-        """Store bytes, then results. Of each: whether it is new, or what is wrong with it alone."""
-        keys = {package.delivered.session_id: package.delivered.key for package in packages}
-        has_bytes = any(
-            package.recording is not None or package.artifacts is not None for package in packages
-        )
-        held = await self.leases.held(keys) if has_bytes else frozenset()
+        """Store recordings and artifacts, then results, each exactly once and all in one transaction.
+
+        For each: whether its result is new, or what is wrong with it, which harms no other. Where a session's
+        infrastructure failed, it is run again.
+        """
+        held = await self.leases.held({delivery.session_id: delivery.key for delivery in deliveries})
         problems = await asyncio.gather(
-            *(self._unpack(package, package.name.session_id in held) for package in packages)
+            *(self._put(delivery, delivery.session_id in held) for delivery in deliveries)
         )
-        sound = [package for package, problem in zip(packages, problems, strict=True) if problem is None]
-        delivered = [package.delivered for package in sound]
-        completed = await self.leases.complete_all(delivered, retries) if sound else []
-        for package, outcome in zip(sound, completed, strict=True):
+        sound = [delivery for delivery, problem in zip(deliveries, problems, strict=True) if problem is None]
+        completed = await self.database.write(
+            lambda connection: complete_rows(connection, sound, self.database.now(), retries)
+        )
+        for delivery, outcome in zip(sound, completed, strict=True):
             # Only a session that was leased before has something to be cleared away.
-            if outcome is True and package.name.fencing_token > 1:
-                await self.recordings.keep_only(package.name)
-                await self.artifacts.keep_only(package.name)
+            if outcome is True and delivery.key.fencing_token > 1:
+                name = BlobName(delivery.session_id, delivery.key.fencing_token)
+                await self.recordings.keep_only(name)
+                await self.artifacts.keep_only(name)
         rest = iter(completed)
         return [next(rest) if problem is None else problem for problem in problems]
 
-    async def _unpack(self, package: Package, is_held: bool) -> PolarError | None:
-        """Store the bytes of a package; what is wrong with it, if anything."""
-        name, result = package.name, package.delivered.result
-        delivered = (
-            (self.recordings, package.recording, result.has_recording),
-            (self.artifacts, package.artifacts, result.has_artifacts),
+    async def _put(self, delivery: Delivery, is_held: bool) -> PolarError | None:
+        """Store what belongs to a result; what is wrong with it, if anything. Without the lease, nothing is
+        stored."""
+        if not is_held:
+            return None
+        result, name = delivery.result, BlobName(delivery.session_id, delivery.key.fencing_token)
+        parts = (
+            (self.recordings, delivery.recording, result.has_recording),
+            (self.artifacts, delivery.artifacts, result.has_artifacts),
         )
         try:
-            for blobs, data, is_claimed in delivered:
-                if data is not None and is_held:
-                    await blobs.put_whole(name, data)
-                elif is_claimed and not await blobs.exists(name):
-                    await self.leases.check(name.session_id, package.delivered.key)
-                    raise NotFound(
-                        f"{blobs.kind} of session {name.session_id!r} were not delivered before its result"
+            for blobs, data, is_claimed in parts:
+                if data is not None:
+                    await blobs.put(name, data)
+                elif is_claimed:
+                    raise InvalidInput(
+                        f"{blobs.kind} of session {name.session_id!r} were not delivered with its result"
                     )
         except PolarError as error:
             return error

@@ -14,8 +14,7 @@ from polar.errors import Conflict, NotFound
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import TaskPage, TaskView
-from polar.store.database import Database
-from polar.store.leased import BATCH
+from polar.store.database import BATCH, Database
 from polar.store.sessions import cancel_rows, page_start, session_id
 from polar.store.tables import results, sessions, tasks
 from polar.store.turns import first_turn, turn

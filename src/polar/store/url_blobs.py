@@ -1,14 +1,13 @@
 """Blobs wherever fsspec reaches: object stores, and memory for tests.
 
-An object appears when its upload is complete, so what is there is whole. Uploads are gathered in a
-temporary file first: a node that breaks off leaves nothing.
+An object appears when its upload is complete, so what is there is whole.
 """
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Iterable
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,21 +18,18 @@ from polar.store.blobs import CHUNK, BlobName, Blobs, Stored
 class UrlBlobs(Blobs):
     """Below an fsspec URL."""
 
-    def __init__(self, kind: str, url: str) -> None:
-        super().__init__(kind)
+    def __init__(self, kind: str, url: str, uploads_dir: Path) -> None:
+        super().__init__(kind, uploads_dir)
         self._url = url
         self._files, root = _file_system(url)
         self._root = root.rstrip("/")
 
-    async def put(self, name: BlobName, chunks: AsyncIterator[bytes]) -> None:
-        with tempfile.NamedTemporaryFile(prefix="polar-blob-") as part:
-            async for chunk in chunks:
-                await asyncio.to_thread(part.write, chunk)
-            await asyncio.to_thread(part.flush)
-            await self._do(name, self._files.put_file, part.name, self._path(name))
-
-    async def put_whole(self, name: BlobName, data: bytes) -> None:
-        await self._do(name, self._files.pipe_file, self._path(name), data)
+    async def put(self, name: BlobName, data: bytes | PurePath) -> None:
+        if isinstance(data, bytes):
+            await self._do(name, self._files.pipe_file, self._path(name), data)
+        else:
+            await self._do(name, self._files.put_file, str(data), self._path(name))
+            await asyncio.to_thread(Path(data).unlink)
 
     async def exists(self, name: BlobName) -> bool:
         return bool(await self._do(name, self._files.isfile, self._path(name)))
@@ -44,13 +40,6 @@ class UrlBlobs(Blobs):
         for start in range(0, size, 8 * CHUNK):
             end = min(start + 8 * CHUNK, size)
             yield await self._do(name, self._files.cat_file, path, start, end)
-
-    async def keep_only(self, name: BlobName) -> None:
-        path = self._path(name)
-        listed = await self._do(name, _listed, self._files, path.rpartition("/")[0])
-        for other in listed:
-            if BlobName.of(other) != name:
-                await self._do(name, _gone, self._files, other)
 
     async def found(self) -> list[Stored]:
         try:
@@ -64,7 +53,7 @@ class UrlBlobs(Blobs):
 
     async def remove(self, names: Iterable[BlobName]) -> None:
         for name in names:
-            await self._do(name, _gone, self._files, self._path(name))
+            await self._do(name, _remove, self._files, self._path(name))
 
     async def _moment(self, name: BlobName, details: dict[str, Any]) -> float | None:
         """When it was stored: file systems say it under many names, or only when asked."""
@@ -111,14 +100,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise InvalidInput(f"server.blobs_url: {error}", hint="file:///…, memory://… or s3://…") from None
 
 
-def _listed(files: Any, directory: str) -> list[str]:
-    try:
-        return [str(path) for path in files.ls(directory, detail=False)]
-    except FileNotFoundError:
-        return []
-
-
-def _gone(files: Any, path: str) -> None:
+def _remove(files: Any, path: str) -> None:
     try:
         files.rm_file(path)
     except FileNotFoundError:

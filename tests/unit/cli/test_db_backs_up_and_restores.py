@@ -10,9 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from polar.cli.main import app
-from polar.store.blobs import BlobName
 from polar.store.store import Store
-from tests.fakes.control_plane import idle_task, result_of
+from tests.fakes.control_plane import complete, idle_task, result_of
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +37,7 @@ def with_store(data_dir: str, work: Callable[[Store], Awaitable[None]]) -> None:
 async def finish_one(store: Store) -> None:
     await store.tasks.submit(idle_task(samples=2))
     (lease,) = await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=60)
-    await store.recordings.put_whole(BlobName(lease.session_id, lease.fencing_token), b"tokens")
-    await store.complete(lease.session_id, lease.key, result_of(lease, has_recording=True))
+    await complete(store, lease.key, result_of(lease, has_recording=True), recording=b"tokens")
     # Beside an open store, as beside a server.
     assert await asyncio.to_thread(polar, "backup", "copy", "--data-dir", "data") == (
         0,
@@ -57,7 +55,7 @@ def test_back_up_beside_a_server_is_restored_whole() -> None:
         blob = await store.recording("task.0")
         assert b"".join([chunk async for chunk in blob.chunks()]) == b"tokens"
         (lease,) = await store.leases.claim("node", limit=5, runtimes=["idle"], seconds=60)
-        assert await store.complete(lease.session_id, lease.key, result_of(lease))
+        assert await complete(store, lease.key, result_of(lease))
 
     with_store("again", look)
 

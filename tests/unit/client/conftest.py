@@ -13,7 +13,7 @@ import pytest
 from polar.config.settings import ServerSettings
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
-from tests.fakes.control_plane import result_of
+from tests.fakes.control_plane import complete, result_of
 from tests.fakes.extensions import register_idle_extensions
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Plane:
             leases = await self._store.leases.claim("node", limit=count, runtimes=["idle"], seconds=60)
             assert len(leases) == count
             for lease in leases:
-                await self._store.complete(lease.session_id, lease.key, result_of(lease, reward))
+                await complete(self._store, lease.key, result_of(lease, reward))
 
         self.do(work)
 

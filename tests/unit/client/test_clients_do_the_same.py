@@ -13,9 +13,10 @@ import pytest
 import polar
 from polar.client import AsyncClient, Client, async_client, connection
 from polar.errors import Conflict, InvalidInput, NotFound, Unavailable
-from polar.models.session import SessionStatus
+from polar.models.delivery import Delivery
+from polar.models.session import LeaseKey, SessionStatus
 from polar.models.task import TaskStatus
-from polar.models.views import Heartbeat, LeaseRequest, Release, ResultPost, SessionBeat
+from polar.models.views import Heartbeat, LeaseRequest, Release, SessionBeat
 from tests.fakes.control_plane import idle_task, result_of
 
 
@@ -61,17 +62,7 @@ def test_package_offers_both_clients() -> None:
     assert polar.AsyncClient is AsyncClient
 
 
-NODES_OWN = {
-    "deliver",
-    "follow_policy",
-    "heartbeat",
-    "join",
-    "lease",
-    "post_result",
-    "put_artifacts",
-    "put_recording",
-    "release",
-}
+NODES_OWN = {"deliver", "follow_policy", "heartbeat", "join", "lease", "release"}
 """What a node asks, which is asynchronous."""
 
 
@@ -207,10 +198,14 @@ async def test_node_side(plane: Any) -> None:
         assert (await client.heartbeat("north", Heartbeat(sessions=(beat,)))).lost == ()
         assert (await client.heartbeat("south", Heartbeat(sessions=(beat,)))).lost == ("a.0",)
         await client.release(second.session_id, Release(key=second.key))
-        data = bytes(range(256)) * 8192
-        await client.put_recording("a.0", first.key, data)
-        post = ResultPost(key=first.key, result=result_of(first, has_recording=True))
-        await client.post_result("a.0", post)
-        assert await client.recording("a.0") == data
-        with pytest.raises(Conflict):
-            await client.put_recording("a.0", first.key, b"late")
+        result = result_of(first, has_recording=True)
+        delivery = Delivery(key=first.key, result=result, recording=bytes(range(256)) * 8192)
+        assert await client.deliver("north", [delivery]) == [None]
+        assert await client.recording("a.0") == delivery.recording
+        other = LeaseKey(fencing_token=1, secret="another's")
+        late = delivery.model_copy(update={"key": other, "recording": b"late"})
+        assert [type(problem) for problem in await client.deliver("north", [delivery, late])] == [
+            type(None),
+            Conflict,
+        ]
+        assert await client.recording("a.0") == delivery.recording

@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import select
 
 from polar.errors import Unavailable
+from polar.models.delivery import Delivery
 from polar.models.session import Lease
-from polar.models.views import Deliveries, Delivery, Leases
+from polar.models.views import Leases
 from polar.store.store import Store
 from polar.store.tables import metadata
-from tests.fakes.control_plane import idle_task, result_of, upload_of
+from tests.fakes.control_plane import body_of, idle_task, result_of
 
 SECRETS = ("a token for tests only", "polar_0123456789ab_" + "f" * 64, "hunter2hunter2hunter2")
 
@@ -75,34 +76,26 @@ async def test_forged_results_are_refused_and_logged(
     http: httpx.AsyncClient, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = await leased(http, store)
-    path, token = f"/sessions/{old.session_id}", {"key": old.key.model_dump()}
-    result = result_of(old)
-    delivery = Delivery(session_id=old.session_id, key=old.key, result=result)
-    head = Deliveries(deliveries=(delivery,)).model_dump_json().encode() + b"\n"
+    result = result_of(old, has_recording=True)
+    forged = Delivery(key=old.key, result=result, recording=b"forged" * 100_000)
+    unknown = Delivery(key=old.key, result=result.model_copy(update={"session_id": "none"}))
     before = await everything(store)
-    answers = [
-        await http.post(f"{path}/result", json={**token, "result": result.model_dump(mode="json")}),
-        await http.put(f"{path}/recording", **upload_of(old), content=b"forged"),
-        await http.put(f"{path}/artifacts", **upload_of(old), content=b"forged"),
-        await http.post(f"{path}/release", json=token),
-        await http.post("/sessions/none/result", json={**token, "result": result.model_dump(mode="json")}),
-    ]
-    assert [answer.status_code for answer in answers] == [409, 409, 409, 409, 404]
+    release = f"/sessions/{old.session_id}/release"
+    assert (await http.post(release, json={"key": old.key.model_dump()})).status_code == 409
     with caplog.at_level(logging.WARNING):
-        delivered = await http.post("/nodes/north/deliveries", content=head)
-    assert delivered.json()["outcomes"][0]["problem"]["code"] == "conflict"
-    assert "1 of 1 deliveries refused" in caplog.text
+        answer = await http.post("/nodes/north/deliveries", content=body_of(forged, unknown))
+    assert [problem["code"] for problem in answer.json()["problems"]] == ["conflict", "not_found"]
+    assert "2 of 2 deliveries refused" in caplog.text
     assert await everything(store) == before
+    assert await store.recordings.found() == []
+    assert not list(store.recordings.uploads_dir.glob("*"))
     lines = refusals(caplog)
     assert [(line["action"], line["object"], line["status"]) for line in lines] == [
-        ("post_result", "t.0", 409),
-        ("put_recording", "t.0", 409),
-        ("put_artifacts", "t.0", 409),
         ("release_session", "t.0", 409),
-        ("post_result", "none", 404),
         ("deliver", "t.0", 409),
+        ("deliver", "none", 404),
     ]
-    assert "is not leased under this key" in lines[-1]["reason"]
+    assert "is not leased under this key" in lines[1]["reason"]
 
 
 async def test_a_node_of_another_version_is_refused_and_logged(

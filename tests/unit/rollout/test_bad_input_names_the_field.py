@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from polar.models.delivery import SIZES
 from tests.fakes.control_plane import idle_task
 
 
@@ -109,7 +110,6 @@ async def test_result_with_a_number_that_json_cannot_hold_is_refused(http: httpx
         '"result": {"session_id": "s", "task_id": "t", "sample": 0, "attempt": 1, '
         '"status": "completed", "verdict": {"reward": 1, "components": {"style": NaN}}}}'
     )
-    response = await http.post(
-        "/sessions/s/result", content=text, headers={"Content-Type": "application/json"}
-    )
+    body = SIZES.pack(len(text), 0, 0) + text.encode()
+    response = await http.post("/nodes/north/deliveries", content=body)
     assert response.json()["error"] == "result.verdict.components.style: Input should be a finite number"

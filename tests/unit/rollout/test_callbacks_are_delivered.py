@@ -18,11 +18,12 @@ from polar.callbacks import DELIVERY
 from polar.config.settings import CallbackSettings, ServerSettings
 from polar.errors import InvalidInput
 from polar.models.callback import Callback, CallbackStatus
+from polar.models.delivery import Delivery
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.databases import fresh_postgres
 from tests.fakes.callback_receiver import Receiver, receiving
-from tests.fakes.control_plane import idle_task, result_of
+from tests.fakes.control_plane import body_of, idle_task, result_of
 
 TOKEN = "a token for tests only"
 SECRET = "shared between two"
@@ -60,8 +61,8 @@ async def complete(http: httpx.AsyncClient, store: Store, id: str, url: str, sam
     answer = await http.post("/tasks", json=task.model_dump(mode="json"))
     assert answer.status_code == 201, answer.text
     for lease in await store.leases.claim("north", limit=samples, runtimes=["idle"], seconds=60):
-        post = {"key": lease.key.model_dump(), "result": result_of(lease).model_dump(mode="json")}
-        assert (await http.post(f"/sessions/{lease.session_id}/result", json=post)).status_code == 204
+        body = body_of(Delivery(key=lease.key, result=result_of(lease)))
+        assert (await http.post("/nodes/north/deliveries", content=body)).json() == {"problems": [None]}
 
 
 async def counted(http: httpx.AsyncClient) -> dict[str, float]:

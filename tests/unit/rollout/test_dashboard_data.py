@@ -9,9 +9,10 @@ import zipfile
 
 import httpx
 
+from polar.models.delivery import Delivery
 from polar.models.views import Leases
 from polar.rollout.server import RolloutServer
-from tests.fakes.control_plane import idle_task, result_of, upload_of
+from tests.fakes.control_plane import body_of, idle_task, result_of
 from tests.fakes.recordings import encoded, recording
 
 
@@ -24,13 +25,14 @@ async def end_with_recording(http: httpx.AsyncClient) -> str:
     with zipfile.ZipFile(archive, "w") as made:
         made.writestr("logs/agent.stderr", "it went well")
         made.writestr("picture.bin", b"\0\1\2")
-    fencing = {"key": lease.key.model_dump()}
-    url = f"/sessions/{lease.session_id}"
-    await http.put(f"{url}/recording", **upload_of(lease), content=encoded(recording()))
-    await http.put(f"{url}/artifacts", **upload_of(lease), content=archive.getvalue())
     stats = recording().result.stats
-    result = result_of(lease, has_recording=True, has_artifacts=True, stats=stats)
-    await http.post(f"{url}/result", json={**fencing, "result": result.model_dump(mode="json")})
+    delivery = Delivery(
+        key=lease.key,
+        result=result_of(lease, has_recording=True, has_artifacts=True, stats=stats),
+        recording=encoded(recording()),
+        artifacts=archive.getvalue(),
+    )
+    await http.post("/nodes/north/deliveries", content=body_of(delivery))
     return lease.session_id
 
 
@@ -72,10 +74,8 @@ async def test_damaged_recording_leaves_a_page_that_says_so(http: httpx.AsyncCli
     await http.post("/tasks", json=idle_task("hurt").model_dump(mode="json"))
     answer = await http.post("/nodes/north/lease", json={"max_sessions": 1, "runtimes": ["idle"]})
     (lease,) = Leases.model_validate_json(answer.content).leases
-    fencing = {"key": lease.key.model_dump()}
-    await http.put("/sessions/hurt.0/recording", **upload_of(lease), content=b"nonsense")
-    result = result_of(lease, has_recording=True).model_dump(mode="json")
-    await http.post("/sessions/hurt.0/result", json={**fencing, "result": result})
+    delivery = Delivery(key=lease.key, result=result_of(lease, has_recording=True), recording=b"nonsense")
+    await http.post("/nodes/north/deliveries", content=body_of(delivery))
     detail = (await http.get("/dashboard/sessions/hurt.0")).json()
     assert (detail["outline"], detail["unreadable"]) == (None, "not a Polar recording")
 

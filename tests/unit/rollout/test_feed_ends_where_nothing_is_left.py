@@ -20,7 +20,7 @@ from polar.store.feed import Feed, announce
 from polar.store.postgres import parsed
 from polar.store.store import Store
 from tests.databases import fresh_postgres
-from tests.fakes.control_plane import idle_task, result_of
+from tests.fakes.control_plane import complete, idle_task, result_of
 from tests.fakes.extensions import register_idle_extensions
 
 TOKEN = "a token for tests only"
@@ -57,10 +57,10 @@ async def client(store: Store) -> AsyncIterator[AsyncClient]:
         yield connected
 
 
-async def complete(store: Store) -> None:
+async def complete_one(store: Store) -> None:
     await store.tasks.submit(idle_task())
     (lease,) = await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=60)
-    await store.complete(lease.session_id, lease.key, result_of(lease))
+    await complete(store, lease.key, result_of(lease))
 
 
 async def test_who_waits_for_a_task_gets_its_result_though_another_is_being_stored(
@@ -75,7 +75,7 @@ async def test_who_waits_for_a_task_gets_its_result_though_another_is_being_stor
         return page
 
     monkeypatch.setattr(store.results, "after", look)
-    await complete(store)
+    await complete_one(store)
     waiting = asyncio.create_task(client.wait(["task"], timeout=60))
     await looked.wait()
     await slow.rollback()
@@ -88,6 +88,6 @@ async def test_what_stays_held_back_is_said_to_be_unavailable(
 ) -> None:
     monkeypatch.setattr(service_module, "ORDER_SECONDS", 0.0)
     assert [page async for page in client.result_pages()] == [ResultPage(results=(), cursor=0)]
-    await complete(store)
+    await complete_one(store)
     with pytest.raises(Unavailable, match="cannot be shown yet"):
         await client.wait(["task"], timeout=60)

@@ -19,7 +19,7 @@ from polar.rollout.policy import marked
 from polar.rollout.server import RolloutServer
 from polar.store.policy import SILENT_SECONDS
 from polar.store.store import Store
-from tests.fakes.control_plane import Clock, idle_task, result_of
+from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 from tests.unit.rollout.conftest import TOKEN
 
 
@@ -277,7 +277,7 @@ async def test_the_feed_tells_what_is_stale(client: AsyncClient, store: Store, s
     await client.submit(idle_task(samples=2))
     for lease in await store.leases.claim("a", limit=2, runtimes=["idle"], seconds=60):
         result = result_of(lease, policy_version_min=3 * lease.sample, policy_version_max=3)
-        await store.complete(lease.session_id, lease.key, result)
+        await complete(store, lease.key, result)
     await client.update_policy(None, version=4)
     (found,) = [page async for page in client.result_pages(["task"], max_staleness=2) if page.results]
     assert (len(found.results), found.stale, found.policy_version) == (2, ("task.0",), 4)

@@ -9,7 +9,8 @@ import pytest
 
 from polar.config.settings import ServerSettings
 from polar.errors import PolarError
-from polar.models.session import SessionStatus
+from polar.models.delivery import Delivery
+from polar.models.session import LeaseKey, SessionStatus
 from polar.models.views import Leases, ResultPage, TaskView
 from polar.rollout.access import Body
 from polar.rollout.app import create_app
@@ -17,7 +18,7 @@ from polar.rollout.server import RolloutServer
 from polar.rollout.service import RolloutService
 from polar.rollout.tokens import Authenticator
 from polar.store.store import Store
-from tests.fakes.control_plane import idle_task, result_of, upload_of
+from tests.fakes.control_plane import body_of, idle_task, result_of
 
 
 def body(id: str = "task", **changes: object) -> dict[str, object]:
@@ -50,18 +51,14 @@ async def test_session_goes_from_submit_to_recording(http: httpx.AsyncClient) ->
     assert (await http.get(f"/sessions/{lease.session_id}")).json()["status"] == "running"
 
     recording = f"/sessions/{lease.session_id}/recording"
-    old = {**upload_of(lease), "params": {"fencing_token": 99}}
-    stale = await http.put(recording, **old, content=b"\0bytes")
-    assert problem(stale) == (409, "conflict")
+    delivery = Delivery(key=lease.key, result=result_of(lease, has_recording=True), recording=b"\0bytes")
+    forged = delivery.model_copy(update={"key": LeaseKey(fencing_token=99, secret=lease.key.secret)})
+    stale = await http.post("/nodes/north/deliveries", content=body_of(forged))
+    assert stale.json()["problems"][0]["code"] == "conflict"
     assert problem(await http.get(recording)) == (404, "not_found")
-    stored = await http.put(recording, **upload_of(lease), content=b"\0bytes")
-    assert stored.status_code == 204
-    post = {
-        "key": lease.key.model_dump(),
-        "result": result_of(lease, has_recording=True).model_dump(mode="json"),
-    }
     for _ in range(2):
-        assert (await http.post(f"/sessions/{lease.session_id}/result", json=post)).status_code == 204
+        stored = await http.post("/nodes/north/deliveries", content=body_of(delivery))
+        assert stored.json() == {"problems": [None]}
     page = ResultPage.model_validate_json((await http.get("/results")).content)
     assert [result.session_id for result in page.results] == [lease.session_id]
     answer = await http.get(recording)
@@ -117,31 +114,32 @@ async def test_unknown_things_are_problems_too(http: httpx.AsyncClient) -> None:
 
 
 async def test_body_over_the_limit_is_refused(store: Store) -> None:
-    limits = {Body.SMALL: 50, Body.LARGE: 100, Body.STREAMED: 9}
+    limits = {Body.SMALL: 50, Body.LARGE: 100, Body.STREAMED: 2_000}
     service = RolloutService(store, ServerSettings())
     app = create_app(service, Authenticator("token", store.tokens), limits)
 
     async def unsized() -> AsyncIterator[bytes]:
-        for _ in range(20):
+        # As the sizes of a delivery: 16 MB of JSON.
+        yield b"\0\0\0\0\1\0\0\0" + bytes(16)
+        for _ in range(2_000):
             yield b"1234567890"
 
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://polar", headers={"Authorization": "Bearer token"}
     ) as http:
-        recording = "/api/v1/sessions/task.0/recording"
         await store.tasks.submit(idle_task())
         (lease,) = await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=60)
-        mine = upload_of(lease)
         for attempt in (
             http.post("/api/v1/tasks", content=b"x" * 101),
             http.post("/api/v1/nodes/north/heartbeat", content=b"x" * 51),
             http.post("/api/v1/tasks", content=unsized(), headers={"Content-Type": "application/json"}),
-            http.put(recording, **mine, content=b"0123456789"),
-            http.put(recording, **mine, content=unsized()),
-            http.put(recording.replace("recording", "artifacts"), content=b"0123456789"),
+            http.post("/api/v1/nodes/north/deliveries", content=b"0" * 2_001),
+            http.post("/api/v1/nodes/north/deliveries", content=unsized()),
         ):
             assert problem(await attempt) == (413, "too_large")
-        assert (await http.put(recording, **mine, content=b"012345678")).status_code == 204
+        delivery = Delivery(key=lease.key, result=result_of(lease))
+        answer = await http.post("/api/v1/nodes/north/deliveries", content=body_of(delivery))
+        assert answer.json() == {"problems": [None]}
 
 
 async def test_large_body_over_the_wire_is_refused_in_words(http: httpx.AsyncClient) -> None:

@@ -11,12 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from polar.config.settings import ServerSettings
 from polar.models.access import Role
+from polar.models.delivery import Delivery
 from polar.models.session import FailureReason, SessionResult, SessionStatus, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
-from polar.models.views import LeaseRequest, Release, ResultPost
+from polar.models.views import LeaseRequest, Problem, Release
+from polar.rollout.access import NODES, Access, Caller
 from polar.rollout.server import RolloutServer
 from polar.rollout.service import RolloutService
 from polar.store.store import Store
+from tests.fakes.control_plane import body_of
 from tests.fakes.extensions import register_idle_extensions
 
 
@@ -29,6 +32,15 @@ async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     register_idle_extensions(monkeypatch)
     async with Store.open(tmp_path / "data") as store:
         yield RolloutService(store, ServerSettings())
+
+
+async def delivered(service: RolloutService, delivery: Delivery) -> Problem | None:
+    async def body() -> AsyncIterator[bytes]:
+        yield body_of(delivery)
+
+    caller = Caller("deliver", Access(NODES), "127.0.0.1")
+    (problem,) = (await service.deliver("n", body(), caller)).problems
+    return problem
 
 
 async def page(service: RolloutService) -> dict[tuple[str, str], float]:
@@ -63,15 +75,16 @@ async def test_leases_and_deliveries_are_counted_as_they_happen(service: Rollout
     await service.submit(task())
     asked = LeaseRequest(max_sessions=3, runtimes=("idle",))
     first, second, third = (await service.lease("n", asked, here)).leases
-    post = ResultPost(key=first.key, result=result(first.session_id, first.sample))
-    await service.post_result(first.session_id, post)
-    await service.post_result(first.session_id, post)
-    forged = ResultPost(
+    delivery = Delivery(key=first.key, result=result(first.session_id, first.sample))
+    assert await delivered(service, delivery) is None
+    assert await delivered(service, delivery) is None
+    forged = Delivery(
         key=second.key.model_copy(update={"secret": ""}),
         result=result(second.session_id, second.sample),
     )
-    with pytest.raises(Exception, match="lease"):
-        await service.post_result(second.session_id, forged)
+    problem = await delivered(service, forged)
+    assert problem is not None
+    assert "is not leased under this key" in problem.error
     failed = result(second.session_id, second.sample).model_copy(
         update={
             "status": SessionStatus.FAILED,
@@ -79,7 +92,7 @@ async def test_leases_and_deliveries_are_counted_as_they_happen(service: Rollout
             "verdict": None,
         }
     )
-    await service.post_result(second.session_id, ResultPost(key=second.key, result=failed))
+    assert await delivered(service, Delivery(key=second.key, result=failed)) is None
     await service.release(third.session_id, Release(key=third.key))
     found = await page(service)
     assert found["polar_server_tasks_submitted_total", ""] == 1

@@ -11,11 +11,12 @@ import httpx
 import pytest
 
 from polar.config.settings import ServerSettings
+from polar.models.delivery import Delivery
 from polar.models.session import SessionStatus
 from polar.rollout import long_poll
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
-from tests.fakes.control_plane import idle_task, result_of
+from tests.fakes.control_plane import body_of, idle_task, result_of
 
 LEASE = {"max_sessions": 4, "runtimes": ["idle"], "wait_seconds": 60}
 
@@ -123,6 +124,7 @@ async def test_session_of_a_silent_node_goes_to_another(store: Store) -> None:
         answer = await http.post("/nodes/awake/lease", json=LEASE, timeout=90)
         (lease,) = answer.json()["leases"]
         assert (lease["session_id"], lease["attempt"]) == (lost.session_id, 2)
-        late = {"key": lost.key.model_dump(), "result": result_of(lost).model_dump(mode="json")}
-        assert (await http.post(f"/sessions/{lost.session_id}/result", json=late)).status_code == 409
+        late = body_of(Delivery(key=lost.key, result=result_of(lost)))
+        answer = await http.post("/nodes/silent/deliveries", content=late)
+        assert answer.json()["problems"][0]["code"] == "conflict"
         assert (await store.sessions.get(lost.session_id)).status is not SessionStatus.COMPLETED

@@ -18,7 +18,7 @@ from polar.store import callbacks as module
 from polar.store.callbacks import Callbacks
 from polar.store.store import Store
 from polar.store.tables import callback_cursor
-from tests.fakes.control_plane import Clock, idle_task, result_of
+from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 
 URL = "https://hooks.example/polar"
 BOTH = (CallbackEvent.SESSION_ENDED, CallbackEvent.TASK_ENDED)
@@ -28,7 +28,7 @@ async def run(store: Store, task_id: str, samples: int, callback: Callback | Non
     await store.tasks.submit(idle_task(task_id, samples=samples, callback=callback))
     leases = await store.leases.claim("north", limit=samples, runtimes=["idle"], seconds=60)
     for lease in leases:
-        await store.complete(lease.session_id, lease.key, result_of(lease))
+        await complete(store, lease.key, result_of(lease))
 
 
 async def followed(store: Store, callbacks: Callbacks | None = None) -> None:

@@ -16,7 +16,7 @@ from polar.store.database import Database
 from polar.store.store import Store
 from polar.store.tables import metadata
 from tests.databases import postgres_url
-from tests.fakes.control_plane import idle_task, result_of
+from tests.fakes.control_plane import complete, idle_task, result_of
 
 OPEN_AND_SUBMIT = """
 import asyncio, sys
@@ -65,11 +65,11 @@ async def test_reopening_keeps_tasks_leases_and_results(tmp_path: Path, database
     async with Store.open(tmp_path, database_url=database_url) as store:
         await store.tasks.submit(idle_task(samples=3))
         first, second = await store.leases.claim("node", limit=2, runtimes=["idle"], seconds=60)
-        await store.complete(first.session_id, first.key, result_of(first))
+        await complete(store, first.key, result_of(first))
         before = await store.sessions.page()
     async with Store.open(tmp_path, database_url=database_url) as store:
         assert await store.sessions.page() == before
-        assert await store.complete(second.session_id, second.key, result_of(second))
+        assert await complete(store, second.key, result_of(second))
         assert len((await store.results.after(0)).results) == 2
 
 

@@ -8,7 +8,7 @@ from polar.errors import NotFound
 from polar.models.policy import PolicyReport
 from polar.models.session import SessionStatus
 from polar.store.store import Store
-from tests.fakes.control_plane import idle_task, result_of
+from tests.fakes.control_plane import complete, idle_task, result_of
 
 PLACES = {SessionStatus.INIT: 2, SessionStatus.READY: 0, SessionStatus.RUNNING: 4, SessionStatus.POSTRUN: 2}
 
@@ -25,7 +25,7 @@ async def test_a_drained_node_finishes_what_it_holds_and_gets_no_more(store: Sto
     assert (drained.is_draining, drained.sessions) == (True, {SessionStatus.INIT: 1})
     assert await claimed(store, "north") == 0
     assert await claimed(store, "south") == 1
-    assert await store.complete(lease.session_id, lease.key, result_of(lease))
+    assert await complete(store, lease.key, result_of(lease))
     assert await claimed(store, "north") == 0
     assert not (await store.nodes.resume("north")).is_draining
     assert await claimed(store, "north") == 1

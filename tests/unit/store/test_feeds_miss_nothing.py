@@ -5,30 +5,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, select
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from polar.models.session import SessionResult, SessionStatus
 from polar.store.postgres import parsed
-from polar.store.sessions import Ending, end
+from polar.store.sessions import end
 from polar.store.store import Store
-from polar.store.tables import results
+from polar.store.tables import results, sessions
 from tests.databases import fresh_postgres
-from tests.fakes.control_plane import idle_task, result_of
-
-
-def ending(sample: int) -> Ending:
-    return Ending(
-        SessionResult(
-            session_id=f"task.{sample}",
-            task_id="task",
-            sample=sample,
-            attempt=1,
-            status=SessionStatus.FAILED,
-            error="a test",
-        ),
-        1,
-    )
+from tests.fakes.control_plane import complete, idle_task, result_of
 
 
 async def test_reader_stops_before_a_number_that_is_not_committed_yet(tmp_path: Path) -> None:
@@ -38,7 +24,8 @@ async def test_reader_stops_before_a_number_that_is_not_committed_yet(tmp_path: 
         await store.tasks.submit(idle_task(samples=3))
 
         def finish(connection: Connection, sample: int) -> None:
-            end(connection, [ending(sample)], 0.0)
+            row = connection.execute(select(sessions).where(sessions.c.sample == sample)).one()
+            end(connection, [(row, failed(sample))], 0.0)
 
         async with engine.connect() as slow, engine.connect() as fast:
             await slow.run_sync(finish, 0)
@@ -61,6 +48,17 @@ async def test_reader_stops_before_a_number_that_is_not_committed_yet(tmp_path: 
     await engine.dispose()
 
 
+def failed(sample: int) -> SessionResult:
+    return SessionResult(
+        session_id=f"task.{sample}",
+        task_id="task",
+        sample=sample,
+        attempt=1,
+        status=SessionStatus.FAILED,
+        error="a test",
+    )
+
+
 async def test_the_trap_is_real(tmp_path: Path) -> None:
     """Without the announcement the later number is shown first: what the test above would catch."""
     url = fresh_postgres()
@@ -69,7 +67,7 @@ async def test_the_trap_is_real(tmp_path: Path) -> None:
         await store.tasks.submit(idle_task(samples=2))
 
         def row(sample: int) -> dict[str, object]:
-            result = ending(sample).result
+            result = failed(sample)
             return {
                 "session_id": result.session_id,
                 "task_id": "task",
@@ -111,7 +109,7 @@ async def test_reader_beside_many_writers_sees_all_once_and_in_order(
         async with asyncio.timeout(60):
             await asyncio.gather(
                 *(
-                    store.complete(lease.session_id, lease.key, result_of(lease))
+                    complete(store, lease.key, result_of(lease))
                     for lease, store in zip(leases, [one, two] * 30, strict=True)
                 )
             )

@@ -22,10 +22,10 @@ from polar.errors import Conflict
 from polar.models.session import TRANSITIONS, FailureReason, Lease, SessionResult, SessionStatus
 from polar.models.task import TaskStatus
 from polar.models.views import SessionBeat, SessionView
-from polar.store.leased import Retries
+from polar.store.delivery import Retries
 from polar.store.store import Store
 from tests.databases import fresh_postgres
-from tests.fakes.control_plane import Clock, idle_task, result_of
+from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 
 T = TypeVar("T")
 
@@ -172,7 +172,7 @@ class LeaseProtocol(RuleBasedStateMachine):
         )
 
         def deliver() -> bool:
-            return self.do(self.store.complete(lease.session_id, lease.key, failed, (), RETRIES))
+            return self.do(complete(self.store, lease.key, failed, retries=RETRIES))
 
         if not self.is_current(lease):
             return
@@ -192,11 +192,11 @@ class LeaseProtocol(RuleBasedStateMachine):
         result = result_of(lease, reward, status)
 
         def deliver() -> bool:
-            return self.do(self.store.complete(lease.session_id, lease.key, result))
+            return self.do(complete(self.store, lease.key, result))
 
         forged = lease.key.model_copy(update={"secret": "guessed"})
         with pytest.raises(Conflict):
-            self.do(self.store.complete(lease.session_id, forged, result))
+            self.do(complete(self.store, forged, result))
         if self.is_current(lease):
             assert deliver() is True
             known.result, known.stored_under, known.holder = result, lease.fencing_token, None

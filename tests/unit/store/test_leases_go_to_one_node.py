@@ -9,15 +9,15 @@ import pytest
 from sqlalchemy import Connection, select, text
 
 from polar.errors import Conflict, InvalidInput, NotFound
+from polar.models.delivery import Delivery
 from polar.models.session import FailureReason, Lease, LeaseKey, Progress, SessionStatus
 from polar.models.views import SessionBeat
 from polar.store.database import Database
-from polar.store.delivery import Delivered
 from polar.store.leases import waiting
 from polar.store.store import Store
 from polar.store.tables import sessions
 from tests.databases import fresh_postgres
-from tests.fakes.control_plane import Clock, idle_task, result_of
+from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 
 
 async def claim(store: Store, node: str = "node", limit: int = 1) -> tuple[Lease, ...]:
@@ -114,12 +114,12 @@ async def test_silent_node_loses_its_session_to_another(store: Store, clock: Clo
     clock.now += 11
     assert (await store.leases.expire(max_attempts=3)).requeued == 1
     with pytest.raises(Conflict, match="not leased under this key"):
-        await store.complete(old.session_id, old.key, result_of(old))
+        await complete(store, old.key, result_of(old))
     (new,) = await claim(store, "awake")
     assert (new.attempt, new.fencing_token) == (2, 2)
     with pytest.raises(Conflict, match="not leased under this key"):
-        await store.complete(old.session_id, old.key, result_of(old))
-    assert await store.complete(new.session_id, new.key, result_of(new))
+        await complete(store, old.key, result_of(old))
+    assert await complete(store, new.key, result_of(new))
 
 
 async def test_session_that_is_never_finished_fails_and_says_why(store: Store, clock: Clock) -> None:
@@ -150,23 +150,22 @@ async def test_same_result_under_an_older_lease_is_refused(store: Store) -> None
     await store.leases.release(old.session_id, old.key)
     (new,) = await claim(store)
     assert result_of(old) == result_of(new)
-    await store.complete(new.session_id, new.key, result_of(new))
+    await complete(store, new.key, result_of(new))
     with pytest.raises(Conflict, match="not leased under this key"):
-        await store.complete(old.session_id, old.key, result_of(old))
+        await complete(store, old.key, result_of(old))
 
 
 async def test_second_result_that_differs_is_refused(store: Store) -> None:
     await store.tasks.submit(idle_task())
     (lease,) = await claim(store)
-    await store.complete(lease.session_id, lease.key, result_of(lease, 1.0))
+    await complete(store, lease.key, result_of(lease, 1.0))
     with pytest.raises(Conflict, match="already has another result"):
-        await store.complete(lease.session_id, lease.key, result_of(lease, 0.0))
+        await complete(store, lease.key, result_of(lease, 0.0))
 
 
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"session_id": "other.0"}, "result.session_id"),
         ({"task_id": "other"}, "result: must name task 'task' and sample 0"),
         ({"sample": 1}, "result: must name task 'task' and sample 0"),
         ({"status": SessionStatus.RUNNING}, "result.status"),
@@ -179,7 +178,7 @@ async def test_result_that_contradicts_its_session_is_refused(
     await store.tasks.submit(idle_task())
     (lease,) = await claim(store)
     with pytest.raises(InvalidInput, match=field):
-        await store.complete("task.0", lease.key, result_of(lease).model_copy(update=changes))
+        await complete(store, lease.key, result_of(lease).model_copy(update=changes))
     assert (await store.results.after(0)).results == ()
 
 
@@ -188,14 +187,13 @@ async def test_what_a_program_said_may_hold_any_character(store: Store) -> None:
     odd, plain, again = await claim(store, limit=3)
     error = "exit code 1: \0ELF"
     failed = result_of(odd, status=SessionStatus.FAILED, error=error)
-    delivered = [
-        Delivered(lease.session_id, lease.key, result)
-        for lease, result in ((odd, failed), (plain, result_of(plain)))
+    deliveries = [
+        Delivery(key=lease.key, result=result) for lease, result in ((odd, failed), (plain, result_of(plain)))
     ]
-    assert await store.leases.complete_all(delivered) == [True, True]
-    assert await store.leases.complete_all(delivered) == [False, False]
+    assert await store.deliver(deliveries) == [True, True]
+    assert await store.deliver(deliveries) == [False, False]
     passing = result_of(again, status=SessionStatus.FAILED, failure=FailureReason.INFRASTRUCTURE, error=error)
-    await store.complete(again.session_id, again.key, passing)
+    await complete(store, again.key, passing)
     assert (await store.sessions.get(odd.session_id)).result == failed
     told = [(await store.events.of(lease.session_id))[-1].detail for lease in (odd, again)]
     assert told == ["exit code 1: \N{REPLACEMENT CHARACTER}ELF"] * 2
@@ -215,15 +213,13 @@ async def test_a_node_cannot_speak_for_a_session_that_another_was_given(store: S
     beat = SessionBeat(session_id=theirs.session_id, key=guessed, status=SessionStatus.RUNNING)
     assert (await store.leases.heartbeat("other", [beat], seconds=10)).lost == (theirs.session_id,)
     with pytest.raises(Conflict):
-        await store.complete(theirs.session_id, guessed, result_of(theirs))
-    with pytest.raises(Conflict):
-        await store.leases.check(theirs.session_id, guessed)
+        await complete(store, guessed, result_of(theirs))
     with pytest.raises(Conflict):
         await store.leases.release(theirs.session_id, guessed)
     assert await store.leases.held({theirs.session_id: guessed}) == frozenset()
-    assert await store.complete(theirs.session_id, theirs.key, result_of(theirs))
+    assert await complete(store, theirs.key, result_of(theirs))
     with pytest.raises(Conflict):
-        await store.complete(theirs.session_id, guessed, result_of(theirs))
+        await complete(store, guessed, result_of(theirs))
 
 
 async def test_no_secret_of_a_lease_is_stored(store: Store) -> None:
@@ -243,7 +239,7 @@ async def test_feed_goes_on_from_its_cursor_and_filters_by_task(store: Store) ->
     for id in ("a", "b"):
         await store.tasks.submit(idle_task(id, samples=2))
     for lease in await claim(store, limit=4):
-        await store.complete(lease.session_id, lease.key, result_of(lease))
+        await complete(store, lease.key, result_of(lease))
     first = await store.results.after(0, limit=3)
     assert [result.session_id for result in first.results] == ["a.0", "a.1", "b.0"]
     rest = await store.results.after(first.cursor)

@@ -14,7 +14,7 @@ from polar.models.task import TaskStatus
 from polar.models.views import SessionView
 from polar.store.listing import SessionFilter
 from polar.store.store import Store
-from tests.fakes.control_plane import Clock, idle_task, result_of
+from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 
 ANY = SessionFilter()
 
@@ -33,7 +33,7 @@ async def end_some(store: Store) -> None:
             result = result_of(lease, reward=1.0 - lease.sample, stats=stats)
         else:
             continue
-        await store.complete(lease.session_id, lease.key, result)
+        await complete(store, lease.key, result)
 
 
 async def ids(store: Store, wanted: SessionFilter = ANY, *, limit: int = 50) -> list[str]:
@@ -108,7 +108,7 @@ async def test_minutes_add_up_to_what_ended(store: Store, clock: Clock) -> None:
     await end_some(store)
     clock.now += 61.0
     (lease,) = await store.leases.claim("north", limit=1, runtimes=["idle"], seconds=60)
-    await store.complete(lease.session_id, lease.key, result_of(lease, reward=0.5))
+    await complete(store, lease.key, result_of(lease, reward=0.5))
     minutes = await store.overviews.minutes()
     assert len(minutes) == 60
     assert minutes[-1].at <= clock.now < minutes[-1].at + 60

@@ -12,7 +12,7 @@ from polar.models.session import Lease
 from polar.store.blobs import BlobName, open_blobs
 from polar.store.retention import Retention, Swept, sweep
 from polar.store.store import Store
-from tests.fakes.control_plane import Clock, idle_task, result_of
+from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 
 DAY = 86_400.0
 
@@ -29,11 +29,8 @@ async def store(
 async def finished(store: Store, id: str) -> Lease:
     await store.tasks.submit(idle_task(id))
     (lease,) = await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=10)
-    name = BlobName(lease.session_id, lease.fencing_token)
-    await store.recordings.put_whole(name, b"recording")
-    await store.artifacts.put_whole(name, b"artifacts")
     result = result_of(lease, has_recording=True, has_artifacts=True)
-    assert await store.complete(lease.session_id, lease.key, result)
+    assert await complete(store, lease.key, result, recording=b"recording", artifacts=b"artifacts")
     return lease
 
 
@@ -59,9 +56,9 @@ async def test_what_a_fenced_off_lease_delivered_goes_after_its_grace(store: Sto
     clock.now += 11
     await store.leases.expire(max_attempts=3)
     (new,) = await store.leases.claim("quick", limit=1, runtimes=["idle"], seconds=10)
-    await store.recordings.put_whole(BlobName(new.session_id, new.fencing_token), b"mine")
+    await store.recordings.put(BlobName(new.session_id, new.fencing_token), b"mine")
     # The slow node was let in before its lease ended, and writes after.
-    await store.recordings.put_whole(BlobName(old.session_id, old.fencing_token), b"too late")
+    await store.recordings.put(BlobName(old.session_id, old.fencing_token), b"too late")
     (stored, _) = await store.recordings.found()
     assert stored.at is not None
     clock.now = stored.at + 60
@@ -83,7 +80,7 @@ async def test_cursor_of_events_goes_on_after_old_ones_are_gone(store: Store, cl
 
 async def test_memory_and_file_urls_are_places_too(tmp_path: Path) -> None:
     blobs = open_blobs("recordings", tmp_path, f"file://{tmp_path}/elsewhere")
-    await blobs.put_whole(BlobName("s.0", 1), b"data")
+    await blobs.put(BlobName("s.0", 1), b"data")
     path = blobs.local_path(BlobName("s.0", 1))
     assert path is not None
     assert path.is_relative_to(tmp_path / "elsewhere" / "recordings")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from polar.models.session import FailureReason, Lease, SessionStatus, StageEntry, TrajectoryStats
 from polar.models.views import SessionBeat
-from polar.store.leased import Retries
+from polar.store.delivery import Retries
 from polar.store.store import Store
 from polar.store.turns import SAMPLES_A_TURN
-from tests.fakes.control_plane import Clock, idle_task, result_of
+from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 
 USABLE = TrajectoryStats(sampled_tokens=3, trainable_tokens=3)
 
@@ -59,9 +59,9 @@ async def test_enough_usable_samples_cancel_the_rest_of_their_group_only(store: 
     await store.tasks.submit(idle_task("group", samples=6, early_stop=2))
     await store.tasks.submit(idle_task("other", samples=1))
     first, empty, second, held = await claim(store, 4)
-    assert await store.complete(empty.session_id, empty.key, result_of(empty))
+    assert await complete(store, empty.key, result_of(empty))
     for lease in (first, second):
-        assert await store.complete(lease.session_id, lease.key, result_of(lease, stats=USABLE))
+        assert await complete(store, lease.key, result_of(lease, stats=USABLE))
     completed, cancelled = SessionStatus.COMPLETED, SessionStatus.CANCELLED
     assert await statuses(store, "group") == [completed] * 3 + [SessionStatus.INIT] + [cancelled] * 2
     assert await statuses(store, "other") == [SessionStatus.QUEUED]
@@ -90,7 +90,7 @@ async def test_every_change_of_status_is_an_event_with_its_time(store: Store, cl
     # The same again, as when its answer was lost on the way.
     await store.leases.heartbeat("node", [beat], seconds=10)
     clock.now += 1
-    await store.complete(lease.session_id, lease.key, result_of(lease))
+    await complete(store, lease.key, result_of(lease))
     events = await store.events.of(lease.session_id)
     start = clock.now - 6
     assert [(event.status.value, event.at - start) for event in events] == [
@@ -113,8 +113,8 @@ async def test_a_passing_failure_is_tried_again_until_the_last_attempt(store: St
             failure=FailureReason.INFRASTRUCTURE,
             error="no image yet",
         )
-        assert await store.complete(lease.session_id, lease.key, failed, (), Retries(2, 0.0))
-        assert not await store.complete(lease.session_id, lease.key, failed, (), Retries(2, 0.0))
+        assert await complete(store, lease.key, failed, retries=Retries(2, 0.0))
+        assert not await complete(store, lease.key, failed, retries=Retries(2, 0.0))
     view = await store.sessions.get("task.0")
     assert view.status is SessionStatus.FAILED
     assert view.result == failed
@@ -128,7 +128,7 @@ async def test_a_failed_session_waits_longer_before_each_further_attempt(store: 
     for pause in (10.0, 20.0, 40.0):
         (lease,) = await claim(store, 1)
         failed = result_of(lease, status=SessionStatus.FAILED, failure=FailureReason.INFRASTRUCTURE)
-        await store.complete(lease.session_id, lease.key, failed, (), retries)
+        await complete(store, lease.key, failed, retries=retries)
         clock.now += pause - 1.0
         assert not await claim(store, 1)
         clock.now += 1.0
@@ -139,7 +139,7 @@ async def test_a_failure_of_the_task_s_own_is_final(store: Store) -> None:
     await store.tasks.submit(idle_task())
     (lease,) = await claim(store, 1)
     failed = result_of(lease, status=SessionStatus.FAILED, failure=FailureReason.TASK, error="no such image")
-    await store.complete(lease.session_id, lease.key, failed, (), Retries(3, 0.0))
+    await complete(store, lease.key, failed, retries=Retries(3, 0.0))
     assert (await store.sessions.get("task.0")).result == failed
 
 
@@ -148,6 +148,6 @@ async def test_a_cancelled_session_is_not_run_again(store: Store) -> None:
     (lease,) = await claim(store, 1)
     await store.sessions.cancel("task.0")
     failed = result_of(lease, status=SessionStatus.FAILED, failure=FailureReason.INFRASTRUCTURE)
-    assert await store.complete(lease.session_id, lease.key, failed)
-    assert not await store.complete(lease.session_id, lease.key, failed)
+    assert await complete(store, lease.key, failed)
+    assert not await complete(store, lease.key, failed)
     assert (await store.sessions.get("task.0")).status is SessionStatus.CANCELLED

@@ -14,7 +14,7 @@ from polar.models.task import TaskSpec, TaskStatus
 from polar.store.sessions import session_id
 from polar.store.store import Store
 from polar.store.tasks import digest
-from tests.fakes.control_plane import idle_task, result_of
+from tests.fakes.control_plane import complete, idle_task, result_of
 
 # Few letters and many lengths: ids that begin alike, and ids too long for the plain form.
 IDS = st.builds(
@@ -80,9 +80,9 @@ async def test_status_follows_the_sessions_and_filters_agree(store: Store) -> No
     assert await shown() is TaskStatus.QUEUED
     first, second = await claim(store, 2)
     assert await shown() is TaskStatus.RUNNING
-    await store.complete(first.session_id, first.key, result_of(first, 1.0))
+    await complete(store, first.key, result_of(first, 1.0))
     assert await shown() is TaskStatus.RUNNING
-    await store.complete(second.session_id, second.key, result_of(second, 0.0))
+    await complete(store, second.key, result_of(second, 0.0))
     assert await shown() is TaskStatus.FINISHED
     assert (await store.tasks.get("task")).mean_reward == 0.5
 
@@ -90,9 +90,9 @@ async def test_status_follows_the_sessions_and_filters_agree(store: Store) -> No
 async def test_mean_reward_is_of_completed_sessions_only(store: Store) -> None:
     await store.tasks.submit(idle_task(samples=2))
     first, second = await claim(store, 2)
-    await store.complete(first.session_id, first.key, result_of(first, 0.25))
+    await complete(store, first.key, result_of(first, 0.25))
     failed = result_of(second, status=SessionStatus.FAILED, error="no verdict")
-    await store.complete(second.session_id, second.key, failed)
+    await complete(store, second.key, failed)
     view = await store.tasks.get("task")
     assert view.mean_reward == 0.25
     assert view.sessions == {SessionStatus.COMPLETED: 1, SessionStatus.FAILED: 1}
@@ -104,14 +104,14 @@ async def test_cancelling_ends_what_waits_and_asks_what_runs(store: Store) -> No
     view = await store.tasks.cancel("task")
     assert view.status is TaskStatus.RUNNING
     assert view.sessions == {SessionStatus.INIT: 1, SessionStatus.CANCELLED: 1}
-    await store.complete(held.session_id, held.key, result_of(held, status=SessionStatus.CANCELLED))
+    await complete(store, held.key, result_of(held, status=SessionStatus.CANCELLED))
     assert (await store.tasks.get("task")).status is TaskStatus.CANCELLED
 
 
 async def test_cancelling_a_finished_task_leaves_it_finished(store: Store) -> None:
     await store.tasks.submit(idle_task())
     (held,) = await claim(store)
-    await store.complete(held.session_id, held.key, result_of(held))
+    await complete(store, held.key, result_of(held))
     assert (await store.tasks.cancel("task")).status is TaskStatus.FINISHED
 
 

@@ -1,0 +1,105 @@
+"""What nodes upload: deliveries one after another in a body, read without holding much of it in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from polar.config.settings import explain
+from polar.errors import InvalidInput, Unavailable
+from polar.models.delivery import MOST_DELIVERIES, SIZES, Delivery
+from polar.store.blobs import CHUNK, PART, Blobs
+from polar.store.store import Store
+
+MOST_JSON_BYTES = 64 << 20
+MOST_IN_MEMORY = 1 << 18
+"""A recording or an archive of more bytes goes to a file as it comes."""
+
+
+@asynccontextmanager
+async def uploaded(chunks: AsyncIterator[bytes], store: Store) -> AsyncIterator[list[Delivery]]:
+    """The deliveries of a body (see `SIZES`), with files that are removed after the block if nobody took
+    them."""
+    body = _Body(chunks)
+    try:
+        deliveries: list[Delivery] = []
+        while not await body.has_ended():
+            if len(deliveries) == MOST_DELIVERIES:
+                raise InvalidInput(f"body: holds more than {MOST_DELIVERIES} deliveries")
+            deliveries.append(await _delivery(body, store))
+        yield deliveries
+    finally:
+        for part in body.parts:
+            await asyncio.to_thread(part.unlink, missing_ok=True)
+
+
+async def _delivery(body: _Body, store: Store) -> Delivery:
+    text_bytes, recording_bytes, artifacts_bytes = SIZES.unpack(await body.read(SIZES.size))
+    if text_bytes > MOST_JSON_BYTES:
+        raise InvalidInput(f"body: the JSON of a delivery may have at most {MOST_JSON_BYTES} bytes")
+    try:
+        delivery = Delivery.model_validate_json(await body.read(text_bytes))
+    except ValidationError as error:
+        raise InvalidInput(explain(error)) from None
+    recording = await body.part(recording_bytes, store.recordings)
+    artifacts = await body.part(artifacts_bytes, store.artifacts)
+    return delivery.model_copy(update={"recording": recording, "artifacts": artifacts})
+
+
+class _Body:
+    """The bytes of a request, in the order they come."""
+
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self.parts: list[Path] = []
+        """Files that were made of it."""
+        self._chunks = chunks
+        self._ready = bytearray()
+
+    async def has_ended(self) -> bool:
+        return not await self._fill(1)
+
+    async def read(self, size: int) -> bytes:
+        if not await self._fill(size):
+            raise InvalidInput("body: ends before a delivery does")
+        taken = bytes(self._ready[:size])
+        del self._ready[:size]
+        return taken
+
+    async def part(self, size: int, blobs: Blobs) -> bytes | Path | None:
+        if not size:
+            return None
+        if size <= MOST_IN_MEMORY:
+            return await self.read(size)
+        try:
+            return await self._save(size, blobs.uploads_dir)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = f"the disk that holds {blobs.uploads_dir} is full" if full else error.strerror
+            raise Unavailable(f"{blobs.kind} were not stored: {reason}") from error
+
+    async def _save(self, size: int, directory: Path) -> Path:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=PART, dir=directory)
+        self.parts.append(Path(name))
+        with os.fdopen(descriptor, "wb") as file:
+            while size:
+                data = await self.read(min(size, CHUNK))
+                await asyncio.to_thread(file.write, data)
+                size -= len(data)
+        return Path(name)
+
+    async def _fill(self, size: int) -> bool:
+        """Whether that many bytes are ready, after waiting for them."""
+        while len(self._ready) < size:
+            chunk = await anext(self._chunks, None)
+            if chunk is None:
+                return False
+            self._ready += chunk
+        return True

@@ -1,0 +1,192 @@
+"""Results that become ready together travel together; each is stored or refused by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from polar.client import AsyncClient, Client
+from polar.client import uploader as uploader_module
+from polar.client.uploader import ResultUploader
+from polar.config.settings import ServerSettings
+from polar.errors import Conflict, InvalidInput, NotFound, PolarError
+from polar.models.delivery import SIZES, Delivery
+from polar.models.session import Lease, LeaseKey
+from polar.models.views import LeaseRequest
+from polar.rollout.server import RolloutServer
+from polar.store.store import Store
+from tests.fakes.control_plane import idle_task, result_of
+from tests.fakes.extensions import register_idle_extensions
+from tests.unit.client.conftest import Plane
+
+TOKEN = "a token for tests only"
+
+
+class Counting(AsyncClient):
+    """Counts what it delivers, and can hold a request back."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(server, TOKEN)
+        self.sizes: list[int] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def deliver(self, node: str, deliveries: Sequence[Delivery]) -> list[PolarError | None]:
+        self.sizes.append(len(deliveries))
+        await self.gate.wait()
+        return await super().deliver(node, deliveries)
+
+
+@pytest.fixture
+async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Counting]:
+    register_idle_extensions(monkeypatch)
+    async with (
+        Store.open(tmp_path) as store,
+        RolloutServer(store, TOKEN, ServerSettings(port=0)) as server,
+        Counting(server.url) as connected,
+    ):
+        yield connected
+
+
+async def leased(client: AsyncClient, count: int) -> list[Lease]:
+    await client.submit(idle_task(samples=count))
+    return list((await client.lease("n", LeaseRequest(max_sessions=count, runtimes=("idle",)))).leases)
+
+
+def delivery(lease: Lease, key: LeaseKey | None = None) -> Delivery:
+    data = lease.session_id.encode()
+    result = result_of(lease, has_recording=True, has_artifacts=True)
+    return Delivery(key=key or lease.key, result=result, recording=data, artifacts=b"zip of " + data)
+
+
+async def test_what_waits_for_a_request_goes_with_the_next(client: Counting) -> None:
+    leases = await leased(client, 9)
+    uploader = ResultUploader(client, "n")
+    client.gate.clear()
+    deliveries = [asyncio.create_task(uploader.deliver(delivery(lease))) for lease in leases]
+    await asyncio.sleep(0)
+    client.gate.set()
+    await asyncio.gather(*deliveries)
+    assert client.sizes in ([1, 8], [9])
+    for lease in leases:
+        assert await client.recording(lease.session_id) == lease.session_id.encode()
+        assert await client.artifacts(lease.session_id) == b"zip of " + lease.session_id.encode()
+
+
+async def test_one_that_is_refused_harms_no_other(client: Counting) -> None:
+    first, second, third = await leased(client, 3)
+    uploader = ResultUploader(client, "n")
+    outcomes = await asyncio.gather(
+        uploader.deliver(delivery(first)),
+        uploader.deliver(delivery(second, LeaseKey(fencing_token=77, secret=""))),
+        uploader.deliver(delivery(third)),
+        return_exceptions=True,
+    )
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], Conflict)
+    assert outcomes[2] is None
+    # The same again changes nothing.
+    await uploader.deliver(delivery(first))
+    assert len([result async for result in client.results()]) == 2
+
+
+async def test_a_caller_that_gives_up_takes_no_other_with_it(client: Counting) -> None:
+    first, second = await leased(client, 2)
+    uploader = ResultUploader(client, "n")
+    client.gate.clear()
+    given_up = asyncio.create_task(uploader.deliver(delivery(first)))
+    other = asyncio.create_task(uploader.deliver(delivery(second)))
+    while not client.sizes:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.wait({given_up})
+    client.gate.set()
+    await other
+    assert second.session_id in [result.session_id async for result in client.results()]
+    # What was given up may be delivered again.
+    await uploader.deliver(delivery(first))
+    assert len([result async for result in client.results()]) == 2
+
+
+async def test_large_deliveries_wait_for_no_others(client: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader_module, "MOST_BYTES", 50)
+    small, large = await leased(client, 2)
+    uploader = ResultUploader(client, "n")
+    client.gate.clear()
+    waiting = asyncio.create_task(uploader.deliver(delivery(small)))
+    while not client.sizes:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    client.gate.set()
+    result = result_of(large, has_recording=True)
+    await uploader.deliver(Delivery(key=large.key, result=result, recording=b"x" * 51))
+    await waiting
+    assert client.sizes == [1, 1]
+
+
+async def test_files_travel_without_being_held_in_memory(client: Counting, tmp_path: Path) -> None:
+    (lease,) = await leased(client, 1)
+    path, data = tmp_path / "recording", bytes(range(256)) * 40_000
+    path.write_bytes(data)
+    result = result_of(lease, has_recording=True)
+    await ResultUploader(client, "n").deliver(Delivery(key=lease.key, result=result, recording=path))
+    assert await client.recording(lease.session_id) == data
+    assert path.exists()
+    assert not list(tmp_path.glob("recordings/.part-*"))
+
+
+async def test_body_that_is_not_what_its_sizes_say_is_refused(client: Counting, tmp_path: Path) -> None:
+    (lease,) = await leased(client, 1)
+    result = result_of(lease, has_recording=True)
+    text = Delivery(key=lease.key, result=result).model_dump_json().encode()
+
+    async def upload(body: bytes) -> None:
+        await client._send("POST", "/nodes/n/deliveries", body)
+
+    for size in (7, 10_000_000):
+        with pytest.raises(InvalidInput, match="body: ends before a delivery does"):
+            await upload(SIZES.pack(len(text), size, 0) + text + b"short")
+    with pytest.raises(InvalidInput, match="body: ends before a delivery does"):
+        await upload(SIZES.pack(len(text), 5, 0) + text + b"rightmore")
+    with pytest.raises(InvalidInput, match="JSON of a delivery may have at most"):
+        await upload(SIZES.pack(1 << 60, 0, 0))
+    (problem,) = await client.deliver("n", [Delivery(key=lease.key, result=result)])
+    assert isinstance(problem, InvalidInput)
+    assert [result async for result in client.results()] == []
+    assert not list(tmp_path.glob("recordings/**/.part-*"))
+
+
+async def test_a_path_in_the_json_of_a_delivery_is_not_read(client: Counting, tmp_path: Path) -> None:
+    (lease,) = await leased(client, 1)
+    (tmp_path / "private").write_bytes(b"private")
+    text = Delivery(key=lease.key, result=result_of(lease, has_recording=True)).model_dump_json()
+    named = text[:-1] + f',"recording":"{tmp_path}/private"}}'
+    answer = await client._send("POST", "/nodes/n/deliveries", SIZES.pack(len(named), 0, 0) + named.encode())
+    assert b"were not delivered with its result" in answer
+    assert (tmp_path / "private").exists()
+
+
+async def test_many_tasks_are_submitted_together_or_not_at_all(client: Counting) -> None:
+    tasks = [idle_task(f"t{n}") for n in range(1_200)]
+    views = [view async for view in client.submit_all(tasks)]
+    assert [view.spec.id for view in views] == [task.id for task in tasks]
+    again = [view async for view in client.submit_all([idle_task("t0"), idle_task("new"), idle_task("new")])]
+    assert [view.spec.id for view in again] == ["t0", "new", "new"]
+    with pytest.raises(Conflict, match="'t5' exists with other content"):
+        async for _ in client.submit_all([idle_task("fresh"), idle_task("t5", samples=2)]):
+            pass
+    with pytest.raises(NotFound):
+        await client.task("fresh")
+    with pytest.raises(InvalidInput, match=r"task 'bad': harness\.name: unknown harness"):
+        async for _ in client.submit_all([idle_task("fresh"), idle_task("bad", harness="none")]):
+            pass
+    with pytest.raises(NotFound):
+        await client.task("fresh")
+
+
+def test_sync_client_submits_many_too(plane: Plane) -> None:
+    with Client(plane.url, plane.token) as client:
+        views = list(client.submit_all([idle_task(f"t{n}") for n in range(3)]))
+    assert [view.spec.id for view in views] == ["t0", "t1", "t2"]
