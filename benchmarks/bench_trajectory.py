@@ -1,4 +1,4 @@
-"""Building traces from a capture: speed, how its cost grows with a session, and the capture's size."""
+"""Building traces, and reading recordings: speed, how the cost grows with a session, and sizes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import numpy as np
 
 from benchmarks.matching import measure
 from benchmarks.report import Row, at_most, report
-from polar.gateway.capture import CaptureWriter, parse_capture
 from polar.models.chat import FinishReason, Message, Role, ToolCall
 from polar.models.completion import Completion, Ids
+from polar.models.session import SessionResult, SessionStatus, Verdict
 from polar.models.trace import DriftPolicy, Trajectory
+from polar.recordings.capture import CaptureWriter, parse_capture
+from polar.recordings.growth import grow
+from polar.recordings.recording import decode, encode, read_head
+from polar.recordings.tree import TokenTree
 from polar.trajectory.materialise import materialise
 from polar.trajectory.prefix_merging import PrefixMerging
 
@@ -25,6 +29,9 @@ GIVEN, SAMPLED = 400, 100
 VOCABULARY = 49_152
 REPEATS = 15
 MIN_RATE, MAX_GROWTH, MAX_BYTES, MAX_MATCHING_MS = 5.0, 1.3, 10.0, 1.0
+HEADS, MAX_HEADS_S = 10_000, 2.0
+BEFORE_MS, BEFORE_DRIFTED_MS, BEFORE_HEADS_S = 34.8, 79.9, 8.9
+"""On two cores of a server of 2026, when a recording held its capture and grew its segments again."""
 
 
 def session(turns: int, *, drifts: bool = False) -> tuple[list[Completion], int]:
@@ -90,23 +97,66 @@ def captured(completions: Sequence[Completion]) -> bytes:
         return writer.path.read_bytes()
 
 
-def best(work: Callable[[], object]) -> float:
+def best(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of the fastest of several runs: the others only add what the machine did besides."""
     taken = []
     for _ in range(REPEATS):
         gc.collect()
-        start = time.perf_counter()
+        start = clock()
         work()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock() - start)
     return min(taken)
 
 
-def traces(builder: PrefixMerging, completions: Sequence[Completion]) -> Trajectory:
+def traces(builder: PrefixMerging, tree: TokenTree) -> Trajectory:
     """Everything between a capture that is read and arrays that a trainer takes."""
-    trajectory = builder.build(completions)
+    trajectory = builder.build(tree)
     for ref in trajectory.traces:
         materialise(trajectory, ref)
     return trajectory
+
+
+def recorded(tree: TokenTree, number: int = 0) -> bytes:
+    """The recording of a session with these completions."""
+    trajectory = PrefixMerging(PrefixMerging.Options()).build(tree).with_reward(1.0)
+    result = SessionResult(
+        session_id=f"session-{number}",
+        task_id=f"task-{number // 8}",
+        sample=number % 8,
+        attempt=1,
+        status=SessionStatus.COMPLETED,
+        verdict=Verdict(reward=1.0, components={"tests": 1.0}, report="12 of 12 tests pass"),
+        stats=trajectory.stats,
+        has_recording=True,
+    )
+    return encode(tree, trajectory, result)
+
+
+def reading_heads() -> float:
+    """Seconds for the heads of many recordings, each a file of its own."""
+    completions, _ = session(10)
+    data = recorded(grow(completions))
+    with tempfile.TemporaryDirectory() as directory:
+        paths = [Path(directory, f"{number:05}") for number in range(HEADS)]
+        for path in paths:
+            path.write_bytes(data)
+        start = time.perf_counter()
+        for path in paths:
+            assert read_head(path).task_id
+        return time.perf_counter() - start
+
+
+def decoding() -> list[Row]:
+    """What reading a whole recording costs in processor time, beside what it cost before."""
+    rows = []
+    for drifts, before in ((False, BEFORE_MS), (True, BEFORE_DRIFTED_MS)):
+        completions, _ = session(LONG, drifts=drifts)
+        data = recorded(grow(completions))
+        del completions
+        taken = 1000 * best(lambda data=data: decode(data), time.process_time)  # type: ignore[misc]
+        what = f"decoding a recording, {LONG} turns" + (" that all drift" if drifts else "")
+        rows.append(at_most(f"{what} (before: {before:g} ms)", taken, "ms", before / 2))
+    return rows
 
 
 def main() -> None:
@@ -115,7 +165,7 @@ def main() -> None:
     for turns in (SHORT, LONG):
         completions, unique = session(turns)
         data = captured(completions)
-        read = parse_capture(data).completions
+        read = parse_capture(data)
         seconds[turns] = best(lambda read=read: traces(builder, read)) / unique  # type: ignore[misc]
         reading = best(lambda data=data: parse_capture(data)) / unique  # type: ignore[misc]
     rate = 1e-6 / seconds[LONG]
@@ -129,11 +179,18 @@ def main() -> None:
     ]
     drifted, unique = session(LONG, drifts=True)
     data = captured(drifted)
-    read = parse_capture(data).completions
+    read = parse_capture(data)
     realigning = PrefixMerging(PrefixMerging.Options(drift=DriftPolicy.REALIGN))
     rows += [
         at_most(f"capture, {LONG} turns that all drift", len(data) / unique, "B a token", MAX_BYTES),
         Row("building them, realigned", 1e-6 * unique / best(lambda: traces(realigning, read)), "M tok/s"),
+        *decoding(),
+        at_most(
+            f"heads of {HEADS:,} recordings (before, decoding each: {BEFORE_HEADS_S:g} s)",
+            reading_heads(),
+            "s",
+            MAX_HEADS_S,
+        ),
     ]
     report("trajectory", rows + matching())
 

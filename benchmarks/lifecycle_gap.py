@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from polar.gateway.capture import CaptureWriter
 from polar.gateway.session import SessionGrant, new_key
 from polar.models.chat import FinishReason, Message, Role
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import CaptureWriter
 from tests.fakes.scripted_engine import Answer
 from tests.systems import System, shell_task, system
 

@@ -21,10 +21,11 @@ import numpy as np
 
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_model
-from polar.gateway.conversation import Conversations, Turn
+from polar.gateway.conversation import Conversations
 from polar.gateway.prompt import render
 from polar.models.chat import ChatRequest, Message, Role, ToolCall, ToolDefinition
 from polar.models.completion import Ids
+from polar.recordings.growth import GrowingTree, Turn
 from polar.rendering.base import Renderer
 from polar.rendering.chatml import ChatML
 
@@ -92,12 +93,14 @@ def _conversation(turns: int) -> tuple[Conversations, Turn]:
     conversations = Conversations()
     each = TOKENS // turns
     messages: tuple[Message, ...] = (Message(Role.SYSTEM, SENTENCE * 100), Message(Role.USER, "Fix it."))
-    turn: Turn | None = None
+    tree, turn = GrowingTree(), None
     for number in range(turns):
         call = ToolCall(f"call_{number}", "tool_1", json.dumps({"option_1": SENTENCE, "lines": number}))
         messages = (*messages, Message(Role.ASSISTANT, f"Step {number}.", tool_calls=(call,)))
         ids = np.full(each // 2 + 1, number, np.int32)
-        turn = Turn(f"c{number}", turn, ids, ids, messages)
+        prompt = np.concatenate([turn.ids(), ids]) if turn is not None else ids
+        hints = [turn.completion_id if turn is not None else None]
+        turn = tree.add(tree.prove(f"c{number}", prompt, ids, messages, hints=hints))
         conversations.add(turn, TOOLS)
         result = f"{number} " + SENTENCE * (each // 20)
         messages = (*messages, Message(Role.TOOL, result, tool_call_id=call.id))

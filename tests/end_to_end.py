@@ -7,7 +7,7 @@ from collections.abc import Collection
 from polar.client import AsyncClient
 from polar.models.session import SessionStatus
 from polar.models.task import TaskStatus
-from polar.trajectory import recording
+from polar.recordings import recording
 from polar.trajectory.materialise import materialise
 from tests.systems import ASK, shell_task
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import TaskSpec
-from polar.trajectory import recording
+from polar.recordings import recording
+from polar.recordings.recording import Recording
 from polar.trajectory.materialise import materialise
-from polar.trajectory.recording import Recording
 from tests.fakes.scripted_engine import logprob_of
 from tests.sandboxes import require_runtime
 from tests.systems import system

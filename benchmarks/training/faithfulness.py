@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.engines.base import Engine
+from polar.recordings.recording import Recording
 from polar.training.groups import is_off_distribution
 from polar.training.policy import load_policy
 from polar.training.settings import ModelSettings
@@ -16,7 +17,6 @@ from polar.trajectory.materialise import materialise
 from polar.trajectory.packing.rows import Row, row
 from polar.trajectory.packing.tree import pack_trees
 from polar.trajectory.prefix_merging import PrefixMerging
-from polar.trajectory.recording import Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def compare(
 
 
 def _rows(recording: Recording, version: int, temperature: float) -> list[Row]:
-    trajectory = PrefixMerging(PrefixMerging.Options()).build(recording.completions)
+    trajectory = PrefixMerging(PrefixMerging.Options()).build(recording.tree)
     found = []
     for index, ref in enumerate(trajectory.traces):
         trace = materialise(trajectory, ref)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from benchmarks.training.layouts import LAYOUTS, OBJECTIVE, laid_out
+from polar.recordings.recording import Recording
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import load_policy
 from polar.training.settings import ModelSettings
-from polar.trajectory.recording import Recording
 
 EQUAL = 1e-5
 """Of the largest gradient, in float64: what is left is the float32 of the terms' weights and of the norms."""

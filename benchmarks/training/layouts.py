@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from polar.recordings.growth import grow
+from polar.recordings.recording import Recording, decode
 from polar.training.groups import Group, Material, Sample, material
 from polar.training.settings import BatchSettings, ObjectiveSettings, Pack
 from polar.training.versions import Versions
 from polar.trajectory.base import Builder
 from polar.trajectory.per_request import PerRequest
 from polar.trajectory.prefix_merging import PrefixMerging
-from polar.trajectory.recording import Recording, decode
 
 OBJECTIVE = ObjectiveSettings(max_staleness=1_000_000)
 
@@ -50,14 +51,14 @@ def reduced(recording: Recording, calls: int, vocabulary: int | None) -> Recordi
             replace(one, prompt_ids=one.prompt_ids % vocabulary, sampled_ids=one.sampled_ids % vocabulary)
             for one in completions
         )
-    return replace(recording, completions=completions)
+    return replace(recording, tree=grow(completions))
 
 
 def groups(recordings: Sequence[Recording], builder: Builder) -> list[Group]:
     """The sessions by task, their traces built anew."""
     found: dict[str, list[Sample]] = defaultdict(list)
     for one in sorted(recordings, key=lambda one: (one.result.task_id, one.result.sample)):
-        built = builder.build(one.completions).with_reward(one.result.reward or 0.0)
+        built = builder.build(one.tree).with_reward(one.result.reward or 0.0)
         found[one.result.task_id].append(Sample(one.result, replace(one, trajectory=built)))
     return [Group(task, tuple(samples)) for task, samples in found.items()]
 

@@ -21,7 +21,7 @@ from benchmarks.training.repairs import Repair, Turn, read_repair, turns, writte
 from polar.engines.base import GenerateRequest
 from polar.evaluators.harbor_task import read_harbor_task
 from polar.models.task import TaskSpec
-from polar.trajectory.recording import decode
+from polar.recordings.recording import decode
 from tests.fakes.scripted_engine import Answer
 from tests.systems import System, system
 

@@ -10,13 +10,13 @@ from functools import partial
 import torch
 
 from benchmarks.training.layouts import OBJECTIVE, Layout, laid_out
+from polar.recordings.recording import Recording
 from polar.training.gpu import Busy
 from polar.training.learner import Learner
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import Policy, load_policy
 from polar.training.settings import Limits, ModelSettings, OptimizerSettings
 from polar.trajectory.packing.batch import Batch
-from polar.trajectory.recording import Recording
 
 LEARNING_RATE = 1e-6
 UNLIMITED = Limits(behaviour_kl=None)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from benchmarks.training.layouts import LAYOUTS, Layout, reduced
 from benchmarks.training.speed import Measurement, measure
+from polar.recordings.recording import Recording
 from polar.training.settings import ModelSettings, Pack
-from polar.trajectory.recording import Recording
 
 CALLS = (5, 10, 25, 50, 100)
 SHARED = Layout("per_request + tree packing", LAYOUTS[0].builder, Pack.TREE)

@@ -17,7 +17,7 @@ from polar.bridges.nemo_gym import Agent, app
 from polar.bridges.nemo_gym_response import response
 from polar.bridges.sessions import ScoredSession
 from polar.models.completion import Completion
-from polar.trajectory.recording import decode
+from polar.recordings.recording import decode
 from suites.bridges.gym_transport import CAPTURE, CaptureTransport, decimals
 from tests.systems import TALK, TOKEN, System, shell_task, system
 

@@ -23,12 +23,12 @@ from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
 from polar.engines.base import ChatCall
 from polar.engines.embedded.weights import ensure_model
 from polar.engines.vllm import VllmEngine
-from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
 from polar.models.chat import ChatRequest, Message, Role
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import read_capture
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from polar.gateway.capture import CaptureWriter
 from polar.models.chat import FinishReason, Message, Role, ToolCall, ToolDefinition
 from polar.models.completion import Completion, CompletionKind
 from polar.models.session import AgentEnd, SessionResult, SessionStatus, StageSeconds, Verdict
+from polar.recordings.growth import grow
+from polar.recordings.recording import Recording, encode
 from polar.trajectory.per_request import PerRequest
-from polar.trajectory.recording import Recording, encode
 
 SYSTEM = Message(Role.SYSTEM, "\n".join(f"rule {n}: be careful" for n in range(40)))
 USER = Message(Role.USER, "Run this command: echo hello > hello.txt")
@@ -56,8 +53,8 @@ def recording(session_id: str = "s1", *, sample: int = 0, reward: float = 1.0) -
         title,
         kind=CompletionKind.AUXILIARY,
     )
-    completions = (first, second, side)
-    trajectory = PerRequest(PerRequest.Options()).build(completions).with_reward(reward)
+    tree = grow((first, second, side))
+    trajectory = PerRequest(PerRequest.Options()).build(tree).with_reward(reward)
     result = SessionResult(
         session_id=session_id,
         task_id="hello-file",
@@ -75,17 +72,12 @@ def recording(session_id: str = "s1", *, sample: int = 0, reward: float = 1.0) -
         model="unknown-model",
         has_recording=True,
     )
-    return Recording(completions, trajectory, result)
+    return Recording(tree, trajectory, result)
 
 
 def encoded(made: Recording) -> bytes:
     """The recording as the file that a node writes."""
-    with tempfile.TemporaryDirectory() as directory:
-        writer = CaptureWriter(Path(directory) / "capture.log")
-        for completion in made.completions:
-            writer.append(completion)
-        writer.close()
-        return encode(writer.path.read_bytes(), made.trajectory, made.result)
+    return encode(made.tree, made.trajectory, made.result)
 
 
 def _completion(

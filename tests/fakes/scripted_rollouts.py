@@ -12,10 +12,11 @@ import numpy as np
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolDefinition
 from polar.models.completion import Completion
 from polar.models.session import AgentEnd, SessionResult, SessionStatus, Verdict
+from polar.recordings.growth import grow
+from polar.recordings.recording import Recording
 from polar.training.groups import Group, Sample
 from polar.trajectory.base import Builder
 from polar.trajectory.prefix_merging import PrefixMerging
-from polar.trajectory.recording import Recording
 from tests.fakes.recordings import encoded
 
 TOOLS = (ToolDefinition("shell"),)
@@ -61,7 +62,8 @@ def sample(
     builder: Builder = MERGING,
 ) -> Sample:
     """The session with these completions; without a reward it failed."""
-    trajectory = builder.build(completions)
+    tree = grow(completions)
+    trajectory = builder.build(tree)
     if reward is not None:
         trajectory = trajectory.with_reward(reward)
     versions = [int(one.policy_versions.max()) for one in completions if len(one.policy_versions)]
@@ -78,7 +80,7 @@ def sample(
         policy_version_max=max(versions, default=None),
         has_recording=True,
     )
-    return Sample(result, Recording(completions, trajectory, result))
+    return Sample(result, Recording(tree, trajectory, result))
 
 
 def group(
@@ -109,7 +111,7 @@ def with_completions(one: Sample, **changed: Any) -> Sample:
     """The same session with something else recorded of every completion."""
     assert one.recording is not None
     completions = tuple(replace(c, **changed) for c in one.recording.completions)
-    return replace(one, recording=replace(one.recording, completions=completions))
+    return replace(one, recording=replace(one.recording, tree=grow(completions)))
 
 
 def write_recordings(groups: Sequence[Group], directory: Path) -> Path:

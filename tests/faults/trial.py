@@ -16,8 +16,8 @@ from polar.errors import Unavailable
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import TaskStatus
 from polar.models.views import TaskView
+from polar.recordings import recording
 from polar.runtimes.disk import mounts_below
-from polar.trajectory import recording
 from tests.faults.mischief import Fault, Mischief, plan
 from tests.faults.place import Place, place, processes_below
 from tests.systems import TOKEN, shell_task

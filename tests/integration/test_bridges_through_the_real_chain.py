@@ -15,8 +15,8 @@ from openai.types.responses import Response
 from polar.bridges.nemo_gym import Agent, app
 from polar.bridges.sessions import Order, ScoredSession, roll_out, task_row
 from polar.models.session import SessionResult
+from polar.recordings.recording import decode
 from polar.trajectory.materialise import materialise
-from polar.trajectory.recording import decode
 from tests.fakes.resources_server import resources_server
 from tests.fakes.trainer_types import STATISTICS, SlimeSample, TrajectoryID, bridge
 from tests.systems import TALK, TOKEN, System, shell_task, system

@@ -11,7 +11,7 @@ from polar.client import AsyncClient
 from polar.config.settings import ServerSettings, Settings
 from polar.models.session import AgentEnd, SessionStatus
 from polar.models.task import TaskSpec
-from polar.trajectory import recording
+from polar.recordings import recording
 from tests.sandboxes import require_runtime
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("model"), pytest.mark.timeout(300)]

@@ -13,7 +13,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ class Served:
                 else:
                     made = recording(lease.session_id)
                     result = made.result.model_copy(update=about)
-                    data = encoded(type(made)(made.completions, made.trajectory, result))
+                    data = encoded(replace(made, result=result))
                 delivery = Delivery(key=lease.key, result=result, recording=data)
                 assert await client.deliver("node", [delivery]) == [None]
 

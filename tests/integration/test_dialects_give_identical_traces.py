@@ -27,10 +27,11 @@ from tokenizers import Tokenizer
 from polar.config.settings import DEFAULT_MODEL, GatewaySettings
 from polar.engines.base import EngineError
 from polar.engines.embedded.weights import ensure_model
-from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import read_capture
+from polar.recordings.growth import grow
 from polar.trajectory.materialise import materialise
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
@@ -324,7 +325,7 @@ def told(completions: Sequence[Completion]) -> list[dict[str, Any]]:
 
 
 def traces(completions: Sequence[Completion]) -> list[tuple[object, ...]]:
-    trajectory = PrefixMerging(PrefixMerging.Options()).build(completions)
+    trajectory = PrefixMerging(PrefixMerging.Options()).build(grow(completions))
     return [
         (trace.prompt_ids.tolist(), trace.response_ids.tolist(), trace.loss_mask.tolist(), trace.lineage)
         for trace in (materialise(trajectory, ref) for ref in trajectory.traces)

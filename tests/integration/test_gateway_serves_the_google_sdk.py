@@ -20,10 +20,10 @@ from tokenizers import Tokenizer
 from polar.config.settings import DEFAULT_MODEL, GatewaySettings
 from polar.engines.base import EngineError
 from polar.engines.embedded.weights import ensure_model
-from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import read_capture
 from polar.rendering.families import renderer_for
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
 from tests.fakes.thinking_renderer import ThinkingChatML

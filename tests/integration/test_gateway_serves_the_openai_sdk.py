@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 from polar.config.settings import DEFAULT_MODEL, GatewaySettings
 from polar.engines.base import EngineDown, EngineError, GenerateRequest
 from polar.engines.embedded.weights import ensure_model
-from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.chat import FinishReason
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import read_capture
 from polar.rendering.families import renderer_for
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
 

@@ -9,7 +9,7 @@ import pytest
 
 from polar.models.session import AgentEnd, SessionStatus
 from polar.models.task import TaskSpec
-from polar.trajectory import recording
+from polar.recordings import recording
 from tests.sandboxes import require_runtime
 from tests.systems import system
 

@@ -16,7 +16,7 @@ from polar.errors import Unavailable
 from polar.models.policy import PauseMode, PolicyOrder, PolicyReport
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.node import policy as following
-from polar.trajectory import recording
+from polar.recordings import recording
 from tests.conformance import eventually
 from tests.fakes.scripted_engine import Answer, Script
 from tests.systems import ASK, TOKEN, System, shell_task, system

@@ -15,7 +15,7 @@ from polar.engines.embedded.model import load
 from polar.engines.embedded.server import EmbeddedServer
 from polar.harnesses.codex import Codex
 from polar.models.completion import Completion
-from polar.trajectory import recording
+from polar.recordings import recording
 from tests.fakes.character_chat import Said
 from tests.fakes.tiny_llama import write_tiny_llama
 from tests.fakes.vllm_wire import vllm_wire

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from polar.recordings import recording
 from polar.tasksets.files import load_tasks
-from polar.trajectory import recording
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "examples" / "quickstart"

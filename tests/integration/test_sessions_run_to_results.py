@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
-from polar.trajectory import recording
+from polar.recordings import recording
+from polar.recordings.recording import Recording
 from polar.trajectory.materialise import materialise
-from polar.trajectory.recording import Recording
 from tests.fakes.scripted_engine import Answer, logprob_of
 from tests.systems import ASK, System, shell_task, system
 

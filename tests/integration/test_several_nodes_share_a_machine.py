@@ -15,11 +15,7 @@ import trustme
 from polar.app import node_processes
 from polar.app.stack import running
 from polar.client import AsyncClient
-<<<<<<< HEAD
-from polar.client.trust import pinned
-=======
 from polar.client.address import pinned
->>>>>>> 244f232 (fixup! Run the sync client on the async one)
 from polar.config.settings import EngineSettings, Settings
 from polar.errors import Unavailable
 from polar.models.session import SessionStatus

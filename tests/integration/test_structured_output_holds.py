@@ -22,10 +22,10 @@ from polar.engines.embedded.model import SlotModel, load
 from polar.engines.embedded.server import EmbeddedServer
 from polar.engines.embedded.weights import ensure_model
 from polar.engines.vllm import VllmEngine
-from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import read_capture
 from polar.rendering.families import renderer_for
 
 pytestmark = pytest.mark.model

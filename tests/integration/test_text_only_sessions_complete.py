@@ -12,8 +12,8 @@ from polar.cli.main import app
 from polar.client import AsyncClient
 from polar.config.settings import EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.models.session import SessionStatus
+from polar.recordings import recording
 from polar.tasksets.export import EndedSession, export
-from polar.trajectory import recording
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
 from tests.systems import ASK, RUNTIMES, shell_task

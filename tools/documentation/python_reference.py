@@ -20,7 +20,7 @@ CLIENT = (
     ("polar.models.task", ("TaskSpec", "Budgets", "SamplingPin")),
     ("polar.models.session", ("SessionResult", "SessionStatus", "AgentEnd", "TrajectoryStats")),
     ("polar.models.trace", ("Trajectory", "Trace")),
-    ("polar.trajectory.recording", ("decode", "Recording")),
+    ("polar.recordings.recording", ("decode", "Recording")),
     ("polar.bridges.sessions", ("Order", "roll_out")),
     ("polar.callbacks", ("verify", "Recent", "Notice", "Refused", "Replayed")),
 )

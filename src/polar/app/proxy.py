@@ -22,7 +22,8 @@ from polar.harnesses.environment import provider_environment
 from polar.models.component import Component
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import Budgets, SamplingPin
-from polar.trajectory import recording
+from polar.recordings import recording
+from polar.recordings.capture import parse_capture
 from polar.trajectory.base import Builder
 
 SESSION = "proxy"
@@ -120,7 +121,8 @@ def _codex_home(url: str) -> Iterator[Path]:
 async def _close(gateway: Gateway, session: Wrapped) -> None:
     await gateway.close_session(SESSION)
     builder: Builder = plugins.create("builders", "builder", Component(name="prefix_merging"))
-    trajectory = builder.build_capture(session.capture.read_bytes())
+    tree = parse_capture(session.capture.read_bytes())
+    trajectory = builder.build(tree)
     session.result = SessionResult(
         session_id=SESSION,
         task_id=SESSION,
@@ -134,7 +136,7 @@ async def _close(gateway: Gateway, session: Wrapped) -> None:
         has_recording=trajectory.stats.completions > 0,
     )
     if session.result.has_recording:
-        blob = recording.encode(session.capture.read_bytes(), trajectory, session.result)
+        blob = recording.encode(tree, trajectory, session.result)
         session.recording.write_bytes(blob)
     session.capture.unlink()
 

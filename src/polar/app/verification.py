@@ -24,10 +24,10 @@ from polar.engines.base import RAW, Engine, EngineDown, EngineError, ModelInfo
 from polar.errors import InvalidInput, NotFound
 from polar.models.completion import Completion, Ids
 from polar.models.trace import Trace
+from polar.recordings.recording import FAMILY, DamagedRecording, Recording, decode
 from polar.store.blobs import RECORDINGS
-from polar.trajectory.exclusion import exclusion
+from polar.trajectory.accounting import exclusion
 from polar.trajectory.materialise import materialise
-from polar.trajectory.recording import FAMILY, DamagedRecording, Recording, decode
 
 Say = Callable[[str], None]
 """Tells the user what is being scored."""

@@ -19,8 +19,8 @@ from polar.dialects.responses_output import message_item, text_part
 from polar.models.chat import Message, Role
 from polar.models.completion import Completion
 from polar.models.trace import Trace
-from polar.trajectory.forest import path
-from polar.trajectory.recording import Recording
+from polar.recordings.recording import Recording
+from polar.recordings.tree import path
 
 COMPLETED = "completed"
 

@@ -28,12 +28,12 @@ from polar.errors import InvalidInput, NotFound
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.trace import Trace
+from polar.recordings.recording import DamagedRecording, Recording, decode
 from polar.training.groups import Excluded, learnable
 from polar.training.rollouts import rollout_of
 from polar.training.settings import ObjectiveSettings
 from polar.training.versions import Versions
 from polar.trajectory.materialise import materialise
-from polar.trajectory.recording import DamagedRecording, Recording, decode
 
 log = logging.getLogger(__name__)
 

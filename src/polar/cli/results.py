@@ -87,8 +87,8 @@ def _write(client: Client, feed: Iterator[SessionResult], directory: Path, as_js
 
 def _ended(client: Client, feed: Iterator[SessionResult]) -> Iterator[EndedSession]:
     from polar.cli.output import concerning
+    from polar.recordings.recording import decode
     from polar.tasksets.export import EndedSession
-    from polar.trajectory.recording import decode
 
     # Results of one task come close together, so a few remembered tasks save nearly every look-up.
     metadata = lru_cache(maxsize=256)(lambda task_id: client.task(task_id).spec.metadata)

@@ -13,7 +13,7 @@ from polar.cli.options import AsJson, Server, Token, connect, one_of
 from polar.errors import InvalidInput, NotFound, PolarError
 
 if TYPE_CHECKING:
-    from polar.trajectory.recording import Recording
+    from polar.recordings.recording import Recording
 
 
 def show(
@@ -58,7 +58,7 @@ def show(
     from polar.cli.output import concerning, console, print_json, print_parts
     from polar.cli.tokens import find_tokenizer
     from polar.cli.transcript import Colour, page
-    from polar.trajectory.recording import decode
+    from polar.recordings.recording import decode
 
     colour = one_of(Colour, color, "--color") or Colour.NONE
     data = recording_bytes(session, server, token)

@@ -24,7 +24,7 @@ from polar.models.session import SessionResult
 from polar.trajectory.materialise import materialise
 
 if TYPE_CHECKING:
-    from polar.trajectory.recording import Recording
+    from polar.recordings.recording import Recording
 
 FOLDED_LINES = 6
 FOLDED_CHARACTERS = 600

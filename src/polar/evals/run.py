@@ -22,7 +22,7 @@ from polar.evals.plan import Plan, PlannedCell, PlannedTask
 from polar.evals.report import Cell, Report, TaskOutcome, cell_of
 from polar.models.completion import Completion
 from polar.models.session import SessionResult
-from polar.trajectory.recording import DamagedRecording, decode
+from polar.recordings.recording import DamagedRecording, decode
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ def abridged(completion: Completion) -> Completion:
         completion,
         prompt_ids=completion.prompt_ids[:0],
         messages=kept,
-        parent=None,
         tools=(),
         asked=_short(completion.asked),
         used=_short(completion.used),

@@ -13,8 +13,8 @@ from polar.dialects.base import Answer, Dialect, HttpAnswer, Refusal, RequestRef
 from polar.engines.base import ContextOverflow, EngineError, ModelInfo, Unconstrainable
 from polar.engines.http import NotAccepted
 from polar.errors import Unavailable
-from polar.gateway.capture import CaptureError
 from polar.gateway.session import Session, context_overflow
+from polar.recordings.capture import CaptureError
 from polar.rendering.base import MessageDelta
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ import numpy as np
 from polar.dialects.base import Answer
 from polar.engines.base import ChatChunk, ContextOverflow, EngineError, ModelInfo, RequestUnfit, TokenChunk
 from polar.gateway.abridgement import abridged
-from polar.gateway.conversation import Turn
 from polar.gateway.sampling import pinned
 from polar.gateway.session import Session
 from polar.gateway.source import Generation, Source
@@ -150,18 +149,16 @@ class ModelCall:
         tokens, message = self._tokens, self._reply.message
         prompt = self._generation.prompt(tokens.prompt_ids)
         usage = tokens.usage(len(prompt.ids), self._generation.reasoning_tokens)
-        sampled = np.array(tokens.ids, np.int32)
         completion = Completion(
             id=self.id,
             index=self.session.next_index,
             prompt_ids=prompt.ids,
-            sampled_ids=sampled,
+            sampled_ids=np.array(tokens.ids, np.int32),
             logprobs=np.array(tokens.logprobs, np.float32),
             policy_versions=np.array(tokens.versions, np.int32),
             messages=prompt.messages,
             response=message,
             finish_reason=finish_reason,
-            parent=prompt.parent.completion_id if prompt.parent else None,
             follows=prompt.follows.completion_id if prompt.follows else None,
             tools=self._request.tools,
             dialect=self._dialect,
@@ -182,8 +179,7 @@ class ModelCall:
         whole = finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
         if not whole and not tokens.first_at:
             completion = abridged(completion)
-        turn = Turn(self.id, prompt.parent, prompt.new_ids, sampled, (*prompt.messages, message))
-        self.session.record(completion, usage, turn if whole else None)
+        self.session.record(completion, usage, is_whole=whole)
         return message, usage
 
 

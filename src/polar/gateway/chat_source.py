@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-import numpy as np
-
 from polar.dialects.base import Refusal, RequestRefused
 from polar.engines.base import ChatCall, ChatChunk, ContextOverflow, Engine, ModelInfo
-from polar.gateway.conversation import Extension, Turn
+from polar.gateway.conversation import Extension
 from polar.gateway.prompt import Prompt
 from polar.gateway.session import Session
 from polar.gateway.source import Generation, Source
@@ -77,13 +75,7 @@ class _ChatGeneration(Generation):
 
     def prompt(self, told: Ids) -> Prompt:
         turn, follows = self._extension.turn, self._extension.follows
-        if turn is not None and _extends(told, turn):
-            new = self._extension.new_messages
-            return Prompt(turn, told[len(turn.ids()) :], told, turn.messages + new, follows)
-        return Prompt(None, told, told, self._request.messages, follows)
-
-
-def _extends(ids: Ids, turn: Turn) -> bool:
-    """Whether the engine's prompt begins with exactly what the policy saw and sampled in that turn."""
-    before = turn.ids()
-    return 0 < len(before) <= len(ids) and np.array_equal(ids[: len(before)], before)
+        if turn is not None and 0 < turn.length == turn.common_prefix(told):
+            # The engine's prompt begins with exactly what the policy saw and sampled in that turn.
+            return Prompt(told, turn.messages + self._extension.new_messages, follows)
+        return Prompt(told, self._request.messages, follows)

@@ -12,98 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import orjson
 
 from polar.gateway.canonical import Key, joined, key_of
 from polar.gateway.history_prefix import HistoryPrefix
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
-from polar.models.completion import Ids
+from polar.recordings.growth import Turn
 
-_FIRST_ROOM = 1024
-"""Tokens a new context has room for; it doubles as it fills."""
 _LONGEST_SPLIT = 8
 """In how many messages a harness may send one sampled message back."""
 _SHORTCUTS = 8
 """How many conversations may go on at once before one of them is walked from its beginning again."""
 _OTHER_TOOLSETS = 8
 """How many other sets of tools are searched, the latest first, for what a request follows."""
-
-
-class Context:
-    """Tokens that several turns share and only ever append to: each is kept once."""
-
-    __slots__ = ("_ids", "_length")
-
-    def __init__(self) -> None:
-        self._ids: Ids = np.empty(0, np.int32)
-        self._length = 0
-
-    def first(self, length: int) -> Ids:
-        """A view that stays as it is, whatever is appended."""
-        view = self._ids[:length]
-        view.flags.writeable = False
-        return view
-
-    def extended(self, length: int, *new: Ids) -> Context:
-        """The first `length` tokens with `new` after them: this context, or a copy if it has gone on."""
-        if length != self._length:
-            return Context()._append(self._ids[:length], *new)
-        return self._append(*new)
-
-    def _append(self, *new: Ids) -> Context:
-        needed = self._length + sum(map(len, new))
-        if needed > len(self._ids):
-            room: Ids = np.empty(max(needed, 2 * len(self._ids), _FIRST_ROOM), np.int32)
-            room[: self._length] = self._ids[: self._length]
-            self._ids = room
-        for ids in new:
-            end = self._length + len(ids)
-            self._ids[self._length : end] = ids
-            self._length = end
-        return self
-
-
-class Turn:
-    """One completion as its continuations need it; the tokens before it are its parent's."""
-
-    __slots__ = ("_context", "_end", "_new_from", "_sampled_from", "completion_id", "messages", "parent")
-    _context: Context
-    _end: int
-
-    def __init__(
-        self,
-        completion_id: str,
-        parent: Turn | None,
-        new_prompt_ids: Ids,
-        sampled_ids: Ids,
-        messages: tuple[Message, ...],
-    ) -> None:
-        self.completion_id = completion_id
-        self.parent = parent
-        self.messages = messages
-        """The whole conversation up to and including the sampled message."""
-        before = parent._context if parent is not None else Context()
-        self._new_from = parent._end if parent is not None else 0
-        self._sampled_from = self._new_from + len(new_prompt_ids)
-        self._end = self._sampled_from + len(sampled_ids)
-        self._context = before.extended(self._new_from, new_prompt_ids, sampled_ids)
-
-    def prompt_ids(self) -> Ids:
-        """Every token the policy conditioned on."""
-        return self._context.first(self._sampled_from)
-
-    def ids(self) -> Ids:
-        """Every token it conditioned on, and those it sampled after them."""
-        return self._context.first(self._end)
-
-    @property
-    def new_prompt_ids(self) -> Ids:
-        return self.prompt_ids()[self._new_from :]
-
-    @property
-    def sampled_ids(self) -> Ids:
-        return self.ids()[self._sampled_from :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,8 +153,9 @@ class Conversations:
 
     def _grow(self, turn: Turn, root: _MessageNode) -> _MessageNode:
         place, messages, parent = root, turn.messages, turn.parent
-        if parent is not None and _adds_to(parent.messages, messages):
-            place, messages = self._places[parent.completion_id], messages[len(parent.messages) :]
+        known = self._places.get(parent.completion_id) if parent is not None else None
+        if parent is not None and known is not None and _adds_to(parent.messages, messages):
+            place, messages = known, messages[len(parent.messages) :]
         said_from, said = place, 0
         for count, message in enumerate(messages):
             if message.role is not Role.ASSISTANT:

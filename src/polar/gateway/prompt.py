@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from polar.dialects.base import Refusal, RequestRefused
-from polar.gateway.conversation import Extension, Turn
+from polar.gateway.conversation import Extension
 from polar.models.chat import ChatRequest, Message, Role
 from polar.models.completion import Ids
+from polar.recordings.growth import Turn
 from polar.rendering.base import Renderer, Unrenderable
 
 
@@ -18,11 +19,7 @@ from polar.rendering.base import Renderer, Unrenderable
 class Prompt:
     """What the policy will condition on."""
 
-    parent: Turn | None
-    new_ids: Ids
-    """What follows the parent's prompt and sampled ids; everything when there is no parent."""
     ids: Ids
-    """Every token."""
     messages: tuple[Message, ...]
     """The whole request; what the policy sampled stands as it was sampled, not as it was echoed."""
     follows: Turn | None = None
@@ -38,9 +35,8 @@ def extend(request: ChatRequest, extension: Extension, renderer: Renderer) -> Pr
     bridge = _bridge(turn, new, renderer, is_begun=request.is_begun)
     if bridge is None:
         return None
-    new_ids = np.array(bridge, np.int32)
-    ids = np.concatenate([turn.ids(), new_ids])
-    return Prompt(turn, new_ids, ids, turn.messages + new, extension.follows)
+    ids = np.concatenate([turn.prompt_ids(), turn.sampled_ids, np.array(bridge, np.int32)])
+    return Prompt(ids, turn.messages + new, extension.follows)
 
 
 def render(request: ChatRequest, extension: Extension, renderer: Renderer) -> Prompt:
@@ -55,7 +51,7 @@ def render(request: ChatRequest, extension: Extension, renderer: Renderer) -> Pr
         ids = np.array(renderer.render(messages, request.tools) + begun, np.int32)
     except Unrenderable as error:
         raise RequestRefused(Refusal.MALFORMED, str(error), field="messages") from None
-    return Prompt(None, ids, ids, request.messages, extension.follows)
+    return Prompt(ids, request.messages, extension.follows)
 
 
 def _bridge(turn: Turn, new: tuple[Message, ...], renderer: Renderer, *, is_begun: bool) -> list[int] | None:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import AnyStr
 
 from polar.dialects.base import Refusal, RequestRefused
-from polar.gateway.capture import CaptureWriter
 from polar.gateway.clock import WallClock
-from polar.gateway.conversation import Conversations, Extension, Turn
+from polar.gateway.conversation import Conversations, Extension
 from polar.gateway.quota import SessionQuota
 from polar.models.chat import ChatRequest, FinishReason, Usage
 from polar.models.completion import Completion
 from polar.models.session import Progress
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import CaptureWriter
 
 
 @dataclass(frozen=True)
@@ -165,16 +165,16 @@ class Session:
     def next_index(self) -> int:
         return self._recorded
 
-    def record(self, completion: Completion, usage: Usage, turn: Turn | None) -> None:
-        """Log a completion; `turn` makes it findable for requests that continue it."""
-        self._capture.append(completion)
+    def record(self, completion: Completion, usage: Usage, *, is_whole: bool) -> None:
+        """Commit a completion; one that is whole is found by requests that continue it."""
+        turn = self._capture.append(completion)
         self.quota.count_capture(self._capture.length)
         self._recorded += 1
         self._watch(self.grant, completion)
         self._contexts[completion.id] = usage.prompt_tokens + usage.sampled_tokens
         if completion.finish_reason is not FinishReason.ERROR or usage.sampled_tokens:
             self._completions += 1
-        if turn is not None:
+        if is_whole:
             self.conversations.add(turn, completion.tools)
         self._end_when_wasted()
 

@@ -57,7 +57,7 @@ class Completion:
     """What `sampled_ids` parse to."""
     finish_reason: FinishReason
     parent: str | None = None
-    """The completion whose prompt + sampled ids are an exact prefix of `prompt_ids`, if any."""
+    """The completion whose prompt + sampled ids are an exact prefix of `prompt_ids`, as the tree proves."""
     follows: str | None = None
     """The completion whose messages this request continues, whether or not its tokens are a prefix."""
     tools: tuple[ToolDefinition, ...] = ()
@@ -96,23 +96,3 @@ class Completion:
     def cached_tokens(self) -> int:
         """How much of the prompt came from the engine's prefix cache; 0 where it does not say."""
         return int(self.extra.get(CACHED, 0))
-
-
-def common_prefix(one: Ids, other: Ids) -> int:
-    """How many tokens the two begin with in common; two that lie in the same memory are not looked at."""
-    count = min(len(one), len(other))
-    one, other = one[:count], other[:count]
-    if _same_memory(one, other):
-        return count
-    differs = one != other
-    first = int(differs.argmax()) if count else 0
-    return first if count and differs[first] else count
-
-
-def _same_memory(one: Ids, other: Ids) -> bool:
-    return (
-        one.base is other.base
-        and one.dtype == other.dtype
-        and one.strides == other.strides
-        and one.__array_interface__["data"][0] == other.__array_interface__["data"][0]
-    )

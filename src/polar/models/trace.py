@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.models.completion import Ids, Logprobs, Versions
-from polar.models.session import Fault, TrajectoryStats
+from polar.models.session import TrajectoryStats
 
 
 class Lineage(StrEnum):
@@ -124,8 +124,3 @@ class Trajectory:
     def _named(self, ref: TraceRef, trace_rewards: Mapping[str, float]) -> float | None:
         names = (self.segments[index].completion_id or "" for index in reversed(ref.trained))
         return next((trace_rewards[name] for name in names if name in trace_rewards), None)
-
-    def with_faults(self, faults: Iterable[Fault]) -> Trajectory:
-        """The same traces, with more known to be wrong in what they were made of."""
-        known = (*faults, *self.stats.faults)
-        return replace(self, stats=self.stats.model_copy(update={"faults": known}))

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from polar import plugins
 from polar.errors import PolarError
-from polar.gateway.capture_reader import Capture, parse_capture
 from polar.models.component import Component
 from polar.models.delivery import Delivery
 from polar.models.session import TrajectoryStats
 from polar.models.trace import Trajectory
 from polar.node.artifacts import Artifacts
 from polar.node.failures import ModelCalls
-from polar.trajectory import recording
+from polar.recordings import recording
+from polar.recordings.capture import parse_capture
+from polar.recordings.tree import TokenTree
 from polar.trajectory.base import Builder
 
 log = logging.getLogger(__name__)
@@ -38,14 +39,14 @@ class Built:
 
 def build(capture: Path, builder: Component) -> Built:
     """Read a session's capture and make its traces, of which only the numbers are handed on."""
-    parsed = read_capture(capture)
-    trajectory = _builder(builder).build(parsed.completions).with_faults(parsed.faults)
-    return Built(trajectory.stats, ModelCalls.of(parsed.completions), tuple(_trace_ends(trajectory)))
+    tree = captured(capture)
+    trajectory = _builder(builder).build(tree)
+    return Built(trajectory.stats, ModelCalls.of(tree.completions), tuple(_trace_ends(trajectory)))
 
 
-def read_capture(path: Path) -> Capture:
+def captured(path: Path) -> TokenTree:
     """What was captured of a session; nothing where its agent never came to its first call."""
-    return parse_capture(_bytes_of(path))
+    return parse_capture(path.read_bytes()) if path.exists() else TokenTree()
 
 
 def pack(
@@ -63,10 +64,10 @@ def pack(
     recorded, archived = capture.with_suffix(".recording"), capture.with_suffix(".zip")
     archived.parent.mkdir(parents=True, exist_ok=True)
     is_archived = _archive(archived, artifacts, directories)
-    data = _bytes_of(capture)
-    result = delivery.result
+    tree, result = TokenTree(), delivery.result
     try:
-        trajectory = _builder(builder).build_capture(data)
+        tree = captured(capture)
+        trajectory = _builder(builder).build(tree)
     except (PolarError, ValueError) as problem:
         log.exception("session %s: its capture cannot be read", result.session_id)
         trajectory = Trajectory((), ())
@@ -86,7 +87,7 @@ def pack(
         }
     )
     if result.has_recording:
-        recorded.write_bytes(recording.encode(data, trajectory, result))
+        recorded.write_bytes(recording.encode(tree, trajectory, result))
     return delivery.model_copy(
         update={
             "result": result,
@@ -99,10 +100,6 @@ def pack(
 def _builder(component: Component) -> Builder:
     builder: Builder = plugins.create("builders", "builder", component)
     return builder
-
-
-def _bytes_of(capture: Path) -> bytes:
-    return capture.read_bytes() if capture.exists() else b""
 
 
 def _archive(path: Path, artifacts: Artifacts, directories: Sequence[tuple[Path, str]]) -> bool:

@@ -132,7 +132,7 @@ class SessionRun:
             yield sandbox, harness, installation
 
     def _completions(self) -> list[Completion]:
-        return list(packing.read_capture(self.capture).completions)
+        return list(packing.captured(self.capture).completions)
 
     async def _evaluate(
         self, evaluator: Evaluator, sandbox: Sandbox, fresh: Prewarmed, built: packing.Built

@@ -12,8 +12,8 @@ import orjson
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.models.completion import Completion, CompletionKind
 from polar.models.trace import Lineage, Trace
+from polar.recordings.recording import Recording
 from polar.trajectory.materialise import materialise
-from polar.trajectory.recording import Recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)

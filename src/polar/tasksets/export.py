@@ -21,7 +21,7 @@ from polar.trajectory.materialise import materialise
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polar.trajectory.recording import Recording
+    from polar.recordings.recording import Recording
 
 TRACES = "traces.parquet"
 SESSIONS = "sessions.parquet"

@@ -17,11 +17,11 @@ from pydantic import JsonValue
 from polar.errors import PolarError
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Lineage
+from polar.recordings.recording import Recording
 from polar.tasksets.acceptance import session_names
 from polar.tasksets.conversations import Conversation, conversations, digest
 from polar.tasksets.expressions import CannotJudge, Condition
 from polar.tasksets.parquet_file import ParquetFile, make_directory
-from polar.trajectory.recording import Recording
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,15 +15,15 @@ from polar.engines.base import PROCESSED
 from polar.models.completion import Completion
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Trace
+from polar.recordings.recording import Recording
 from polar.training.settings import MIN_STD, Advantage, BatchSettings, Level, ObjectiveSettings, Pack
 from polar.training.versions import Versions
-from polar.trajectory.exclusion import sound
+from polar.trajectory.accounting import sound
 from polar.trajectory.materialise import materialise
 from polar.trajectory.packing.batch import Packing
 from polar.trajectory.packing.rows import Row, row
 from polar.trajectory.packing.sequences import pack_alone, pack_sequences
 from polar.trajectory.packing.tree import pack_trees
-from polar.trajectory.recording import Recording
 
 ROUNDING = 1e-9
 """Rewards no further apart are equal: the same parts, added up in another order, may differ by this."""

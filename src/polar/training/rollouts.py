@@ -18,11 +18,11 @@ from polar.errors import NotFound
 from polar.evals.statistics import mean_of_outcomes
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
+from polar.recordings.recording import DamagedRecording, Recording, decode
 from polar.training.groups import Excluded, Group, Material, Sample, material
 from polar.training.settings import GrpoSettings, RolloutSettings
 from polar.training.sources import Shuffled
 from polar.training.versions import Versions
-from polar.trajectory.recording import DamagedRecording, Recording, decode
 
 log = logging.getLogger(__name__)
 

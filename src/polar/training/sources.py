@@ -13,11 +13,11 @@ import numpy as np
 
 from polar.errors import InvalidInput
 from polar.models.trace import Trace
+from polar.recordings.recording import FAMILY, DamagedRecording, decode
 from polar.training.groups import Excluded, Group, Material, Sample, material, pack
 from polar.training.settings import GrpoSettings, Level, SftSettings
 from polar.training.versions import Versions
 from polar.trajectory.packing.rows import Row, row
-from polar.trajectory.recording import FAMILY, DamagedRecording, decode
 
 log = logging.getLogger(__name__)
 

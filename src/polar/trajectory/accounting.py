@@ -1,16 +1,80 @@
-"""Where every sampled token of a session went, as the numbers of `TrajectoryStats`."""
+"""Where every sampled token of a session went: into a trace, or out of training under a name."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 
-from polar.models.completion import Completion
+import numpy as np
+from numpy.typing import NDArray
+
+from polar.models.chat import FinishReason
+from polar.models.completion import Completion, CompletionKind, Logprobs
 from polar.models.session import Fault, TrajectoryStats
 from polar.models.trace import Segment, TraceRef
-from polar.trajectory.exclusion import Exclusion, logprob_problem
-from polar.trajectory.forest import Forest
+from polar.recordings.tree import TokenTree
 from polar.trajectory.lineage import Ancestry
+
+
+class Exclusion(StrEnum):
+    """Why sampled tokens are left out of training."""
+
+    AUXILIARY = "auxiliary"
+    """A side call of the harness."""
+    CANCELLED = "cancelled"
+    """The client went away before the answer was whole."""
+    ENGINE_ERROR = "engine_error"
+    """The engine failed in the middle of the answer."""
+    UNTRAINABLE = "untrainable"
+    """The recording says so (no token ids or logprobs came from the engine)."""
+    INVALID_LOGPROBS = "invalid_logprobs"
+    """Logprobs or versions are missing, of another length, not finite or above zero."""
+    RETRY_SUPERSEDED = "retry_superseded"
+    """The same prompt was answered again, and the conversation went on with the other answer."""
+    REALIGNED = "realigned"
+    """The conversation went on with the same answer in other tokens (drift: realign)."""
+    OVER_LENGTH = "over_length"
+    """The turn does not fit the length limit together with what the policy saw before it."""
+    UNCREDITED = "uncredited"
+    """Not of the main conversation, which alone is credited (credit: main)."""
+
+
+LOGPROB_TOLERANCE = 1e-3
+"""A logprob may exceed zero by rounding in the engine's log-softmax, not by more."""
+
+
+def sound(logprobs: Logprobs) -> NDArray[np.bool_]:
+    """Which values can be logprobs at all: finite, and not above zero by more than rounding."""
+    return np.isfinite(logprobs) & (logprobs <= LOGPROB_TOLERANCE)
+
+
+def exclusion(completion: Completion) -> Exclusion | None:
+    """The reason in the completion itself to leave it out, or None if it is trainable."""
+    if completion.untrainable is not None:
+        return Exclusion.UNTRAINABLE
+    if completion.finish_reason is FinishReason.CANCELLED:
+        return Exclusion.CANCELLED
+    if completion.finish_reason is FinishReason.ERROR:
+        return Exclusion.ENGINE_ERROR
+    if completion.kind is CompletionKind.AUXILIARY:
+        return Exclusion.AUXILIARY
+    if logprob_problem(completion) is not None:
+        return Exclusion.INVALID_LOGPROBS
+    return None
+
+
+def logprob_problem(completion: Completion) -> str | None:
+    """What is wrong with the numbers that go with the sampled ids, in words; None if nothing is."""
+    count, logprobs = len(completion.sampled_ids), completion.logprobs
+    for name, length in (("logprobs", len(logprobs)), ("policy versions", len(completion.policy_versions))):
+        if length != count:
+            return f"{count} sampled tokens but {length} {name}"
+    found = sound(logprobs)
+    if found.all():
+        return None
+    first = int(np.argmin(found))
+    return f"the logprob of token {first} is {logprobs[first]:g}"
 
 
 def path_ends(segments: Sequence[Segment]) -> list[int]:
@@ -23,16 +87,15 @@ def path_ends(segments: Sequence[Segment]) -> list[int]:
 
 
 def account(
-    completions: Sequence[Completion],
-    forest: Forest,
+    tree: TokenTree,
+    segments: Sequence[Segment],
     ancestry: Ancestry,
     traces: Sequence[TraceRef],
     reasons: Mapping[int, Exclusion],
-    ends: Sequence[int],
     chains: int,
 ) -> TrajectoryStats:
     """The stats of a trajectory; `reasons` has one for every completion that is not trained."""
-    segments = forest.segments
+    completions, ends = tree.completions, path_ends(segments)
     trained = [index for ref in traces for index in ref.trained]
     excluded: Counter[str] = Counter()
     for place, reason in reasons.items():
@@ -46,14 +109,14 @@ def account(
         trainable_tokens=_tokens(segments, trained),
         excluded=dict(excluded),
         chains=chains,
-        drift=dict(Counter(relation.kind for relation in forest.relations if relation.kind is not None)),
+        drift=dict(Counter(link.kind for link in tree.links if link.kind is not None)),
         lineage=dict(Counter(ref.lineage for ref in traces)),
         auxiliary=dict(Counter(rule for rule in ancestry.rules if rule is not None)),
         omitted=dict(Counter(kind for completion in completions for kind in completion.omitted)),
         approximate_tokens=_tokens(segments, (index for index in trained if not segments[index].exact)),
         trace_tokens=trace_tokens,
         merge_ratio=sum(ends[index] for index in trained) / trace_tokens if trace_tokens else 1.0,
-        faults=(*forest.faults, *_number_faults(completions, reasons)),
+        faults=(*tree.faults, *_number_faults(completions, reasons)),
     )
 
 

@@ -1,15 +1,13 @@
-"""From a session's completions to its traces."""
+"""From a session's token tree to its traces."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from polar.gateway.capture import parse_capture
-from polar.models.completion import Completion
 from polar.models.trace import Trajectory
+from polar.recordings.tree import TokenTree
 
 
 class Builder(ABC):
@@ -19,11 +17,6 @@ class Builder(ABC):
     def __init__(self, options: BaseModel) -> None:
         self.options = options
 
-    def build_capture(self, data: bytes) -> Trajectory:
-        """The traces of a capture log; of what cannot be read the stats tell the faults."""
-        capture = parse_capture(data)
-        return self.build(capture.completions).with_faults(capture.faults)
-
     @abstractmethod
-    def build(self, completions: Sequence[Completion]) -> Trajectory:
+    def build(self, tree: TokenTree) -> Trajectory:
         """Traces of the session, unscored; every sampled token is trained once or counted by name."""

@@ -14,7 +14,7 @@ from enum import StrEnum
 from polar.models.chat import Role
 from polar.models.completion import Completion, CompletionKind
 from polar.models.trace import Lineage
-from polar.trajectory.relation import Continuation, Relation
+from polar.recordings.tree import Continuation, Link, TokenTree
 
 AGENT, PARENT_AGENT = "agent_id", "parent_agent_id"
 """Keys of `Completion.extra` under which the gateway keeps a harness's own names of its agents."""
@@ -68,32 +68,31 @@ class Ancestry:
         return Lineage.AUXILIARY if self.rules[place] else self.conversations[self.of[place]].lineage
 
 
-def trace_ancestry(completions: Sequence[Completion], relations: Sequence[Relation]) -> Ancestry:
+def trace_ancestry(tree: TokenTree) -> Ancestry:
     """Who came out of whom."""
-    found, of = _conversations(completions, relations)
+    completions = tree.completions
+    found, of = _conversations(tree)
     main = _main(completions, found, of)
     rules = [_rule(completions[place], found[of[place]], found, main) for place in range(len(completions))]
-    for place in _summaries(completions, relations, rules):
+    for place in _summaries(completions, tree.links, rules):
         rules[place], found[of[place]].lineage = None, Lineage.SUMMARY
     _name(completions, found, rules, main)
     return Ancestry(tuple(found), tuple(of), tuple(rules))
 
 
-def _conversations(
-    completions: Sequence[Completion], relations: Sequence[Relation]
-) -> tuple[list[Conversation], list[int]]:
+def _conversations(tree: TokenTree) -> tuple[list[Conversation], list[int]]:
     found: list[Conversation] = []
     of: list[int] = []
-    for place, (completion, relation) in enumerate(zip(completions, relations, strict=True)):
-        before = relation.base if relation.base is not None else relation.twin
-        if before is None or completion.extra.get(AGENT) != completions[before].extra.get(AGENT):
+    for place, (completion, link) in enumerate(zip(tree.completions, tree.links, strict=True)):
+        before = link.continues if link.continues is not None else link.twin
+        if before is None or completion.extra.get(AGENT) != tree.completions[before].extra.get(AGENT):
             of.append(len(found))
             found.append(Conversation(first=place))
         else:
             of.append(of[before])
         conversation = found[of[place]]
         conversation.members.append(place)
-        conversation.prompts += relation.twin is None
+        conversation.prompts += link.twin is None
         conversation.offers_tools |= bool(completion.tools)
     return found, of
 
@@ -123,14 +122,14 @@ def _rule(
 
 def _summaries(
     completions: Sequence[Completion],
-    relations: Sequence[Relation],
+    links: Sequence[Link],
     rules: Sequence[AuxiliaryRule | None],
 ) -> list[int]:
     """The seeming side calls with whose answer a later context begins: the work went on from there."""
     begun = [
         place
-        for place, relation in enumerate(relations)
-        if rules[place] is None and relation.kind in (None, Continuation.REWRITTEN)
+        for place, link in enumerate(links)
+        if rules[place] is None and link.kind in (None, Continuation.REWRITTEN)
     ]
     return [
         place

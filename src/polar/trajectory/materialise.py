@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from polar.models.trace import Segment, Trace, TraceRef, Trajectory
-from polar.trajectory.forest import path
+from polar.recordings.tree import path
 
 
 def materialise(trajectory: Trajectory, ref: TraceRef) -> Trace:

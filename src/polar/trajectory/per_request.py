@@ -1,34 +1,29 @@
-"""The simplest builder: one trace a completion."""
+"""The simplest builder: one trace for each completion."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from polar.models.completion import Completion
 from polar.models.trace import TraceRef, Trajectory
-from polar.trajectory.accounting import account, path_ends
+from polar.recordings.tree import TokenTree
+from polar.trajectory.accounting import account, exclusion
 from polar.trajectory.base import Builder
-from polar.trajectory.exclusion import exclusion
-from polar.trajectory.forest import grow
 from polar.trajectory.lineage import trace_ancestry
 
 
 class PerRequest(Builder):
     """Each completion's sampled tokens are trained after exactly its own prompt."""
 
-    def build(self, completions: Sequence[Completion]) -> Trajectory:
-        forest = grow(completions)
-        ancestry = trace_ancestry(completions, forest.relations)
+    def build(self, tree: TokenTree) -> Trajectory:
+        forest = tree.forest()
+        ancestry = trace_ancestry(tree)
         reasons = {
             place: reason
-            for place, completion in enumerate(completions)
+            for place, completion in enumerate(tree.completions)
             if (reason := exclusion(completion)) is not None
         }
         traces = tuple(
-            TraceRef((forest.sampled[completion.id],), lineage=ancestry.lineage(place))
-            for place, completion in enumerate(completions)
-            if place not in reasons and len(completion.sampled_ids)
+            TraceRef((segment,), lineage=ancestry.lineage(place))
+            for place, segment in enumerate(forest.sampled)
+            if place not in reasons and segment is not None
         )
-        ends = path_ends(forest.segments)
-        stats = account(completions, forest, ancestry, traces, reasons, ends, chains=len(traces))
+        stats = account(tree, forest.segments, ancestry, traces, reasons, chains=len(traces))
         return Trajectory(forest.segments, traces, stats)

@@ -9,16 +9,13 @@ from typing import cast
 
 from pydantic import BaseModel, Field
 
-from polar.models.completion import Completion, CompletionKind
+from polar.models.completion import CompletionKind
 from polar.models.trace import DriftPolicy, Lineage, TraceRef, Trajectory
-from polar.trajectory.accounting import account, path_ends
+from polar.recordings.tree import Link, TokenTree
+from polar.trajectory.accounting import Exclusion, account, exclusion, path_ends
 from polar.trajectory.base import Builder
-from polar.trajectory.chains import chains, realigned
-from polar.trajectory.exclusion import Exclusion, exclusion
-from polar.trajectory.forest import Forest, grow
-from polar.trajectory.limits import LengthLimits, Overlong
+from polar.trajectory.chains import LengthLimits, Overlong, chains, realigned
 from polar.trajectory.lineage import Ancestry, trace_ancestry
-from polar.trajectory.relation import Relation
 
 
 class Credit(StrEnum):
@@ -55,12 +52,12 @@ class PrefixMerging(Builder):
         """Of a trace from its first trained token on."""
         on_overlong: Overlong = Overlong.SPLIT
 
-    def build(self, completions: Sequence[Completion]) -> Trajectory:
+    def build(self, tree: TokenTree) -> Trajectory:
         options = cast(PrefixMerging.Options, self.options)
-        forest = grow(completions, options.drift)
-        ancestry = trace_ancestry(completions, forest.relations)
-        reasons = dict(_reasons(completions, forest.relations, ancestry, options))
-        place_of = {forest.sampled[c.id]: place for place, c in enumerate(completions) if len(c.sampled_ids)}
+        forest = tree.forest(options.drift)
+        ancestry = trace_ancestry(tree)
+        reasons = dict(_reasons(tree, ancestry, options))
+        place_of = forest.completion_of
         trainable = [
             index in place_of and place_of[index] not in reasons for index in range(len(forest.segments))
         ]
@@ -76,20 +73,17 @@ class PrefixMerging(Builder):
             kept += pieces
             reasons.update((place_of[index], Exclusion.OVER_LENGTH) for index in left_out)
         share = 1 / len(kept) if kept and options.credit is Credit.DIVIDED else 1.0
-        traces = _traces(kept, place_of, forest, ancestry, share)
-        stats = account(completions, forest, ancestry, traces, reasons, ends, len(found))
+        traces = _traces(kept, place_of, tree.links, ancestry, share)
+        stats = account(tree, forest.segments, ancestry, traces, reasons, len(found))
         return Trajectory(forest.segments, traces, stats, options.drift)
 
 
 def _reasons(
-    completions: Sequence[Completion],
-    relations: Sequence[Relation],
-    ancestry: Ancestry,
-    options: PrefixMerging.Options,
+    tree: TokenTree, ancestry: Ancestry, options: PrefixMerging.Options
 ) -> Iterator[tuple[int, Exclusion]]:
     """The completions that are left out for what they are, whatever stands around them."""
-    superseded = _superseded(relations)
-    for place, completion in enumerate(completions):
+    superseded = _superseded(tree.links)
+    for place, completion in enumerate(tree.completions):
         reason = exclusion(completion)
         if reason is Exclusion.AUXILIARY and options.include_auxiliary:
             reason = exclusion(replace(completion, kind=CompletionKind.GENERATION))
@@ -103,16 +97,16 @@ def _reasons(
             yield place, reason
 
 
-def _superseded(relations: Sequence[Relation]) -> set[int]:
+def _superseded(links: Sequence[Link]) -> set[int]:
     """Answers that were not continued while another answer to the same prompt was.
 
     Where none was continued nothing tells which one the harness took: they are alternatives, and all stay.
     """
-    continued = {relation.base for relation in relations}
+    continued = {link.continues for link in links}
     answers: dict[int, list[int]] = {}
-    for place, relation in enumerate(relations):
-        if relation.twin is not None:
-            answers.setdefault(relation.twin, [relation.twin]).append(place)
+    for place, link in enumerate(links):
+        if link.twin is not None:
+            answers.setdefault(link.twin, [link.twin]).append(place)
     return {
         place
         for places in answers.values()
@@ -125,7 +119,7 @@ def _superseded(relations: Sequence[Relation]) -> set[int]:
 def _traces(
     kept: Sequence[Sequence[int]],
     place_of: Mapping[int, int],
-    forest: Forest,
+    links: Sequence[Link],
     ancestry: Ancestry,
     share: float,
 ) -> tuple[TraceRef, ...]:
@@ -139,21 +133,19 @@ def _traces(
                 tuple(piece),
                 share=share,
                 lineage=ancestry.lineage(first),
-                parent=_parent(first, trace_of, forest.relations, ancestry),
+                parent=_parent(first, trace_of, links, ancestry),
             )
         )
     return tuple(traces)
 
 
-def _parent(
-    first: int, trace_of: Mapping[int, int], relations: Sequence[Relation], ancestry: Ancestry
-) -> int | None:
+def _parent(first: int, trace_of: Mapping[int, int], links: Sequence[Link], ancestry: Ancestry) -> int | None:
     """The trace of the nearest completion before this one that it continues, or else came out of."""
-    base = relations[first].base
-    while base is not None:
-        if base in trace_of:
-            return trace_of[base]
-        base = relations[base].base
+    before = links[first].continues
+    while before is not None:
+        if before in trace_of:
+            return trace_of[before]
+        before = links[before].continues
     origin = ancestry.conversations[ancestry.of[first]].parent
     if origin is None:
         return None

@@ -15,7 +15,7 @@ from polar.cli.tokens import find_tokenizer
 from polar.cli.transcript import Colour, page, trained_masks
 from polar.engines.vocabulary import pieces
 from polar.errors import InvalidInput
-from polar.trajectory.recording import Recording
+from polar.recordings.recording import Recording
 from tests.fakes.recordings import CALL, encoded, recording, tokenizer
 
 

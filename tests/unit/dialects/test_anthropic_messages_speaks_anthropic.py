@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from polar.dialects.anthropic_messages import AnthropicMessages
 from polar.dialects.base import Answer, CallIdentity, HttpRequest, Refusal, RequestRefused
-from polar.gateway.conversation import Conversations, Turn
+from polar.gateway.conversation import Conversations
 from polar.models.chat import (
     ChatRequest,
     FinishReason,
@@ -24,6 +24,7 @@ from polar.models.chat import (
     ToolDefinition,
     Usage,
 )
+from polar.recordings.growth import GrowingTree
 
 DIALECT = AnthropicMessages()
 COMPLETE, COUNT = DIALECT.routes[:2]
@@ -341,7 +342,7 @@ messages = st.builds(
 def test_an_echoed_answer_is_the_message_that_was_sampled(message: Message) -> None:
     asked, none = Message(Role.USER, "hi"), np.zeros(0, np.int32)
     conversations = Conversations()
-    conversations.add(Turn("c", None, none, none, (asked, message)), ())
+    conversations.add(GrowingTree().prove("c", none, none, (asked, message)), ())
     content = answered(message)["content"]
     found = conversations.find(parse(messages=[USER, {"role": "assistant", "content": content}]).messages, ())
     assert found.turn is not None

@@ -20,8 +20,9 @@ from polar.dialects.base import (
     nothing_recalled,
 )
 from polar.dialects.openai_responses import OpenAIResponses
-from polar.gateway.conversation import Conversations, Turn
+from polar.gateway.conversation import Conversations
 from polar.models.chat import ChatRequest, FinishReason, Message, Role, ToolCall, Usage
+from polar.recordings.growth import GrowingTree
 
 DIALECT = OpenAIResponses()
 WHO = CallIdentity("abc", "m", 5)
@@ -73,7 +74,7 @@ def check_echo(output: list[Any], message: Message) -> None:
     """What follows the echo extends the turn that sampled the message, which is read as it was."""
     first = request()
     ids = np.array([1], np.int32)
-    turn = Turn("abc", None, ids, ids, (*first.messages, message))
+    turn = GrowingTree().prove("abc", ids, ids, (*first.messages, message))
     conversations = Conversations()
     conversations.add(turn, first.tools)
     references = [{"type": "item_reference", "id": item["id"]} for item in output]

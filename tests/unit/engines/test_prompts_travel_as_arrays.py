@@ -8,8 +8,8 @@ import pytest
 from polar.engines.base import Engine, GenerateRequest
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
-from polar.gateway.conversation import Context
 from polar.models.chat import Sampling
+from polar.recordings.growth import Context
 from tests.fakes import sglang_wire, vllm_wire
 
 LONG = np.arange(100_000, dtype=np.int32)

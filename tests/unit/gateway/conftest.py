@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 
 from polar.config.settings import DEFAULT_MODEL, GatewaySettings
 from polar.engines.embedded.weights import ensure_model
-from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import read_capture
 from polar.rendering.chatml import ChatML
 from tests.fakes.scripted_engine import Script, ScriptedEngine
 

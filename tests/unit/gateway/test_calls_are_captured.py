@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from polar.engines.base import EngineError
 from polar.models.chat import FinishReason
+from polar.recordings.growth import grow
 from polar.rendering.chatml import ChatML
 from polar.trajectory.per_request import PerRequest
 from tests.fakes.scripted_engine import Answer, logprob_of
@@ -259,4 +260,4 @@ async def test_what_the_model_is_not_shown_is_counted_by_name(set_scene: SetScen
             assert response.status == 200
     shown, plain = await scene.captured()
     assert (shown.omitted, plain.omitted) == ({"image": 2}, {})
-    assert PerRequest(PerRequest.Options()).build([shown, plain]).stats.omitted == {"image": 1}
+    assert PerRequest(PerRequest.Options()).build(grow([shown, plain])).stats.omitted == {"image": 1}

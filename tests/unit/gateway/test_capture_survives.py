@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.errors import NotFound
-from polar.gateway.capture import CaptureError, CaptureWriter, parse_capture, read_capture
-from polar.gateway.frames import MAGIC, frames
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, ToolDefinition
 from polar.models.completion import Completion, CompletionKind
+from polar.recordings.capture import CaptureError, CaptureWriter, parse_capture, read_capture
+from polar.recordings.frames import MAGIC, frames
+from polar.recordings.growth import grow
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(lambda ids: np.array(ids, np.int32))
@@ -97,6 +98,7 @@ def test_a_capture_cut_at_any_byte_gives_every_whole_completion_and_tells_the_re
     with TemporaryDirectory() as directory:
         path = Path(directory) / "capture"
         ends = write(path, completions)
+        completions = list(grow(completions).completions)
         assert all(map(same, read_capture(path), completions))
         assert len(read_capture(path)) == len(completions)
         whole = path.read_bytes()

@@ -18,11 +18,11 @@ from polar.config.settings import GatewaySettings
 from polar.engines.openai import OpenAIEngine
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
-from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.chat import FinishReason
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import read_capture
 from tests.fakes.character_chat import END, ROLES, Said, logprob_of, prompt_ids
 from tests.fakes.sglang_wire import SglangWire, sglang_wire
 from tests.fakes.vllm_wire import VllmWire, vllm_wire

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.gateway.capture import Capture, CaptureError, CaptureWriter, parse_capture
-from polar.gateway.frames import MAGIC, Frame, FrameReader, FrameWriter, frames
 from polar.models.chat import ToolDefinition
 from polar.models.completion import Completion
+from polar.recordings.capture import CaptureError, CaptureWriter, parse_capture
+from polar.recordings.frames import MAGIC, Frame, FrameReader, FrameWriter, frames
+from polar.recordings.tree import TokenTree
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.agent_sessions import agent_sessions
 from tests.fakes.sessions import completion
@@ -56,7 +57,7 @@ def rewritten(data: bytes, place: int, change: Callable[[dict[str, Any], list[An
     return b"".join(pieces)
 
 
-def names(capture: Capture) -> list[str]:
+def names(capture: TokenTree) -> list[str]:
     return [made.id for made in capture.completions]
 
 
@@ -71,7 +72,7 @@ def test_a_damaged_record_costs_its_own_conversation_only() -> None:
     assert [fault.completion for fault in capture.faults] == [None, "c2"]
     assert "damaged" in capture.faults[0].problem
     assert "c1" in capture.faults[1].problem
-    trajectory = PrefixMerging(PrefixMerging.Options()).build_capture(bytes(data))
+    trajectory = PrefixMerging(PrefixMerging.Options()).build(capture)
     assert trajectory.stats.trainable_tokens == 2
     assert trajectory.stats.excluded == {"untrainable": 1}
     assert trajectory.stats.faults[:2] == capture.faults
@@ -107,7 +108,7 @@ def _no_id(header: dict[str, Any], arrays: list[Any]) -> None:
 
 
 def _shares_too_much(header: dict[str, Any], arrays: list[Any]) -> None:
-    header["shared"] = [1000, 1]
+    header["shared_messages"] = 1000
 
 
 @pytest.mark.parametrize("change", [_unknown_finish, _no_id, _shares_too_much])
@@ -136,7 +137,7 @@ def test_a_completion_recorded_twice_is_kept_once() -> None:
 def test_bad_numbers_are_named_and_the_rest_is_trained(logprobs: list[float], problem: str) -> None:
     bad = completion(0, [1], [2, 3], logprobs=logprobs)
     good = completion(1, [1, 2, 3, 4], [5], parent="c0")
-    stats = PrefixMerging(PrefixMerging.Options()).build_capture(written([bad, good])).stats
+    stats = PrefixMerging(PrefixMerging.Options()).build(parse_capture(written([bad, good]))).stats
     assert stats.excluded == {"invalid_logprobs": 2}
     assert stats.trainable_tokens == 1
     (fault,) = stats.faults
@@ -177,4 +178,4 @@ def test_a_capture_damaged_anywhere_yields_only_true_completions(
             assert read.messages == true[read.id].messages
     lost = len(completions) - len(capture.completions)
     assert not lost or capture.faults
-    assert_invariants(capture.completions, PrefixMerging(PrefixMerging.Options()).build(capture.completions))
+    assert_invariants(capture.completions, PrefixMerging(PrefixMerging.Options()).build(capture))

@@ -10,10 +10,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from polar.config.settings import GatewaySettings
-from polar.gateway.capture import read_capture
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import read_capture
+from polar.recordings.growth import grow
 from polar.rendering.families import renderer_for
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.scripted_engine import ScriptedEngine
@@ -56,7 +57,7 @@ async def test_both_ways_are_exact(
     tmp_path: Path, keeps_thoughts: bool, traces: int, continued: dict[str, int], echoes: bool
 ) -> None:
     completions = await conversation(tmp_path / "capture", keeps_thoughts=keeps_thoughts, echoes=echoes)
-    trajectory = PrefixMerging(PrefixMerging.Options()).build(completions)
+    trajectory = PrefixMerging(PrefixMerging.Options()).build(grow(completions))
     assert_invariants(completions, trajectory)
     assert (len(trajectory.traces), trajectory.stats.drift) == (traces, continued)
     assert trajectory.stats.trainable_tokens == trajectory.stats.sampled_tokens

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.gateway.canonical import key_of
-from polar.gateway.conversation import Conversations, Turn
+from polar.gateway.conversation import Conversations
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
+from polar.recordings.growth import GrowingTree, Turn
 
 TOOLS = (ToolDefinition("bash", "Run.", {"type": "object"}),)
 OTHER_TOOLS = (*TOOLS, ToolDefinition("read", "Read.", {"type": "object"}))
@@ -36,6 +37,7 @@ class Story:
 
     def __init__(self, tools: tuple[ToolDefinition, ...] = TOOLS) -> None:
         self.conversations = Conversations()
+        self.tree = GrowingTree()
         self.tools = tools
         self.count = 0
 
@@ -44,11 +46,16 @@ class Story:
         self.count += 1
         extension = self.conversations.find(messages, self.tools)
         before = extension.turn.messages if extension.turn else ()
-        new = ids(self.count * 10)
         whole = (*before, *extension.new_messages, message)
-        turn = Turn(f"c{self.count}", extension.turn, new, ids(self.count * 10 + 1), whole)
+        turn = self.turn(f"c{self.count}", extension.turn, whole, self.count * 10)
         self.conversations.add(turn, self.tools)
         return turn
+
+    def turn(self, name: str, before: Turn | None, messages: tuple[Message, ...], token: int) -> Turn:
+        """A completion whose prompt extends another's by one token, and that sampled the next."""
+        prompt = np.concatenate([before.ids(), ids(token)]) if before else ids(token)
+        hints = [before.completion_id if before else None]
+        return self.tree.add(self.tree.prove(name, prompt, ids(token + 1), messages, hints=hints))
 
     def found(self, *messages: Message) -> Turn | None:
         return self.conversations.find(messages, self.tools).turn
@@ -122,7 +129,7 @@ def test_a_turn_may_have_fewer_messages_than_the_one_it_extends() -> None:
     story = Story()
     pieces = [said(letter) for letter in "abcd"]
     first = story.answer([user("hi"), *pieces], said("e"))
-    second = Turn("c9", first, ids(1), ids(2), (user("hi"), said("abcde"), said("f")))
+    second = story.turn("c9", first, (user("hi"), said("abcde"), said("f")), 1)
     story.conversations.add(second, TOOLS)
     assert story.found(user("hi"), said("abcde"), said("f"), user("ok")) is second
     assert story.found(user("hi"), said("abcdef"), user("ok")) is second
@@ -172,7 +179,7 @@ def test_a_fork_keeps_both_sides_tokens() -> None:
     assert left.ids().tolist() == [10, 11, 20, 21]
     assert right.ids().tolist() == [10, 11, 30, 31]
     assert further.prompt_ids().tolist() == [10, 11, 20, 21, 40]
-    assert further.new_prompt_ids.tolist() == [40]
+    assert further.link.given == 1
     assert further.sampled_ids.tolist() == [41]
 
 
@@ -181,12 +188,12 @@ def test_tokens_are_kept_once_and_cannot_be_written() -> None:
     turns = [story.answer([user("hi")], said("a"))]
     for number in range(300):
         turns.append(story.answer([*turns[-1].messages, user(str(number))], said(str(number))))
-    assert turns[-1].ids().base is turns[-2].ids().base
-    for turn in turns[1:]:
+    assert turns[-1].prompt_ids().base is turns[-2].prompt_ids().base
+    for number, turn in enumerate(turns[1:], 2):
         assert turn.parent is not None
-        assert turn.ids().tolist() == [*turn.parent.ids().tolist(), *turn.new_prompt_ids, *turn.sampled_ids]
+        assert turn.prompt_ids().tolist() == [*turn.parent.ids().tolist(), number * 10]
     with pytest.raises(ValueError, match="read-only"):
-        turns[0].ids()[0] = 1
+        turns[0].prompt_ids()[0] = 1
 
 
 HEARD = st.sampled_from([user("u"), user("v"), Message(Role.TOOL, "t"), Message(Role.SYSTEM, "s")])

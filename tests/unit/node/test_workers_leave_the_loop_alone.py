@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from polar.errors import PolarError
-from polar.gateway.capture import parse_capture
 from polar.node.workers import WorkerEnded, Workers
+from polar.recordings.capture import parse_capture
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from polar.errors import PolarError
 from polar.models.chat import Message, Role, ToolCall
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Trajectory
+from polar.recordings.growth import grow
+from polar.recordings.recording import Recording
 from polar.tasksets import parquet_file
 from polar.tasksets.acceptance import parse_acceptance
 from polar.tasksets.card import CARD, card
@@ -26,7 +28,6 @@ from polar.tasksets.conversations import conversations
 from polar.tasksets.sft import Attempt, Fate, Group, Table, Written, write_dataset
 from polar.trajectory.materialise import materialise
 from polar.trajectory.prefix_merging import PrefixMerging
-from polar.trajectory.recording import Recording
 from tests.fakes.recordings import CALL, DONE, TOOL, USER, recording
 
 ACCEPT = parse_acceptance("reward >= 1")
@@ -42,9 +43,9 @@ def attempt(session: str, *, sample: int = 0, reward: float = 1.0, said: str | N
             last, response=Message(Role.ASSISTANT, said), sampled_ids=last.sampled_ids + len(said)
         )
         completions = (completions[0], other, completions[2])
-    trajectory = PrefixMerging(PrefixMerging.Options()).build(completions).with_reward(reward)
+    trajectory = PrefixMerging(PrefixMerging.Options()).build(grow(completions)).with_reward(reward)
     result = made.result.model_copy(update={"stats": trajectory.stats})
-    return Attempt(result, Recording(completions, trajectory, result))
+    return Attempt(result, Recording(grow(completions), trajectory, result))
 
 
 def without_tokens(given: Attempt) -> Attempt:
@@ -64,7 +65,7 @@ def without_tokens(given: Attempt) -> Attempt:
         )
         for one in given.recording.completions
     )
-    return Attempt(given.result, Recording(completions, Trajectory((), ()), given.result))
+    return Attempt(given.result, Recording(grow(completions), Trajectory((), ()), given.result))
 
 
 def failed(session: str) -> Attempt:
@@ -186,7 +187,7 @@ def test_what_a_harness_left_out_of_its_echo_is_there(tmp_path: Path) -> None:
     assert given.recording is not None
     first, second, side = given.recording.completions
     thought = replace(first, response=replace(CALL, reasoning="First I think."))
-    changed = replace(given.recording, completions=(thought, second, side))
+    changed = replace(given.recording, tree=grow((thought, second, side)))
     (conversation,) = conversations(changed)
     assert conversation.messages[2]["reasoning_content"] == "First I think."
 
@@ -200,7 +201,7 @@ def test_ids_that_were_made_up_are_numbered_and_those_that_were_sampled_kept() -
         one = replace(first, response=call)
         tool = replace(TOOL, tool_call_id=id)
         two = replace(second, messages=(*second.messages[:2], call, tool))
-        (conversation,) = conversations(replace(given, completions=(one, two, side)))
+        (conversation,) = conversations(replace(given, tree=grow((one, two, side))))
         assert conversation.messages[2]["tool_calls"][0]["id"] == kept
         assert conversation.messages[3]["tool_call_id"] == kept
 

@@ -15,7 +15,7 @@ from polar.models.chat import Sampling
 from polar.training.groups import Excluded, Group, Material, Sample, baselines, material
 from polar.training.settings import Advantage, BatchSettings, Level, ObjectiveSettings
 from polar.training.versions import Versions
-from polar.trajectory.exclusion import LOGPROB_TOLERANCE
+from polar.trajectory.accounting import LOGPROB_TOLERANCE
 from polar.trajectory.per_request import PerRequest
 from tests.fakes.scripted_rollouts import group, sample, turns, with_completions
 

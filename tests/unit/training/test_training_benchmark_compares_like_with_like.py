@@ -13,10 +13,10 @@ from benchmarks.training.figure import chart
 from benchmarks.training.gradients import Agreement, compare_gradients
 from benchmarks.training.layouts import LAYOUTS, laid_out, reduced
 from benchmarks.training.speed import measure
+from polar.recordings.recording import Recording
 from polar.training.policy import Policy
 from polar.training.settings import ModelSettings
 from polar.trajectory.packing.batch import Batch
-from polar.trajectory.recording import Recording
 from tests.fakes.scoring_engine import ScoringEngine, logprobs_of
 from tests.fakes.training_runs import LOGPROB, groups
 

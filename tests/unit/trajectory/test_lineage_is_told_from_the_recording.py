@@ -10,6 +10,7 @@ import pytest
 from polar.models.chat import Message, Role, Sampling, ToolDefinition
 from polar.models.completion import Completion, CompletionKind
 from polar.models.trace import Lineage, Trajectory
+from polar.recordings.growth import grow
 from polar.trajectory.prefix_merging import Credit, PrefixMerging
 from tests.fakes.sessions import completion
 from tests.fakes.trace_oracle import assert_invariants, traces
@@ -32,7 +33,7 @@ def call(
 
 
 def build(*completions: Completion, **options: Any) -> Trajectory:
-    made = PrefixMerging(PrefixMerging.Options(**options)).build(completions)
+    made = PrefixMerging(PrefixMerging.Options(**options)).build(grow(completions))
     assert_invariants(completions, made)
     return made
 

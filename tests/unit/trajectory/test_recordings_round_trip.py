@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.gateway.capture import CaptureWriter
 from polar.models.chat import Message, Role
 from polar.models.completion import Completion
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import DriftPolicy, Trajectory
-from polar.trajectory import recording
+from polar.recordings import recording
+from polar.recordings.capture import CaptureWriter, parse_capture
+from polar.recordings.growth import grow
 from polar.trajectory.base import Builder
 from polar.trajectory.materialise import materialise
 from polar.trajectory.per_request import PerRequest
@@ -44,7 +45,8 @@ def captured(completions: list[Completion]) -> bytes:
 
 
 def encoded(completions: list[Completion], trajectory: Trajectory | None = None) -> bytes:
-    trajectory = trajectory or PerRequest(PerRequest.Options()).build(completions)
+    tree = grow(completions)
+    trajectory = trajectory or PerRequest(PerRequest.Options()).build(tree)
     result = SessionResult(
         session_id="s",
         task_id="t",
@@ -53,7 +55,7 @@ def encoded(completions: list[Completion], trajectory: Trajectory | None = None)
         status=SessionStatus.COMPLETED,
         stats=trajectory.stats,
     )
-    return recording.encode(captured(completions), trajectory, result)
+    return recording.encode(tree, trajectory, result)
 
 
 def plain(trajectory: Trajectory) -> list[dict[str, Any]]:
@@ -72,7 +74,7 @@ def plain(trajectory: Trajectory) -> list[dict[str, Any]]:
 def test_a_recording_gives_back_the_traces_of_any_builder(
     completions: list[Completion], builder: Builder
 ) -> None:
-    before = builder.build(completions).with_reward(0.25)
+    before = builder.build(grow(completions)).with_reward(0.25)
     after = recording.decode(encoded(completions, before)).trajectory
     assert after.stats == before.stats
     assert after.traces == before.traces
@@ -82,7 +84,8 @@ def test_a_recording_gives_back_the_traces_of_any_builder(
 @given(sessions() | agent_sessions())
 def test_building_from_a_capture_is_building_from_its_completions(completions: list[Completion]) -> None:
     builder = PrefixMerging(PrefixMerging.Options())
-    assert plain(builder.build_capture(captured(completions))) == plain(builder.build(completions))
+    built = builder.build(parse_capture(captured(completions)))
+    assert plain(built) == plain(builder.build(grow(completions)))
 
 
 def long_session(turns: int, *, drifts: bool = False) -> tuple[list[Completion], int]:

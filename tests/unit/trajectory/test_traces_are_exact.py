@@ -7,15 +7,15 @@ from hypothesis import given
 
 from polar.models.completion import Completion
 from polar.models.trace import Trajectory
-from polar.trajectory.exclusion import exclusion
-from polar.trajectory.forest import grow
+from polar.recordings.growth import grow
+from polar.trajectory.accounting import exclusion
 from polar.trajectory.materialise import materialise
 from polar.trajectory.per_request import PerRequest
 from tests.fakes.sessions import completion, sessions
 
 
 def build(completions: list[Completion]) -> Trajectory:
-    return PerRequest(PerRequest.Options()).build(completions)
+    return PerRequest(PerRequest.Options()).build(grow(completions))
 
 
 @given(sessions())
@@ -70,7 +70,7 @@ def test_an_excluded_completion_is_never_trained(completions: list[Completion]) 
 
 @given(sessions())
 def test_the_forest_holds_a_continued_context_once(completions: list[Completion]) -> None:
-    held = sum(len(segment.ids) for segment in grow(completions).segments)
+    held = sum(len(segment.ids) for segment in grow(completions).forest().segments)
     assert held <= sum(len(c.prompt_ids) + len(c.sampled_ids) for c in completions)
 
 
@@ -81,16 +81,17 @@ def test_ten_extending_turns_store_each_token_once() -> None:
         prompt = [*context, turn, turn + 1]
         completions.append(completion(turn, prompt, [7, 8, 9], parent=f"c{turn - 1}" if turn else None))
         context = [*prompt, 7, 8, 9]
-    assert sum(len(segment.ids) for segment in grow(completions).segments) == len(context)
+    assert sum(len(segment.ids) for segment in grow(completions).forest().segments) == len(context)
 
 
 def test_a_false_claim_of_a_parent_joins_no_more_than_is_the_same() -> None:
     first = completion(0, [1, 2], [3])
     second = completion(1, [1, 2, 4, 5], [6], parent="c0")
-    forest = grow([first, second])
-    assert forest.segments[2].parent == 0
-    assert forest.segments[2].ids.tolist() == [4, 5]
-    assert [fault.completion for fault in forest.faults] == ["c1"]
+    tree = grow([first, second])
+    segments = tree.forest().segments
+    assert segments[2].parent == 0
+    assert segments[2].ids.tolist() == [4, 5]
+    assert tree.completions[1].parent is None
 
 
 def test_the_reward_of_the_session_goes_to_every_trace() -> None:

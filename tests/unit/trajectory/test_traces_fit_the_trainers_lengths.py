@@ -8,6 +8,7 @@ import pytest
 
 from polar.models.completion import Completion
 from polar.models.trace import Trajectory
+from polar.recordings.growth import grow
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.sessions import completion
 from tests.fakes.trace_oracle import assert_invariants, traces
@@ -22,7 +23,7 @@ def build(**options: Any) -> Trajectory:
         sampled = [20 + turn] * 5
         completions.append(completion(turn, prompt, sampled, parent=f"c{turn - 1}" if turn else None))
         context = [*prompt, *sampled]
-    made = PrefixMerging(PrefixMerging.Options(**options)).build(completions)
+    made = PrefixMerging(PrefixMerging.Options(**options)).build(grow(completions))
     assert_invariants(completions, made)
     return made
 

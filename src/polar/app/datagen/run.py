@@ -12,10 +12,10 @@ from polar.app.datagen.progress import Tally
 from polar.client import AsyncClient, Client, retry
 from polar.errors import PolarError, Unavailable
 from polar.models.session import SessionResult, SessionStatus
+from polar.recordings.recording import decode
 from polar.tasksets.acceptance import session_names
 from polar.tasksets.expressions import CannotJudge, Condition
 from polar.tasksets.sft import Attempt, Group
-from polar.trajectory.recording import decode
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,8 @@ from polar.models.dashboard import (
     ToolLine,
 )
 from polar.models.trace import Lineage, Segment
+from polar.recordings.recording import Recording
 from polar.trajectory.lineage import Ancestry, trace_ancestry
-from polar.trajectory.recording import Recording
-from polar.trajectory.relation import Relation, Relations
 
 EXCERPT = 160
 """Characters of an answer that its line shows."""
@@ -34,8 +33,7 @@ class OutlinedRecording:
     def __init__(self, recording: Recording, *, has_texts: bool) -> None:
         self.recording = recording
         self._places = {completion.id: place for place, completion in enumerate(recording.completions)}
-        self._relations = Relations(recording.completions).found
-        self._ancestry = trace_ancestry(recording.completions, self._relations)
+        self._ancestry = trace_ancestry(recording.tree)
         traces = recording.trajectory.traces
         self._trace_of = {index: trace for trace, ref in enumerate(traces) for index in ref.trained}
         self.outline = Outline(
@@ -56,14 +54,14 @@ class OutlinedRecording:
 
     def completion(self, index: int) -> CompletionDetail:
         """One model call with all that was said."""
-        completions = self.recording.completions
-        if not 0 <= index < len(completions):
+        recording = self.recording
+        if not 0 <= index < len(recording.completions):
             raise NotFound(f"the recording has no completion {index}")
-        completion = completions[index]
+        completion = recording.completions[index]
         return CompletionDetail(
             index=index,
             messages=tuple(map(_message, completion.messages)),
-            new_from=self._new_from(completion, self._relations[index]),
+            new_from=self._new_from(completion, recording.tree.links[index].continues),
             response=_message(completion.response),
             tools=tuple(ToolLine(name=tool.name, description=tool.description) for tool in completion.tools),
             asked=_sampling(completion.asked),
@@ -71,11 +69,11 @@ class OutlinedRecording:
             extra=completion.extra,
         )
 
-    def _new_from(self, completion: Completion, relation: Relation) -> int:
+    def _new_from(self, completion: Completion, continued: int | None) -> int:
         """The messages before it were in the request that this one continues, or were its answer."""
-        if relation.base is None:
+        if continued is None:
             return 0
-        seen = len(self.recording.completions[relation.base].messages) + 1
+        seen = len(self.recording.completions[continued].messages) + 1
         return seen if seen <= len(completion.messages) else 0
 
     def _completions(self) -> tuple[CompletionLine, ...]:
@@ -90,7 +88,7 @@ class OutlinedRecording:
         )
 
     def _line(self, place: int, completion: Completion, trained: int) -> CompletionLine:
-        relation, rule = self._relations[place], self._ancestry.rules[place]
+        link, rule = self.recording.tree.links[place], self._ancestry.rules[place]
         versions = completion.policy_versions
         said = completion.response.content or completion.response.reasoning or ""
         return CompletionLine(
@@ -99,8 +97,8 @@ class OutlinedRecording:
             conversation=self._ancestry.of[place],
             lineage=self._ancestry.lineage(place),
             rule=rule,
-            continues=relation.base,
-            continuation=relation.kind,
+            continues=link.continues,
+            continuation=link.kind,
             dialect=completion.dialect,
             finish_reason=completion.finish_reason,
             prompt_tokens=completion.prompt_tokens,

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 from polar.engines.vocabulary import local_tokenizer, pieces
 from polar.errors import NotFound, PolarError
 from polar.models.dashboard import ArtifactLine, ArtifactList, ArtifactText, TokenSlice
+from polar.recordings.recording import decode
 from polar.rollout.dashboard.outline import OutlinedRecording, finite
 from polar.store.blobs import BlobName
 from polar.store.store import Blob, Store
-from polar.trajectory.recording import decode
 
 RECORDINGS_AT_HAND = 4
 TEXT_BYTES = 256 * 1024

@@ -33,8 +33,9 @@ from polar.models.completion import COUNTED, Completion
 from polar.models.component import Component
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Trace, TraceRef, Trajectory
+from polar.recordings.growth import grow
+from polar.recordings.recording import MAGIC, Recording
 from polar.trajectory.per_request import PerRequest
-from polar.trajectory.recording import MAGIC, Recording
 from tests.fakes.recordings import encoded
 from tests.fakes.recordings import recording as known_recording
 from tests.fakes.scoring_engine import ScoringEngine, logprobs_of
@@ -46,7 +47,8 @@ def sampled(index: int, prompt: list[int], ids: list[int], **fields: Any) -> Com
 
 
 def recording(*completions: Completion) -> Recording:
-    trajectory = PerRequest(PerRequest.Options()).build(completions)
+    tree = grow(completions)
+    trajectory = PerRequest(PerRequest.Options()).build(tree)
     result = SessionResult(
         session_id="s",
         task_id="t",
@@ -56,7 +58,7 @@ def recording(*completions: Completion) -> Recording:
         stats=trajectory.stats,
         model="arithmetic",
     )
-    return Recording(tuple(completions), trajectory, result)
+    return Recording(tree, trajectory, result)
 
 
 def conversation() -> tuple[Completion, ...]:
@@ -124,9 +126,10 @@ def test_no_number_hides_another_that_is_none(order: tuple[float, ...]) -> None:
 async def test_what_a_builder_makes_of_any_session_keeps_the_invariants(
     builder: str, completions: list[Completion]
 ) -> None:
-    trajectory = plugins.create("builders", "builder", Component(name=builder)).build(completions)
+    tree = grow(completions)
+    trajectory = plugins.create("builders", "builder", Component(name=builder)).build(tree)
     result = recording().result.model_copy(update={"stats": trajectory.stats})
-    made = Recording(tuple(completions), trajectory, result)
+    made = Recording(tree, trajectory, result)
     found = await verify("s", made, None, None, lambda _text: None)
     assert found.problems == []
 
@@ -204,7 +207,7 @@ def _uncounted(made: Recording) -> Recording:
 
 
 def _forgotten(made: Recording) -> Recording:
-    return replace(made, completions=made.completions[:-1])
+    return replace(made, tree=grow(made.completions[:-1]))
 
 
 def _cancelled_is_trained(made: Recording) -> Recording:

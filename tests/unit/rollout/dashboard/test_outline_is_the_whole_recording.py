@@ -6,15 +6,17 @@ from hypothesis import given
 
 from polar.models.completion import Completion
 from polar.models.session import SessionResult, SessionStatus
+from polar.recordings.growth import grow
+from polar.recordings.recording import Recording
 from polar.rollout.dashboard.outline import OutlinedRecording
 from polar.trajectory.prefix_merging import PrefixMerging
-from polar.trajectory.recording import Recording
 from tests.fakes.recordings import CALL, TOOL, recording
 from tests.fakes.sessions import sessions
 
 
 def outlined(completions: list[Completion]) -> OutlinedRecording:
-    trajectory = PrefixMerging(PrefixMerging.Options()).build(completions)
+    tree = grow(completions)
+    trajectory = PrefixMerging(PrefixMerging.Options()).build(tree)
     result = SessionResult(
         session_id="s",
         task_id="t",
@@ -23,7 +25,7 @@ def outlined(completions: list[Completion]) -> OutlinedRecording:
         status=SessionStatus.COMPLETED,
         stats=trajectory.stats,
     )
-    return OutlinedRecording(Recording(tuple(completions), trajectory, result), has_texts=False)
+    return OutlinedRecording(Recording(tree, trajectory, result), has_texts=False)
 
 
 @given(sessions())

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from polar.errors import InvalidInput
 from polar.models.chat import FinishReason
 from polar.models.completion import Completion
+from polar.recordings.growth import grow
 from polar.trajectory.packing.batch import PADDING, Batch, Packing
 from polar.trajectory.packing.bins import first_fit_decreasing
 from polar.trajectory.packing.masks import blocks, dense_mask
@@ -156,7 +157,7 @@ def test_ten_turns_of_a_session_are_computed_once() -> None:
         completions.append(completion(turn, prompt, [7, 8, 9], parent=f"c{turn - 1}" if turn else None))
         ids = [*prompt, 7, 8, 9]
     side = completion(10, [1, 2], [3], finish_reason=FinishReason.CANCELLED)
-    trajectory = PerRequest(PerRequest.Options()).build([*completions, side])
+    trajectory = PerRequest(PerRequest.Options()).build(grow([*completions, side]))
     packing = pack_trees(rows("s", trajectory, advantages=[float(n) for n in range(10)]), 1000)
     (batch,) = packing.batches
     assert batch.ids.tolist() == ids, "what is left out of training is not computed either"
@@ -173,7 +174,7 @@ def test_the_samples_of_a_group_share_their_prompt() -> None:
         first = completion(0, prompt, [200 + sample, 201])
         context = [*first.prompt_ids.tolist(), *first.sampled_ids.tolist()]
         second = completion(1, [*context, 300], [400, 401], parent="c0")
-        samples.append(PerRequest(PerRequest.Options()).build([first, second]))
+        samples.append(PerRequest(PerRequest.Options()).build(grow([first, second])))
     group = (
         one
         for sample, trajectory in enumerate(samples)

@@ -19,15 +19,15 @@ import numpy as np
 import orjson
 import zstandard
 
-VERSION = 2
+VERSION = 3
 FAMILY = b"polar-capture-"
 MAGIC = FAMILY + b"%d\n" % VERSION
 _FRAME = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 _HEADER_WORDS = zstandard.ZstdCompressionDict(
     b'{"record":"tools","hash":"","tools":[{"name":"","description":"","parameters":{"type":"object",'
-    b'"properties":{"required":[{"record":"completion","id":"","parent":"","follows":"","base":"","shared":[0,0],'
-    b'"messages":[{"role":"system","content":"","reasoning":null,"tool_calls":[],"tool_call_id":"call_",'
+    b'"properties":{"required":[{"record":"completion","id":"","after":"","past_answer":true,"continues":"",'
+    b'"continuation":"clean","resumes":null,"follows":"","shared_messages":0,"messages":[{"role":"system","content":"","reasoning":null,"tool_calls":[],"tool_call_id":"call_",'
     b'"name":null}],"response":{"role":"assistant","content":"","reasoning":null,"tool_calls":[{"id":"call_",'
     b'"name":"","arguments":"{\\"command\\":\\""}],"tool_call_id":null,"name":null},"finish_reason":"tool_calls",'
     b'"tools":"","dialect":"","kind":"generation","asked":{"temperature":null,"top_p":null,"top_k":null,'
@@ -71,8 +71,8 @@ class FrameWriter:
 
     def frame(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> bytes:
         packed = self._headers.compress(orjson.dumps(header | {"lengths": [len(array) for array in arrays]}))
-        planes = b"".join(array.view(np.uint8).reshape(-1, 4).T.tobytes() for array in arrays)
-        payload = _LENGTH.pack(len(packed)) + packed + (self._arrays.compress(planes) if planes else b"")
+        numbers = b"".join(map(planes, arrays))
+        payload = _LENGTH.pack(len(packed)) + packed + (self._arrays.compress(numbers) if numbers else b"")
         return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
@@ -107,19 +107,33 @@ class FrameReader:
             (length,) = _LENGTH.unpack_from(payload)
             start = _LENGTH.size + length
             header = orjson.loads(self._headers.decompress(payload[_LENGTH.size : start]))
-            planes = self._arrays.decompress(payload[start:]) if len(payload) > start else b""
+            numbers = self._arrays.decompress(payload[start:]) if len(payload) > start else b""
             lengths = header["lengths"]
         except (struct.error, zstandard.ZstdError, KeyError, TypeError) as error:
             raise ValueError(f"its record does not open: {error}") from None
-        if 4 * sum(lengths) != len(planes):
-            raise ValueError(f"its arrays have {len(planes)} bytes for {sum(lengths)} numbers")
+        if 4 * sum(lengths) != len(numbers):
+            raise ValueError(f"its arrays have {len(numbers)} bytes for {sum(lengths)} numbers")
         arrays: list[Array] = []
         offset = 0
         for count, dtype in zip(lengths, dtypes, strict=False):
-            raw = np.frombuffer(planes, np.uint8, 4 * count, offset)
-            arrays.append(np.ascontiguousarray(raw.reshape(4, count).T).view(dtype).reshape(count))
-            offset += 4 * count
+            arrays.append(from_planes(numbers, offset, count, dtype))
+            offset += arrays[-1].nbytes
         return header, arrays
+
+
+def planes(array: Array) -> bytes:
+    """An array of four-byte numbers, byte plane by byte plane."""
+    return array.view(np.uint8).reshape(-1, 4).T.tobytes()
+
+
+def from_planes(data: bytes, offset: int, count: int, dtype: Any) -> Array:
+    """The array of `count` numbers whose planes begin at `offset`."""
+    low, *higher = np.frombuffer(data, np.uint8, 4 * count, offset).reshape(4, count)
+    numbers = low.astype("<u4")
+    for place, plane in enumerate(higher, 1):
+        numbers |= plane.astype("<u4") << np.uint32(8 * place)
+    array: Array = numbers.view(dtype)
+    return array
 
 
 def frames(data: bytes) -> Iterator[Frame | Damage]:

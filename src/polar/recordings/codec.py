@@ -1,0 +1,235 @@
+"""Completions and their links as JSON and arrays, in the form that captures and recordings share.
+
+A completion is written as what it adds: the tokens of its own two segments, and the messages that the
+completion before it does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, ToolDefinition
+from polar.models.completion import Completion, CompletionKind, Ids, Logprobs, Versions
+from polar.models.session import Fault
+from polar.recordings.growth import Context, extended
+from polar.recordings.tree import Continuation, Link, TokenTree
+
+LOST_CONTEXT = "its context is lost"
+_ROLES = {role.value: role for role in Role}
+_REASONS = {reason.value: reason for reason in FinishReason}
+_KINDS = {kind.value: kind for kind in CompletionKind}
+_CONTINUATIONS = {kind.value: kind for kind in Continuation}
+_NO_IDS: Ids = np.empty(0, np.int32)
+
+
+class Columns(NamedTuple):
+    """The numbers of a completion, or of several one after another."""
+
+    given: Ids
+    """What its prompt adds."""
+    sampled: Ids
+    logprobs: Logprobs
+    versions: Versions
+
+
+DTYPES = (np.int32, np.int32, np.float32, np.int32)
+
+
+def columns(completion: Completion, link: Link) -> Columns:
+    return Columns(
+        np.ascontiguousarray(completion.prompt_ids[len(completion.prompt_ids) - link.given :], np.int32),
+        np.ascontiguousarray(completion.sampled_ids, np.int32),
+        np.ascontiguousarray(completion.logprobs, np.float32),
+        np.ascontiguousarray(completion.policy_versions, np.int32),
+    )
+
+
+def header(
+    completion: Completion,
+    link: Link,
+    names: Sequence[str],
+    known: Sequence[Message],
+    tools: str | int | None,
+) -> dict[str, Any]:
+    """All of a completion that is no array.
+
+    `names` are the ids of the completions before it, `known` what was said up to the one it continues.
+    """
+    shared = _common(known, completion.messages)
+    return {
+        "id": completion.id,
+        "after": None if link.after is None else names[link.after],
+        "past_answer": link.past_answer,
+        "continues": None if link.continues is None else names[link.continues],
+        "continuation": link.kind,
+        "resumes": link.resumes,
+        "follows": completion.follows,
+        "shared_messages": shared,
+        "messages": completion.messages[shared:],
+        "response": completion.response,
+        "finish_reason": completion.finish_reason,
+        "tools": tools,
+        "dialect": completion.dialect,
+        "kind": completion.kind,
+        "asked": completion.asked,
+        "used": completion.used,
+        "times": [completion.started_at, completion.first_token_at, completion.ended_at],
+        "untrainable": completion.untrainable,
+        "extra": completion.extra,
+    }
+
+
+def message_base(link: Link) -> int | None:
+    """The completion whose messages a completion's own begin with."""
+    return link.twin if link.continues is None else link.continues
+
+
+class TreeReader:
+    """Puts a tree together again from the records of its completions, in their order."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self.tools: dict[str | int, tuple[ToolDefinition, ...]] = {}
+        self.samplings: list[Sampling] = []
+        """Those that records name by number."""
+        self._places: dict[str, int] = {}
+        self._read: list[_Read] = []
+
+    def fault(self, completion: str | None, problem: str) -> None:
+        self.faults.append(Fault(completion=completion, problem=problem))
+
+    def add(self, record: dict[str, Any], numbers: Columns) -> None:
+        """Take the next completion; ValueError, KeyError or TypeError if the record makes no sense."""
+        name = record["id"]
+        if name in self._places:
+            self.fault(name, "it is recorded twice; the first is kept")
+            return
+        link, missing = self._link(record, len(numbers.given))
+        messages = self._messages(record, link)
+        read = _Read(record, numbers, link, messages)
+        record["response"] = _message(record["response"])
+        record["finish_reason"] = _REASONS[record["finish_reason"]]
+        record["kind"] = _KINDS[record["kind"]]
+        record["asked"], record["used"] = self._sampling(record["asked"]), self._sampling(record["used"])
+        if missing is None:
+            self._set_context(read)
+        else:
+            self.fault(name, f"{LOST_CONTEXT}: it begins in completion {missing}")
+        self._places[name] = len(self._read)
+        self._read.append(read)
+
+    def tree(self) -> TokenTree:
+        completions = tuple(map(self._completion, range(len(self._read))))
+        return TokenTree(completions, tuple(read.link for read in self._read), tuple(self.faults))
+
+    def _link(self, record: dict[str, Any], given: int) -> tuple[Link, str | None]:
+        """The link of a record, and the completion that it hangs on and that is lost."""
+        places: list[int | None] = []
+        for name in (record["after"], record["continues"]):
+            place = self._places.get(name) if name is not None else None
+            if name is not None and (place is None or self._read[place].context is None):
+                return Link(), name
+            places.append(place)
+        after, continues = places
+        kind = _CONTINUATIONS[record["continuation"]] if continues is not None else None
+        return Link(after, record["past_answer"], given, continues, kind, record["resumes"]), None
+
+    def _messages(self, record: dict[str, Any], link: Link) -> tuple[Message, ...]:
+        own = tuple(map(_message, record["messages"]))
+        base, count = message_base(link), record["shared_messages"]
+        if base is None or not count:
+            return own
+        before = self._read[base]
+        if count == len(before.messages) + 1:
+            return before.messages + (before.record["response"], *own)  # noqa: RUF005 (one copy, not three)
+        if count > len(before.messages):
+            raise ValueError(f"it shares {count} of {len(before.messages) + 1} messages")
+        return before.messages[:count] + own
+
+    def _sampling(self, fields: dict[str, Any] | int) -> Sampling:
+        return self.samplings[fields] if isinstance(fields, int) else sampling_of(fields)
+
+    def _set_context(self, read: _Read) -> None:
+        link, given = read.link, read.numbers.given
+        before = self._read[link.after] if link.after is not None else None
+        if before is None or before.context is None:
+            read.context, read.length = Context().extended(0, given), len(given)
+            return
+        sampled = before.numbers.sampled
+        read.context = extended(before.context, before.length, sampled, given, link)
+        read.length = before.length + len(given) + (len(sampled) if link.past_answer else 0)
+
+    def _completion(self, place: int) -> Completion:
+        read = self._read[place]
+        record, numbers, link, tools = read.record, read.numbers, read.link, read.record["tools"]
+        if tools is not None and tools not in self.tools:
+            self.fault(record["id"], "the tools it was offered are lost")
+        parent = link.continues if link.kind is Continuation.CLEAN else None
+        started_at, first_token_at, ended_at = record["times"]
+        return Completion(
+            id=record["id"],
+            index=place,
+            prompt_ids=_NO_IDS if read.context is None else read.context.first(read.length),
+            sampled_ids=numbers.sampled,
+            logprobs=numbers.logprobs,
+            policy_versions=numbers.versions,
+            messages=read.messages,
+            response=record["response"],
+            finish_reason=record["finish_reason"],
+            parent=None if parent is None else self._read[parent].record["id"],
+            follows=record["follows"],
+            tools=self.tools.get(tools, ()),
+            dialect=record["dialect"],
+            kind=record["kind"],
+            asked=record["asked"],
+            used=record["used"],
+            started_at=started_at,
+            first_token_at=first_token_at,
+            ended_at=ended_at,
+            untrainable=_why_untrainable(read),
+            extra=record["extra"],
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """A completion that was read, until its context has stopped growing."""
+
+    record: dict[str, Any]
+    numbers: Columns
+    link: Link
+    messages: tuple[Message, ...]
+    context: Context | None = None
+    """Holds its prompt; None: it is lost."""
+    length: int = 0
+    """Of its prompt."""
+
+
+def _why_untrainable(read: _Read) -> str | None:
+    told: str | None = read.record["untrainable"]
+    return LOST_CONTEXT if told is None and read.context is None else told
+
+
+def _message(fields: dict[str, Any]) -> Message:
+    fields["role"] = _ROLES[fields["role"]]
+    fields["tool_calls"] = tuple(ToolCall(**call) for call in fields["tool_calls"])
+    return Message(**fields)
+
+
+def sampling_of(fields: dict[str, Any]) -> Sampling:
+    fields["stop"] = tuple(fields["stop"])
+    fields["logit_bias"] = tuple(map(tuple, fields["logit_bias"]))
+    return Sampling(**fields)
+
+
+def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left is not right and left != right:
+            break
+        count += 1
+    return count

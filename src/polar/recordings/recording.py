@@ -1,0 +1,176 @@
+"""A session's recording: its result, its token tree, and which segments each trace trains, in one file.
+
+The first line names the format. The second is the head, which is readable by itself: its checksum, and as
+JSON the session's result and the body's checksum. The body is compressed: a JSON document, then the numbers
+of all completions, column by column. No flipped bit goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import orjson
+import zstandard
+from pydantic import ValidationError
+
+from polar.errors import PolarError
+from polar.models.chat import Sampling, ToolDefinition
+from polar.models.completion import Completion
+from polar.models.session import SessionResult
+from polar.models.trace import DriftPolicy, Lineage, TraceRef, Trajectory
+from polar.recordings.codec import DTYPES, Columns, TreeReader, columns, header, message_base, sampling_of
+from polar.recordings.frames import Array, from_planes, planes
+from polar.recordings.tree import TokenTree
+
+VERSION = 4
+FAMILY = b"polar-recording-"
+MAGIC = FAMILY + b"%d\n" % VERSION
+_LENGTH = struct.Struct("<I")
+
+
+class DamagedRecording(PolarError):
+    """The bytes are not a whole recording."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """Everything kept of a session's model calls."""
+
+    tree: TokenTree
+    trajectory: Trajectory
+    """Of what was not sound in the capture its stats tell the faults; what was sound is all there."""
+    result: SessionResult
+
+    @property
+    def completions(self) -> tuple[Completion, ...]:
+        return self.tree.completions
+
+
+def encode(tree: TokenTree, trajectory: Trajectory, result: SessionResult) -> bytes:
+    """The file of a session."""
+    names = [one.id for one in tree.completions]
+    toolsets: dict[bytes, int] = {}
+    samplings: dict[Sampling, int] = {}
+    records: list[dict[str, Any]] = []
+    numbers: list[Columns] = []
+    for completion, link in zip(tree.completions, tree.links, strict=True):
+        base = message_base(link)
+        known = () if base is None else (*tree.completions[base].messages, tree.completions[base].response)
+        tools = toolsets.setdefault(orjson.dumps(completion.tools), len(toolsets))
+        own = columns(completion, link)
+        records.append(
+            header(completion, link, names, known, tools)
+            | {
+                "asked": samplings.setdefault(completion.asked, len(samplings)),
+                "used": samplings.setdefault(completion.used, len(samplings)),
+            }
+        )
+        numbers.append(own)
+    document = orjson.dumps(
+        {
+            "completions": records,
+            "tools": [orjson.Fragment(tools) for tools in toolsets],
+            "lengths": [list(map(len, column)) for column in zip(*numbers, strict=True)],
+            "samplings": list(samplings),
+            "drift": trajectory.drift,
+            "traces": trajectory.traces,
+        }
+    )
+    arrays = [np.concatenate(column) for column in zip(*numbers, strict=True)]
+    body = zstandard.compress(_LENGTH.pack(len(document)) + document + b"".join(map(planes, arrays)), level=3)
+    head = orjson.dumps({"result": result.model_dump(mode="json"), "body": _checksum(body).decode()})
+    return MAGIC + _checksum(head) + b" " + head + b"\n" + body
+
+
+def decode(data: bytes) -> Recording:
+    """The recording that `encode` made; DamagedRecording if it is not what it was."""
+    end = data.find(b"\n", len(MAGIC)) + 1 or len(data)
+    result, checksum = _opened_head(data[:end])
+    if _checksum(body := data[end:]) != checksum:
+        raise _damaged("its checksum does not match")
+    try:
+        return _opened_body(zstandard.decompress(body), result)
+    except (zstandard.ZstdError, struct.error, KeyError, TypeError, ValueError, IndexError) as error:
+        raise _damaged(str(error)) from None
+
+
+def read_head(file: BinaryIO | Path) -> SessionResult:
+    """What came of the session, without its tokens: only the beginning of the file is read."""
+    if isinstance(file, Path):
+        with file.open("rb") as opened:
+            return read_head(opened)
+    return _opened_head(file.readline(len(MAGIC)) + file.readline())[0]
+
+
+def _opened_head(data: bytes) -> tuple[SessionResult, bytes]:
+    """The session's result, and the checksum of the body."""
+    if not data.startswith(MAGIC):
+        if data.startswith(FAMILY):
+            raise DamagedRecording(
+                f"a recording of another version than {VERSION}", hint="read it with the Polar that wrote it"
+            )
+        raise DamagedRecording("not a Polar recording")
+    checksum, _, head = data[len(MAGIC) :].partition(b" ")
+    if not head.endswith(b"\n") or _checksum(head[:-1]) != checksum:
+        raise _damaged("the checksum of its head does not match")
+    try:
+        fields = orjson.loads(head)
+        return SessionResult.model_validate(fields["result"]), fields["body"].encode()
+    except (ValidationError, KeyError) as error:
+        raise _damaged(str(error)) from None
+
+
+def _opened_body(body: bytes, result: SessionResult) -> Recording:
+    (length,) = _LENGTH.unpack_from(body)
+    document = orjson.loads(memoryview(body)[_LENGTH.size : _LENGTH.size + length])
+    reader = TreeReader()
+    for number, tools in enumerate(document["tools"]):
+        reader.tools[number] = tuple(ToolDefinition(**tool) for tool in tools)
+    reader.samplings = list(map(sampling_of, document["samplings"]))
+    numbers = _rows(body, _LENGTH.size + length, document["lengths"])
+    for record, own in zip(document["completions"], numbers, strict=True):
+        reader.add(record, own)
+    if reader.faults:
+        raise ValueError(reader.faults[0].problem)
+    tree, drift = reader.tree(), DriftPolicy(document["drift"])
+    traces = tuple(map(_trace, document["traces"]))
+    return Recording(tree, Trajectory(tree.forest(drift).segments, traces, result.stats, drift), result)
+
+
+def _rows(body: bytes, offset: int, lengths: Sequence[Sequence[int]]) -> list[Columns]:
+    """Of each completion its part of every column."""
+    parts: list[list[Array]] = []
+    for dtype, counts in zip(DTYPES, lengths, strict=bool(lengths)):
+        column = from_planes(body, offset, sum(counts), dtype)
+        column.flags.writeable = False
+        offset += column.nbytes
+        ends = accumulate(counts)
+        parts.append([column[end - count : end] for end, count in zip(ends, counts, strict=True)])
+    if offset != len(body):
+        raise ValueError(f"{len(body) - offset} bytes are left over")
+    return [Columns(*row) for row in zip(*parts, strict=True)]
+
+
+def _trace(record: dict[str, Any]) -> TraceRef:
+    return TraceRef(
+        tuple(record["trained"]),
+        record["reward"],
+        record["share"],
+        Lineage(record["lineage"]),
+        record["parent"],
+    )
+
+
+def _damaged(problem: str) -> DamagedRecording:
+    return DamagedRecording(f"the recording is damaged: {problem}", hint="restore it from a back-up")
+
+
+def _checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).hexdigest().encode()
