@@ -10,7 +10,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from polar.runtimes.base import Command, Runtime, SandboxSpec
+from polar.runtimes.base import Command, Host, Runtime, SandboxSpec
 from polar.runtimes.bubblewrap import BubblewrapRuntime
 from polar.runtimes.process import ProcessRuntime
 
@@ -28,14 +28,14 @@ async def _bare() -> float:
 async def _sandboxed(runtime: Runtime, root: Path) -> tuple[float, float, float]:
     """Milliseconds to start a sandbox, to run a command in it, and to stop it."""
     marks = [time.perf_counter()]
-    sandbox = await runtime.start(SandboxSpec("bench", root, "127.0.0.1", 9))
+    sandbox = await runtime.start(SandboxSpec("bench", "127.0.0.1", 9), Host(root))
     marks.append(time.perf_counter())
     result = await sandbox.exec(COMMAND, timeout=60, log_name="bench")
     marks.append(time.perf_counter())
     await sandbox.stop()
     marks.append(time.perf_counter())
     if result.exit_code != 0:
-        raise SystemExit(f"the sandbox does not work: {result.stderr.read_text()}")
+        raise SystemExit(f"the sandbox does not work: {result.stderr.text()}")
     start, run, stop = ((after - before) * 1000 for before, after in pairwise(marks))
     return start, run, stop
 

@@ -23,9 +23,18 @@ import pytest
 from polar import plugins
 from polar.errors import InvalidInput
 from polar.models.component import Component
-from polar.runtimes.base import Command, Mount, PathRefused, Runtime, Sandbox, SandboxError, SandboxSpec
+from polar.runtimes.base import (
+    Command,
+    Host,
+    Limit,
+    PathRefused,
+    Runtime,
+    Sandbox,
+    SandboxError,
+    SandboxSpec,
+    ToolDirectory,
+)
 from polar.runtimes.disk import mounts_below
-from polar.runtimes.limits import Limit
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,8 @@ class Target:
     options: Mapping[str, str] = field(default_factory=dict)
     start_seconds: float = 0.0
     """What its commands may take to begin, beyond what a process does."""
+    elsewhere: Path | None = None
+    """The directory of whoever makes the sandboxes, where that is not the node."""
 
     @property
     def kind(self) -> type[Runtime]:
@@ -47,10 +58,24 @@ class Target:
         runtime: Runtime = plugins.create("runtimes", "runtime", component)
         return runtime
 
+    def left(self, host: Host) -> list[Path]:
+        """What there is of sandboxes, and what is mounted for them."""
+        maker = Host(self.elsewhere or host.directory)
+        roots = list(maker.sandboxes.iterdir()) if maker.sandboxes.is_dir() else []
+        return roots + mounts_below(maker.directory)
+
+    def snapshots(self, host: Host) -> list[Path]:
+        return list(Host(self.elsewhere or host.directory).snapshots.iterdir())
+
 
 @pytest.fixture
-async def sandbox(target: Target, tmp_path: Path) -> AsyncIterator[Sandbox]:
-    started = await target.runtime().start(spec(tmp_path / "s1"))
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path / "node")
+
+
+@pytest.fixture
+async def sandbox(target: Target, host: Host) -> AsyncIterator[Sandbox]:
+    started = await target.runtime().start(spec("s1"), host)
     yield started
     await started.stop()
 
@@ -61,8 +86,8 @@ def token() -> str:
     return f"{1_000_000 + secrets.randbelow(10**9)}"
 
 
-def spec(root: Path, *mounts: Mount) -> SandboxSpec:
-    return SandboxSpec(root.name, root, "127.0.0.1", 9, mounts)
+def spec(name: str, *tools: ToolDirectory) -> SandboxSpec:
+    return SandboxSpec(name, "127.0.0.1", 9, tools)
 
 
 def sh(script: str, **fields: Any) -> Command:
@@ -71,8 +96,8 @@ def sh(script: str, **fields: Any) -> Command:
 
 async def output(sandbox: Sandbox, script: str) -> str:
     result = await sandbox.exec(sh(script), timeout=20, log_name="test")
-    assert result.exit_code == 0, result.stderr.read_text()
-    return result.stdout.read_text()
+    assert result.exit_code == 0, result.stderr.text()
+    return result.stdout.text()
 
 
 def sleepers(token: str) -> list[int]:
@@ -106,13 +131,13 @@ async def test_exit_code_and_signal_are_told(sandbox: Sandbox, script: str, code
 async def test_missing_program_is_an_exit_code_and_says_so(sandbox: Sandbox) -> None:
     result = await sandbox.exec(Command(("/no/such/program",)), timeout=20, log_name="test")
     assert result.exit_code != 0
-    assert "/no/such/program" in result.stdout.read_text() + result.stderr.read_text()
+    assert "/no/such/program" in result.stdout.text() + result.stderr.text()
 
 
 async def test_stdin_is_given_then_closed(sandbox: Sandbox) -> None:
     given = b"line\n" * 100_000
     result = await sandbox.exec(Command(("cat",), stdin=given), timeout=20, log_name="test")
-    assert result.stdout.read_bytes() == given
+    assert result.stdout.read() == given
 
 
 async def test_environment_is_not_inherited(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,13 +150,13 @@ async def test_environment_is_not_inherited(sandbox: Sandbox, monkeypatch: pytes
 async def test_command_adds_to_the_environment(sandbox: Sandbox) -> None:
     command = sh('printf %s "$LANG $WORD"', env={"WORD": "ä = b", "LANG": "C"})
     result = await sandbox.exec(command, timeout=20, log_name="test")
-    assert result.stdout.read_text() == "C ä = b"
+    assert result.stdout.text() == "C ä = b"
 
 
 async def test_work_begins_in_the_workspace_or_where_asked(sandbox: Sandbox) -> None:
     assert await output(sandbox, "pwd") == f"{sandbox.workspace}\n"
     result = await sandbox.exec(sh("pwd", cwd=sandbox.home), timeout=20, log_name="test")
-    assert result.stdout.read_text() == f"{sandbox.home}\n"
+    assert result.stdout.text() == f"{sandbox.home}\n"
 
 
 async def test_directories_are_private_writable_and_kept_between_commands(sandbox: Sandbox) -> None:
@@ -139,14 +164,19 @@ async def test_directories_are_private_writable_and_kept_between_commands(sandbo
     assert (await output(sandbox, 'ls . "$HOME" "$TMPDIR"')).split()[1::2] == ["a", "b", "c"]
 
 
-async def test_mounts_are_found_inside(target: Target, tmp_path: Path) -> None:
+async def test_tools_are_found_inside(target: Target, host: Host, tmp_path: Path) -> None:
     source = tmp_path / "tool"
-    source.mkdir()
+    (source / "bin").mkdir(parents=True)
     (source / "data").write_text("42")
-    mount = Mount(source, PurePosixPath("/opt/polar/tool"))
-    sandbox = await target.runtime().start(spec(tmp_path / "s1", mount))
-    assert await output(sandbox, f"cat {sandbox.path_inside(mount)}/data") == "42"
-    await sandbox.stop()
+    (source / "link").symlink_to("data")
+    (source / "bin" / "run").write_text("#!/bin/sh\necho ran\n")
+    (source / "bin" / "run").chmod(0o755)
+    tool = ToolDirectory(source, PurePosixPath("/opt/polar/tool"))
+    for name in ("s1", "s2"):
+        sandbox = await target.runtime().start(spec(name, tool), host)
+        inside = sandbox.tool_path(tool)
+        assert await output(sandbox, f"cat {inside}/data {inside}/link; {inside}/bin/run") == "4242ran\n"
+        await sandbox.stop()
     assert (source / "data").exists()
 
 
@@ -211,14 +241,25 @@ async def test_kill_ends_every_process_and_keeps_the_files(sandbox: Sandbox, tok
     assert await sandbox.download(PurePosixPath("kept")) == b""
 
 
-async def test_output_beyond_the_limit_is_discarded_and_said(target: Target, tmp_path: Path) -> None:
-    sandbox = await target.runtime(output_limit=5000).start(spec(tmp_path / "s1"))
+async def test_output_is_in_the_nodes_log_while_the_command_runs(sandbox: Sandbox, host: Host) -> None:
+    task = asyncio.create_task(
+        sandbox.exec(sh("echo early; sleep 60 & wait"), timeout=60, log_name="running")
+    )
+    log = host.logs / "s1" / "running.stdout"
+    await eventually(lambda: log.exists() and log.read_text() == "early\n")
+    await sandbox.kill()
+    assert (await task).stdout.text() == "early\n"
+
+
+async def test_output_beyond_the_limit_is_discarded_and_said(target: Target, host: Host) -> None:
+    sandbox = await target.runtime(output_limit=5000).start(spec("s1"), host)
     script = "head -c 3000000 /dev/zero; head -c 5000 /dev/zero >&2; echo done > done"
     result = await sandbox.exec(sh(script), timeout=20, log_name="test")
-    kept, last_line = result.stdout.read_bytes()[:5000], result.stdout.read_bytes()[5000:]
+    kept, last_line = result.stdout.read()[:5000], result.stdout.tail(49)
     assert kept == bytes(5000)
     assert last_line == b"\n[polar: output beyond 5000 bytes was discarded]\n"
-    assert result.stderr.read_bytes() == bytes(5000)
+    assert (result.stdout.is_cut, result.stderr.is_cut) == (True, False)
+    assert result.stderr.read() == bytes(5000)
     assert await sandbox.download(PurePosixPath("done")) == b"done\n"
     await sandbox.stop()
 
@@ -268,15 +309,15 @@ async def test_paths_outside_are_refused(sandbox: Sandbox, path: str) -> None:
         await sandbox.download(PurePosixPath(path))
 
 
-async def test_stop_removes_everything_but_the_logs(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_stop_removes_everything_but_the_logs(target: Target, sandbox: Sandbox, host: Host) -> None:
     await output(
         sandbox,
         "mkdir -p locked/inner; touch locked/inner/file; chmod 0 locked/inner locked; ln -s / everything;"
         "i=0; while [ $i -lt 1500 ]; do mkdir d; cd d; i=$((i+1)); done; touch bottom; chmod 0 $HOME",
     )
     await sandbox.stop()
-    assert [path.name for path in (tmp_path / "s1").iterdir()] == ["logs"]
-    logs = {path.name for path in (tmp_path / "s1" / "logs").iterdir()}
+    assert target.left(host) == []
+    logs = {path.name for path in (host.logs / "s1").iterdir()}
     assert logs - {"container.stderr", "container.stdout"} == {"test.stderr", "test.stdout"}
 
 
@@ -290,24 +331,22 @@ async def test_stop_of_a_busy_sandbox_and_a_second_stop(sandbox: Sandbox, token:
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.002, 0.006])
-async def test_cancelling_a_start_leaves_nothing(target: Target, tmp_path: Path, delay: float) -> None:
-    starting = asyncio.create_task(target.runtime().start(spec(tmp_path / "s1")))
+async def test_cancelling_a_start_leaves_nothing(target: Target, host: Host, delay: float) -> None:
+    starting = asyncio.create_task(target.runtime().start(spec("s1"), host))
     await asyncio.sleep(delay)
     if starting.cancel():
         with pytest.raises(asyncio.CancelledError):
             await starting
     else:  # It was started sooner than that.
         await starting.result().stop()
-    assert mounts_below(tmp_path) == []
-    root = tmp_path / "s1"
-    assert not root.exists() or {path.name for path in root.iterdir()} <= {"logs"}
+    assert target.left(host) == []
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.001, 0.004])
 async def test_cancelling_a_stop_does_not_leave_it_half_done(
-    target: Target, tmp_path: Path, delay: float
+    target: Target, host: Host, delay: float
 ) -> None:
-    sandbox = await target.runtime().start(spec(tmp_path / "s1"))
+    sandbox = await target.runtime().start(spec("s1"), host)
     await output(sandbox, "echo > file")
     stopping = asyncio.create_task(sandbox.stop())
     # A task that has not begun cannot know that it is not to be cancelled.
@@ -315,13 +354,12 @@ async def test_cancelling_a_stop_does_not_leave_it_half_done(
     await asyncio.sleep(delay)
     stopping.cancel()
     await asyncio.wait({stopping})
-    assert mounts_below(tmp_path) == []
-    assert [path.name for path in (tmp_path / "s1").iterdir()] == ["logs"]
+    assert target.left(host) == []
 
 
-async def test_a_root_holds_one_sandbox_at_a_time(target: Target, sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_a_name_is_that_of_one_sandbox(target: Target, sandbox: Sandbox, host: Host) -> None:
     with pytest.raises(SandboxError, match="already holds a sandbox"):
-        await target.runtime().start(spec(tmp_path / "s1"))
+        await target.runtime().start(spec("s1"), host)
 
 
 async def test_commands_run_side_by_side(sandbox: Sandbox) -> None:
@@ -348,22 +386,20 @@ from pathlib import Path
 from polar import plugins
 from polar.errors import InvalidInput
 from polar.models.component import Component
-from polar.runtimes.base import Command, SandboxSpec
-async def main(name, options, root, script):
+from polar.runtimes.base import Command, Host, SandboxSpec
+async def main(name, options, directory, script):
     runtime = plugins.create("runtimes", "runtime", Component(name=name, options=json.loads(options)))
-    sandbox = await runtime.start(SandboxSpec("s1", Path(root), "127.0.0.1", 9))
+    sandbox = await runtime.start(SandboxSpec("s1", "127.0.0.1", 9), Host(Path(directory)))
     await sandbox.exec(Command(("/bin/sh", "-c", script)), timeout=600, log_name="agent")
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
 @pytest.fixture
-async def doomed_node(
-    target: Target, tmp_path: Path, token: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Another process that runs a sandbox full of sleepers below `tmp_path`."""
+async def doomed_node(target: Target, host: Host, token: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Another process that runs a sandbox full of sleepers as this node."""
     script = TREE.format(token) + f"sleep {token}"
-    arguments = (target.name, json.dumps(dict(target.options)), str(tmp_path / "s1"), script)
+    arguments = (target.name, json.dumps(dict(target.options)), str(host.directory), script)
     node = await asyncio.create_subprocess_exec(sys.executable, "-c", NODE, *arguments)
     await eventually(lambda: len(sleepers(token)) >= 5)
     yield node
@@ -373,21 +409,23 @@ async def doomed_node(
 
 
 async def test_sandbox_dies_with_its_node(
-    target: Target, doomed_node: asyncio.subprocess.Process, token: str, tmp_path: Path
+    target: Target, doomed_node: asyncio.subprocess.Process, token: str, host: Host
 ) -> None:
     doomed_node.kill()
     await eventually(lambda: sleepers(token) == [])
-    assert await target.kind.reap(tmp_path) == 1
-    assert list(tmp_path.iterdir()) == []
-    assert await target.kind.reap(tmp_path) == 0
+    # Whoever makes sandboxes elsewhere may have removed it by then.
+    assert await target.kind.reap(host) <= 1
+    assert target.left(host) == []
+    assert await target.kind.reap(host) == 0
 
 
-async def test_sandbox_root_is_closed_to_other_users(sandbox: Sandbox, tmp_path: Path) -> None:
-    assert stat.S_IMODE((tmp_path / "s1").stat().st_mode) == 0o700
+async def test_sandbox_files_are_closed_to_other_users(target: Target, sandbox: Sandbox, host: Host) -> None:
+    root, *_ = target.left(host)
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
 
 
-async def test_processes_beyond_the_limit_are_refused_and_told(target: Target, tmp_path: Path) -> None:
-    sandbox = await target.runtime(limits={"pids": 40}).start(spec(tmp_path / "s1"))
+async def test_processes_beyond_the_limit_are_refused_and_told(target: Target, host: Host) -> None:
+    sandbox = await target.runtime(limits={"pids": 40}).start(spec("s1"), host)
     try:
         script = "i=0; while [ $i -lt 100 ]; do sleep 5 & i=$((i+1)); done"
         result = await sandbox.exec(sh(script), timeout=20, log_name="test")
@@ -397,8 +435,8 @@ async def test_processes_beyond_the_limit_are_refused_and_told(target: Target, t
         await sandbox.stop()
 
 
-async def test_memory_beyond_the_limit_is_refused_and_told(target: Target, tmp_path: Path) -> None:
-    sandbox = await target.runtime(limits={"memory": "64MiB"}).start(spec(tmp_path / "s1"))
+async def test_memory_beyond_the_limit_is_refused_and_told(target: Target, host: Host) -> None:
+    sandbox = await target.runtime(limits={"memory": "64MiB"}).start(spec("s1"), host)
     try:
         # Without a line's end in it, all of its input is kept.
         result = await sandbox.exec(
@@ -410,8 +448,8 @@ async def test_memory_beyond_the_limit_is_refused_and_told(target: Target, tmp_p
         await sandbox.stop()
 
 
-async def test_files_beyond_the_limit_are_refused_and_told(target: Target, tmp_path: Path) -> None:
-    sandbox = await target.runtime(limits={"disk": "32MiB"}).start(spec(tmp_path / "s1"))
+async def test_files_beyond_the_limit_are_refused_and_told(target: Target, host: Host) -> None:
+    sandbox = await target.runtime(limits={"disk": "32MiB"}).start(spec("s1"), host)
     try:
         script = "head -c 100000000 /dev/zero > big; exec sleep 2"
         result = await sandbox.exec(sh(script), timeout=20, log_name="test")
@@ -421,21 +459,21 @@ async def test_files_beyond_the_limit_are_refused_and_told(target: Target, tmp_p
 
 
 async def test_samples_begin_from_a_snapshot_and_never_change_it(
-    target: Target, sandbox: Sandbox, tmp_path: Path
+    target: Target, sandbox: Sandbox, host: Host
 ) -> None:
     runtime = target.runtime()
     if not runtime.supports_snapshots:
         with pytest.raises(SandboxError, match="no snapshots"):
-            await sandbox.snapshot(tmp_path / "snapshot")
+            await sandbox.snapshot("prepared")
         return
-    prepared = await runtime.start(spec(tmp_path / "s0"))
+    prepared = await runtime.start(spec("s0"), host)
     await output(
         prepared, "mkdir -p dir; echo one > dir/a; echo two > b; ln -s b c; echo x > $HOME/.rc; chmod 700 dir"
     )
-    snapshot = await prepared.snapshot(tmp_path / "snapshot")
+    await prepared.snapshot("prepared")
     await prepared.stop()
     for name in ("a", "b"):
-        sample = await runtime.start(replace(spec(tmp_path / name), base=snapshot))
+        sample = await runtime.start(replace(spec(name), base="prepared"), host)
         assert await output(sample, "cat dir/a c $HOME/.rc; ls") == "one\ntwo\nx\nb\nc\ndir\n"
         await output(sample, "echo changed > dir/a; rm b $HOME/.rc; echo new > dir/new")
         await sample.upload(PurePosixPath("dir/up"), b"up")
@@ -445,9 +483,8 @@ async def test_samples_begin_from_a_snapshot_and_never_change_it(
         )
         assert await sample.download(PurePosixPath("dir/a")) == b"changed\n"
         await sample.stop()
-        assert [path.name for path in (tmp_path / name).iterdir()] == ["logs"]
-    await runtime.discard(snapshot)
-    assert not (tmp_path / "snapshot").exists()
+    await runtime.discard("prepared", host)
+    assert target.snapshots(host) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.component import Component
 from polar.models.session import TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
-from polar.runtimes.base import Command, ExecResult, Mount, Runtime, Sandbox, SandboxSpec
+from polar.runtimes.base import Command, ExecResult, Host, Runtime, Sandbox, SandboxSpec, ToolDirectory
 
 
 def make_task(files: Mapping[str, str] | None = None, **fields: Any) -> TaskSpec:
@@ -24,7 +24,12 @@ def make_task(files: Mapping[str, str] | None = None, **fields: Any) -> TaskSpec
 
 @asynccontextmanager
 async def evaluation(
-    task: TaskSpec, directory: Path, *, timeout: float = 60.0, mounts: tuple[Mount, ...] = (), **fields: Any
+    task: TaskSpec,
+    directory: Path,
+    *,
+    timeout: float = 60.0,
+    tools: tuple[ToolDirectory, ...] = (),
+    **fields: Any,
 ) -> AsyncIterator[EvaluationContext]:
     """What an evaluator gets to see of a session whose agent has done nothing yet."""
     runtime: Runtime = plugins.create("runtimes", "runtime", task.runtime)
@@ -32,8 +37,8 @@ async def evaluation(
 
     @asynccontextmanager
     async def sandbox() -> AsyncIterator[Sandbox]:
-        spec = SandboxSpec("s1", directory / f"sandbox-{next(numbers)}", "127.0.0.1", 0, mounts)
-        started = await runtime.start(spec)
+        spec = SandboxSpec(f"sandbox-{next(numbers)}", "127.0.0.1", 0, tools)
+        started = await runtime.start(spec, Host(directory))
         try:
             for path, file in task.files.items():
                 await started.upload(started.workspace / path, file.data, executable=file.executable)
@@ -52,7 +57,7 @@ async def agent_does(context: EvaluationContext, script: str) -> ExecResult:
     """Play the agent."""
     command = Command(("/bin/sh", "-c", script))
     result = await context.sandbox.exec(command, timeout=30, log_name="agent")
-    assert result.exit_code == 0, result.stderr.read_text()
+    assert result.exit_code == 0, result.stderr.text()
     return result
 
 

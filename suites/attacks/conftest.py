@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from polar.evaluators.base import JudgeEndpoint
-from polar.runtimes.base import Mount
+from polar.runtimes.base import ToolDirectory
 from suites.attacks.exams import RUNNER, read_as_told
 from tests.fakes.judge_server import judging
 
@@ -18,7 +18,7 @@ PACKAGES = ("pytest", "pluggy", "iniconfig", "packaging")
 
 
 @pytest.fixture(scope="session")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Mount:
+def runner(tmp_path_factory: pytest.TempPathFactory) -> ToolDirectory:
     directory = tmp_path_factory.mktemp("runner")
     directory.chmod(0o755)
     for name in PACKAGES:
@@ -27,7 +27,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Mount:
                 target = directory / file
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(str(file.locate()), target)
-    return Mount(directory, PurePosixPath(RUNNER))
+    return ToolDirectory(directory, PurePosixPath(RUNNER))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from polar import plugins
 from polar.evaluators.attacks import ATTACKS, Attack, Kind
 from polar.evaluators.base import EvaluationContext, JudgeEndpoint
 from polar.models.session import Verdict
-from polar.runtimes.base import Command, Mount
+from polar.runtimes.base import Command, ToolDirectory
 from suites.attacks.exams import EXAMS, EXEMPT, Exam
 from tests.evaluations import evaluate, evaluation, make_task
 from tests.sandboxes import require_runtime
@@ -21,14 +21,14 @@ Sit = Callable[[Exam], AbstractAsyncContextManager[EvaluationContext]]
 
 
 @pytest.fixture
-async def sit(tmp_path: Path, runner: Mount, judges: dict[str, JudgeEndpoint]) -> Sit:
+async def sit(tmp_path: Path, runner: ToolDirectory, judges: dict[str, JudgeEndpoint]) -> Sit:
     await require_runtime("bubblewrap")
 
     @asynccontextmanager
     async def begin(exam: Exam) -> AsyncIterator[EvaluationContext]:
         runtime = {"name": "bubblewrap", "options": dict(exam.directories)}
         task = make_task(exam.files, runtime=runtime)
-        async with evaluation(task, tmp_path, timeout=240, mounts=(runner,), judges=judges) as context:
+        async with evaluation(task, tmp_path, timeout=240, tools=(runner,), judges=judges) as context:
             yield context
 
     return begin

@@ -83,7 +83,7 @@ class Place:
 
     def left(self) -> list[Path]:
         """Files and directories that belong to no session that is still there."""
-        ended = (self.directory / "node/nodes/soak" / name for name in ("sessions", "captures"))
+        ended = (self.directory / "node/nodes/soak" / name for name in ("sessions", "logs", "captures"))
         places = (*ended, self.directory / "tmp")
         return [path for place in places if place.is_dir() for path in place.iterdir()]
 

@@ -10,7 +10,7 @@ import pytest
 
 from polar.harnesses.base import HarnessContext
 from polar.harnesses.pi import Pi
-from polar.runtimes.base import ExecResult, Runtime, Sandbox, SandboxSpec
+from polar.runtimes.base import ExecResult, Host, Runtime, Sandbox, SandboxSpec
 from polar.runtimes.bubblewrap import BubblewrapRuntime
 from polar.runtimes.process import ProcessRuntime
 from tests.fakes.chat_server import ChatServer, chat_server, tool_call
@@ -29,8 +29,8 @@ async def prepared(
 ) -> AsyncIterator[tuple[Sandbox, HarnessContext]]:
     """A sandbox with Pi configured in it."""
     installation = await pi.install()
-    spec = SandboxSpec("s1", root, "127.0.0.1", server.port, installation.mounts)
-    sandbox = await runtime(runtime.Options()).start(spec)
+    spec = SandboxSpec("s1", "127.0.0.1", server.port, installation.tools)
+    sandbox = await runtime(runtime.Options()).start(spec, Host(root))
     context = HarnessContext(
         instruction=instruction,
         model="policy/small",
@@ -41,7 +41,7 @@ async def prepared(
         tmp=sandbox.tmp,
         max_context=8192,
         max_tokens=512,
-        paths={mount.target: sandbox.path_inside(mount) for mount in installation.mounts},
+        paths={tool.target: sandbox.tool_path(tool) for tool in installation.tools},
     )
     try:
         for path, data in pi.files(context).items():
@@ -64,9 +64,9 @@ async def test_pi_uses_a_tool_and_answers(runtime: type[Runtime], tmp_path: Path
         prepared(runtime, pi, server, tmp_path / "s1", "Write a greeting.") as (sandbox, context),
     ):
         result = await run(pi, sandbox, context)
-        assert result.exit_code == 0, result.stderr.read_text()
+        assert result.exit_code == 0, result.stderr.text()
         assert await sandbox.download(PurePosixPath("greeting.txt")) == b"hello\n"
-        assert result.stdout.read_text().strip() == DONE["content"]
+        assert result.stdout.text().strip() == DONE["content"]
     first, second = server.asked
     assert first.headers["Authorization"] == f"Bearer {KEY}"
     assert first.body["model"] == "policy/small"
@@ -90,7 +90,7 @@ async def test_options_reach_the_model_call(tmp_path: Path) -> None:
         prepared(ProcessRuntime, pi, server, tmp_path / "s1", "Go.") as (sandbox, context),
     ):
         result = await run(pi, sandbox, context)
-        assert result.exit_code == 0, result.stderr.read_text()
+        assert result.exit_code == 0, result.stderr.text()
     (asked,) = server.asked
     assert [tool["function"]["name"] for tool in asked.body["tools"]] == ["bash"]
     system = str(asked.body["messages"][0]["content"])
@@ -108,6 +108,6 @@ async def test_any_instruction_arrives_as_it_is(instruction: str, tmp_path: Path
         prepared(ProcessRuntime, pi, server, tmp_path / "s1", instruction) as (sandbox, context),
     ):
         result = await run(pi, sandbox, context)
-        assert result.exit_code == 0, result.stderr.read_text()
+        assert result.exit_code == 0, result.stderr.text()
     content = server.asked[0].body["messages"][-1]["content"]
     assert (content if isinstance(content, str) else content[0]["text"]) == instruction

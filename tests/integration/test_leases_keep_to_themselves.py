@@ -56,20 +56,20 @@ async def test_a_node_with_more_places_than_a_request_may_ask_for_works(tmp_path
 async def test_a_node_that_starts_lets_go_of_what_was_left_long_ago(tmp_path: Path) -> None:
     async with system(tmp_path / "data", ["A fine answer."]) as running:
         node_dir = tmp_path / "data/nodes/local"
-        captures, logs = node_dir / "captures", node_dir / "sessions/old.0@1/logs"
+        captures, logs = node_dir / "captures", node_dir / "logs/old.0@1"
         for directory in (captures, logs):
             directory.mkdir(parents=True)
         old, recent = captures / "old.0@1.log", captures / "recent.0@1.log"
         long_ago = time.time() - 25 * 3600
         for path in (old, recent, logs / "agent.log"):
             path.write_text("left")
-        for path in (old, logs.parent):
+        for path in (old, logs):
             os.utime(path, (long_ago, long_ago))
         await running.client.submit(shell_task("one", ASK))
         async with running.node():
             await running.client.wait(["one"], timeout=60)
         assert not old.exists()
-        assert not logs.parent.exists()
+        assert not logs.exists()
         assert recent.read_text() == "left"
 
 

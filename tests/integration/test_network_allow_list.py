@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from polar.models.session import SessionStatus
-from polar.runtimes.base import Command, Sandbox, SandboxSpec
+from polar.runtimes.base import Command, Host, Sandbox, SandboxSpec
 from polar.runtimes.bubblewrap import BubblewrapRuntime
 from polar.runtimes.network import GATEWAY_PORT, PROXY_PORT
 from tests.sandboxes import require_runtime
@@ -71,7 +71,7 @@ def secure_web(certificate: Path) -> Iterator[int]:
 async def started(root: Path, *allow: str, gateway_port: int = 9) -> AsyncIterator[Sandbox]:
     await require_runtime("bubblewrap")
     options = BubblewrapRuntime.Options.model_validate({"network": {"allow": allow}})
-    sandbox = await BubblewrapRuntime(options).start(SandboxSpec("s1", root, "127.0.0.1", gateway_port))
+    sandbox = await BubblewrapRuntime(options).start(SandboxSpec("s1", "127.0.0.1", gateway_port), Host(root))
     try:
         yield sandbox
     finally:
@@ -81,7 +81,7 @@ async def started(root: Path, *allow: str, gateway_port: int = 9) -> AsyncIterat
 async def said(sandbox: Sandbox, script: str) -> str:
     command = Command(("/bin/bash", "-c", f"exec 2>&1; {script}"))
     result = await sandbox.exec(command, timeout=30, log_name="test")
-    return result.stdout.read_text().strip()
+    return result.stdout.text().strip()
 
 
 async def test_listed_servers_are_reached_by_name(

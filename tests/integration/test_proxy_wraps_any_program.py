@@ -113,7 +113,7 @@ async def test_codex_without_any_settings_asks_the_gateway(
     (tmp_path / "codex" / "config.toml").write_text(own)
     monkeypatch.setenv("CODEX_HOME", str(tmp_path / "codex"))
     installed = await Codex(Codex.Options()).install()
-    codex = installed.mounts[0].source / "bin" / "codex"
+    codex = installed.tools[0].source / "bin" / "codex"
     run = (str(codex), "exec", "--skip-git-repo-check", "-C", str(tmp_path), "Say hello.")
     completion = await recorded(tmp_path / "out", *run, says=Said("Hello."))
     assert completion.dialect == "openai_responses"

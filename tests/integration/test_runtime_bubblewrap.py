@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polar.runtimes.base import Command, Sandbox, SandboxSpec
+from polar.runtimes.base import Command, Host, Sandbox, SandboxSpec
 from polar.runtimes.bubblewrap import BubblewrapRuntime
 from polar.runtimes.network import GATEWAY_PORT
 
@@ -35,8 +35,8 @@ async def tcp_server(answer: bytes) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def started(root: Path, gateway_port: int = 9) -> AsyncIterator[Sandbox]:
-    spec = SandboxSpec(root.name, root, "127.0.0.1", gateway_port)
-    sandbox = await BubblewrapRuntime(BubblewrapRuntime.Options()).start(spec)
+    spec = SandboxSpec(root.name, "127.0.0.1", gateway_port)
+    sandbox = await BubblewrapRuntime(BubblewrapRuntime.Options()).start(spec, Host(root.parent))
     try:
         yield sandbox
     finally:
@@ -47,7 +47,7 @@ async def said(sandbox: Sandbox, script: str) -> str:
     """What bash printed, errors included."""
     command = Command(("/bin/bash", "-c", f"exec 2>&1; {script}"))
     result = await sandbox.exec(command, timeout=30, log_name="test")
-    return result.stdout.read_text().strip()
+    return result.stdout.text().strip()
 
 
 async def test_host_files_are_out_of_sight(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ async def test_secrets_are_not_on_any_command_line(tmp_path: Path) -> None:
         command = Command(("/bin/sh", "-c", "echo > up; sleep 600"), env={"KEY": secret})
         task = asyncio.create_task(sandbox.exec(command, timeout=60, log_name="test"))
         async with asyncio.timeout(20):
-            while not (tmp_path / "s1" / "files" / "workspace" / "up").exists():  # noqa: ASYNC110
+            while not (tmp_path / "sessions" / "s1" / "files" / "workspace" / "up").exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
         assert any("bwrap" in line for line in lines)
@@ -167,5 +167,5 @@ async def test_environment_of_a_command_does_not_touch_the_host(tmp_path: Path) 
     async with started(tmp_path / "s1") as sandbox:
         env = {"LD_PRELOAD": "/workspace/evil.so", "LD_DEBUG": "files"}
         result = await sandbox.exec(Command(("/bin/true",), env=env), timeout=20, log_name="test")
-    assert "evil.so" in result.stderr.read_text()
-    assert "bwrap" not in result.stderr.read_text()
+    assert "evil.so" in result.stderr.text()
+    assert "bwrap" not in result.stderr.text()

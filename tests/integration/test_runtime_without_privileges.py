@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from polar.runtimes import disk, local
-from polar.runtimes.base import Sandbox
-from polar.runtimes.limits import Limit
+from polar.runtimes.base import Host, Limit, Sandbox
 from tests.conformance import Target, output, sh, spec
 
 
@@ -23,7 +22,7 @@ async def sandbox(
         monkeypatch.setattr(module, "can_mount_images", lambda: False)
         monkeypatch.setattr(module, "can_mount_overlays", lambda: False)
     runtime = Target(request.param).runtime(limits={"memory": "96MiB", "pids": 48, "disk": "32MiB"})
-    started = await runtime.start(spec(tmp_path / "s1"))
+    started = await runtime.start(spec("s1"), Host(tmp_path))
     yield started
     await started.stop()
 

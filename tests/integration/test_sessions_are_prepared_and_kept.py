@@ -16,7 +16,7 @@ from polar import plugins
 from polar.errors import NotFound
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.session import AgentEnd, FailureReason, SessionStatus, Verdict
-from polar.runtimes.base import Sandbox, SandboxSpec, SandboxUnavailable
+from polar.runtimes.base import Host, Sandbox, SandboxSpec, SandboxUnavailable
 from polar.runtimes.process import ProcessRuntime
 from tests.fakes.extensions import registered
 from tests.sandboxes import require_runtime
@@ -175,11 +175,11 @@ async def test_enough_samples_end_the_others_of_their_group(small: System) -> No
 class Flaky(ProcessRuntime):
     failures_left: ClassVar[int] = 0
 
-    async def start(self, spec: SandboxSpec) -> Sandbox:
+    async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
         if Flaky.failures_left:
             Flaky.failures_left -= 1
             raise SandboxUnavailable("no room just now")
-        return await super().start(spec)
+        return await super().start(spec, host)
 
 
 @pytest.mark.parametrize(("failures", "status"), [(2, SessionStatus.COMPLETED), (3, SessionStatus.FAILED)])
@@ -217,11 +217,11 @@ async def test_the_evaluator_s_fresh_sandbox_is_made_while_the_agent_runs(
     second_start = asyncio.Event()
 
     class Watched(ProcessRuntime):
-        async def start(self, spec: SandboxSpec) -> Sandbox:
-            starts.append(spec.root.name)
+        async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
+            starts.append(spec.name)
             if len(starts) == 2:
                 second_start.set()
-            return await super().start(spec)
+            return await super().start(spec, host)
 
     registered(monkeypatch, "runtimes", watched=Watched)
     registered(monkeypatch, "evaluators", fresh=Fresh)

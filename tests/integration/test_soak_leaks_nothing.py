@@ -88,3 +88,4 @@ async def test_a_soak_leaks_no_process_mount_directory_seat_or_descriptor(tmp_pa
     assert mounts_below(tmp_path) == []
     assert not list((tmp_path / "data/nodes/local/sessions").iterdir())
     assert not list((tmp_path / "data/nodes/local/captures").iterdir())
+    assert not list((tmp_path / "data/nodes/local/logs").iterdir())

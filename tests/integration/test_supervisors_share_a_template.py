@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
+from polar.runtimes.base import Host
 from polar.runtimes.supervisor import COURTESY
 from polar.runtimes.template import template
 from tests.conformance import Target, eventually, output, sh, spec
@@ -21,11 +22,11 @@ def template_pid() -> int:
 
 
 async def test_commands_outlive_the_template_and_the_next_has_a_new_one(tmp_path: Path) -> None:
-    sandbox = await Target("process").runtime().start(spec(tmp_path / "s1"))
+    sandbox = await Target("process").runtime().start(spec("s1"), Host(tmp_path))
     try:
         script = "echo > up; while ! test -e go; do sleep 0.01; done; exit 5"
         running = asyncio.create_task(sandbox.exec(sh(script), timeout=30, log_name="first"))
-        await eventually((tmp_path / "s1/files/workspace/up").exists)
+        await eventually((tmp_path / "sessions/s1/files/workspace/up").exists)
         killed = template_pid()
         os.kill(killed, signal.SIGKILL)
         await eventually(lambda: template._process is not None and template._process.poll() is not None)
@@ -38,7 +39,7 @@ async def test_commands_outlive_the_template_and_the_next_has_a_new_one(tmp_path
 
 
 async def test_commands_give_way_to_who_serves_them(tmp_path: Path) -> None:
-    sandbox = await Target("process").runtime().start(spec(tmp_path / "s1"))
+    sandbox = await Target("process").runtime().start(spec("s1"), Host(tmp_path))
     try:
         assert int(await output(sandbox, "nice")) == os.nice(0) + COURTESY
     finally:
@@ -46,7 +47,7 @@ async def test_commands_give_way_to_who_serves_them(tmp_path: Path) -> None:
 
 
 async def test_descriptors_and_processes_do_not_add_up(tmp_path: Path) -> None:
-    sandbox = await Target("process").runtime().start(spec(tmp_path / "s1"))
+    sandbox = await Target("process").runtime().start(spec("s1"), Host(tmp_path))
     try:
         await output(sandbox, "true")
         kept = psutil.Process(template_pid())
@@ -62,12 +63,12 @@ async def test_descriptors_and_processes_do_not_add_up(tmp_path: Path) -> None:
 NODE = """
 import asyncio, sys
 from pathlib import Path
-from polar.runtimes.base import Command, SandboxSpec
+from polar.runtimes.base import Command, Host, SandboxSpec
 from polar.runtimes.process import ProcessRuntime
 from polar.runtimes.template import template
 async def main(root):
     runtime = ProcessRuntime(ProcessRuntime.Options())
-    sandbox = await runtime.start(SandboxSpec("s1", Path(root), "127.0.0.1", 9))
+    sandbox = await runtime.start(SandboxSpec("s1", "127.0.0.1", 9), Host(Path(root)))
     await sandbox.exec(Command(("true",)), timeout=60, log_name="agent")
     await sandbox.stop()
     print(template._process.pid, flush=True)

@@ -21,7 +21,7 @@ from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.session import TrajectoryStats
 from polar.models.task import TaskSpec
 from polar.rollout.app import create_app
-from polar.runtimes.base import SandboxSpec
+from polar.runtimes.base import Host, SandboxSpec
 from polar.runtimes.process import ProcessRuntime
 from tools.documentation import cli_reference, hooks, python_reference, rest_reference, settings_reference
 
@@ -81,7 +81,7 @@ async def test_the_evaluator_of_the_reference_scores(
 async def score(evaluator: Evaluator, tmp_path: Path, name: str, written: str | None) -> float:
     """What it gives a workspace with this file, or without."""
     runtime = ProcessRuntime(ProcessRuntime.Options())
-    sandbox = await runtime.start(SandboxSpec("guide", tmp_path / "sandbox", "127.0.0.1", 1))
+    sandbox = await runtime.start(SandboxSpec("guide", "127.0.0.1", 1), Host(tmp_path))
     try:
         if written is not None:
             await sandbox.upload(sandbox.workspace / name, written.encode())

@@ -29,7 +29,10 @@ PLUGINS = (
     ("polar.evaluators.base", ("Evaluator", "EvaluationContext", "EvaluationFailed")),
     ("polar.models.session", ("Verdict",)),
     ("polar.tasksets.rows", ("RowSource", "Row", "BadRow")),
-    ("polar.runtimes.base", ("Runtime", "Sandbox", "SandboxSpec", "Command", "ExecResult", "Mount")),
+    (
+        "polar.runtimes.base",
+        ("Runtime", "Sandbox", "SandboxSpec", "Host", "Command", "ExecResult", "Output", "ToolDirectory"),
+    ),
     ("polar.engines.base", ("Engine", "GenerateRequest", "TokenChunk")),
     ("polar.dialects.base", ("Dialect", "StreamEncoder")),
     ("polar.trajectory.base", ("Builder",)),

@@ -27,7 +27,7 @@ from polar.models.task import FileContent, Solution, TaskSpec
 from polar.node.sandboxes import Sandboxes
 from polar.node.services import judge_endpoints
 from polar.node.snapshots import Snapshots
-from polar.runtimes.base import Command, Sandbox
+from polar.runtimes.base import Command, Host, Sandbox
 
 REPEATS = 2
 """How often the same work is scored, to see whether it always gets the same reward."""
@@ -168,8 +168,8 @@ class TrialNode:
     snapshots: Snapshots
 
     @property
-    def sessions_dir(self) -> Path:
-        return self.directory / "sessions"
+    def host(self) -> Host:
+        return Host(self.directory, self.settings.disk_reserve_bytes, self.settings.upload_roots)
 
     async def score(self, task: TaskSpec, trial: Trial, name: str) -> Outcome:
         """Make the trial in a sandbox of its own and have it evaluated."""
@@ -215,7 +215,7 @@ async def _play(sandbox: Sandbox, trial: Trial, seconds: float) -> int:
 async def trial_node(settings: NodeSettings) -> AsyncIterator[TrialNode]:
     """A place for trials that is gone afterwards."""
     with TemporaryDirectory(prefix="polar-validate-") as scratch:
-        snapshots = Snapshots(Path(scratch) / "snapshots")
+        snapshots = Snapshots(Host(Path(scratch)))
         try:
             yield TrialNode(settings, Path(scratch), snapshots)
         finally:

@@ -15,7 +15,7 @@ from pydantic import Field
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
 from polar.evaluators.environment import run_grader
 from polar.evaluators.inside import UngradableWorkspace, place
-from polar.evaluators.output import cut, is_cut, report_of
+from polar.evaluators.output import cut, report_of
 from polar.evaluators.steering import rivals
 from polar.evaluators.tampering import tampering_remarks
 from polar.evaluators.test_plan import spoiled
@@ -61,8 +61,7 @@ class Run:
     def stated(self) -> str | None:
         """The last reward that was stated; None if none was."""
         start = f"{self._key} ".encode()
-        with self.result.stdout.open("rb") as lines:
-            found = [line for line in lines if line.startswith(start)]
+        found = [line for line in self.result.stdout.lines() if line.startswith(start)]
         return found[-1][len(start) :].decode(errors="replace").strip() if found else None
 
     def reward(self) -> tuple[float, dict[str, float]]:
@@ -138,7 +137,7 @@ class CommandEvaluator(Evaluator):
             return 0.0, {}
         if source is RewardSource.EXIT_CODE:
             return 1.0, {}
-        is_whole = not (self._may_state and is_cut(run.result.stdout))
+        is_whole = not (self._may_state and run.result.stdout.is_cut)
         if source is RewardSource.AUTO and run.stated is None and is_whole:
             return 1.0, {}
         try:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
-
 from polar.runtimes.base import ExecResult
 
 REPORT_BYTES = 16 * 1024
@@ -14,31 +10,15 @@ REPORT_LIMIT = 60 * 1024
 """How many bytes a whole report may have; 64 KiB are kept of it."""
 
 
-def tail(path: Path, size: int) -> bytes:
-    """The last bytes of a file."""
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
-        return file.read(size)
-
-
-_CUT = re.compile(rb"\n\[polar: output beyond \d+ bytes was discarded\]\n\Z")
-"""What `runtimes/supervisor.py` ends output with that it cut."""
-
-
-def is_cut(path: Path) -> bool:
-    """Whether the end of what was written is missing: its runtime keeps no more."""
-    return bool(_CUT.search(tail(path, 128)))
-
-
 def text_of(result: ExecResult) -> str:
     """Everything it wrote; stderr after stdout, since how they were interleaved is not kept."""
-    return "\n".join(path.read_bytes().decode(errors="replace") for path in (result.stdout, result.stderr))
+    return f"{result.stdout.text()}\n{result.stderr.text()}"
 
 
 def report_of(result: ExecResult) -> str:
     """Exit code, and the end of both streams."""
     streams = (("stdout", result.stdout), ("stderr", result.stderr))
-    texts = ((name, tail(path, REPORT_BYTES).decode(errors="replace").rstrip()) for name, path in streams)
+    texts = ((name, output.text(REPORT_BYTES).rstrip()) for name, output in streams)
     return "\n".join(
         [f"exit code {result.exit_code}", *(f"--- {name}\n{text}" for name, text in texts if text)]
     )

@@ -70,9 +70,7 @@ async def extract_patch(
     if result.exit_code == _NO_GIT:
         raise EvaluationFailed("there is no git in the sandbox", hint="use a runtime or an image that has it")
     if result.exit_code != 0:
-        raise UngradableWorkspace(
-            f"no patch could be made: {result.stderr.read_text(errors='replace')[-1000:]}"
-        )
+        raise UngradableWorkspace(f"no patch could be made: {result.stderr.text(1000)}")
     try:
         patch = await fresh.download(mine / PATCH_NAME, max_bytes=limit)
     except SandboxError:
@@ -90,7 +88,7 @@ async def apply_patch(sandbox: Sandbox, patch: bytes, *, timeout: float, name: s
     result = await run_script(
         sandbox, _APPLY, str(file), timeout=timeout, name=f"evaluator-apply-{name}", env=CLEAN_GIT
     )
-    return None if result.exit_code == 0 else result.stderr.read_text(errors="replace")[-2000:]
+    return None if result.exit_code == 0 else result.stderr.text(2000)
 
 
 def touched_files(patch: bytes) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ async def _blame(context: EvaluationContext) -> None:
         size = await must_run(
             fresh, _SIZE, str(ARCHIVE_BYTES + 1), timeout=context.seconds_left, name="evaluator-size"
         )
-        if int(size.stdout.read_text().strip() or 0) > ARCHIVE_BYTES:
+        if int(size.stdout.text().strip() or 0) > ARCHIVE_BYTES:
             raise EvaluationFailed(
                 f"the task's own workspace is larger than {ARCHIVE_BYTES} bytes",
                 hint="evaluate it in the live sandbox",
@@ -86,9 +86,7 @@ async def replace_workspace(
         sandbox, _REPLACE + script + _LAY_OUT, str(mine), *words, timeout=timeout, name="evaluator-unpack"
     )
     if result.exit_code != 0:
-        raise UngradableWorkspace(
-            f"the workspace cannot be unpacked: {result.stderr.read_text(errors='replace')[-500:]}"
-        )
+        raise UngradableWorkspace(f"the workspace cannot be unpacked: {result.stderr.text(500)}")
 
 
 def _kept(allow: Sequence[str]) -> list[tuple[str, str]]:

@@ -101,7 +101,7 @@ async def take_inventory(sandbox: Sandbox, protect: Sequence[str], *, timeout: f
     """Every path of the workspace that guards look at."""
     expression = find_expression(protect)
     result = await must_run(sandbox, _LIST, *expression, timeout=timeout, name="evaluator-inventory")
-    listing = result.stdout.read_bytes().decode(errors="surrogateescape")
+    listing = result.stdout.read().decode(errors="surrogateescape")
     if not listing.endswith(f"\0{END}"):
         raise UngradableWorkspace("the agent left more files than can be looked at")
     top, _, rest = f"\0{listing.removesuffix(END)}".partition("\0\0")

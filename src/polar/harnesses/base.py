@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel
 
-from polar.runtimes.base import Command, Mount
+from polar.runtimes.base import Command, ToolDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Installation:
     """A harness prepared once on a node and shared read-only by all its sandboxes."""
 
     version: str
-    mounts: tuple[Mount, ...] = ()
+    tools: tuple[ToolDirectory, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class HarnessContext:
     max_tokens: int
     """How many tokens one answer may have."""
     paths: Mapping[PurePosixPath, PurePosixPath] = field(default_factory=dict)
-    """Mount target of the installation → where it is inside this sandbox."""
+    """Target of each tool directory of the installation → where it is inside this sandbox."""
 
 
 class Harness(ABC):

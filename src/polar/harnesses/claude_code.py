@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from polar.assets.native import Build, native
 from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, Mount
+from polar.runtimes.base import Command, ToolDirectory
 
 VERSION = "2.1.325"
 BUILDS = {
@@ -80,7 +80,7 @@ class ClaudeCode(Harness):
 
     async def install(self) -> Installation:
         root = await asyncio.to_thread(native, "claude-code", VERSION, BUILDS)
-        return Installation(version=VERSION, mounts=(Mount(root, CLAUDE),))
+        return Installation(version=VERSION, tools=(ToolDirectory(root, CLAUDE),))
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         return {path: text.encode() for path, text in self._prompts(context).values()}

@@ -15,7 +15,7 @@ from polar.assets.cache import asset
 from polar.assets.native import Build, native
 from polar.errors import NotInstalled
 from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, Mount
+from polar.runtimes.base import Command, ToolDirectory
 
 VERSION = "0.166.0"
 BUILDS = {
@@ -74,7 +74,7 @@ class Codex(Harness):
     async def install(self) -> Installation:
         root = await asyncio.to_thread(_download)
         await asyncio.to_thread(_template)
-        return Installation(version=VERSION, mounts=(Mount(root, CODEX),))
+        return Installation(version=VERSION, tools=(ToolDirectory(root, CODEX),))
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         catalog = {"models": [self._model(context)]}

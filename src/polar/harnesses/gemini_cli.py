@@ -14,7 +14,7 @@ from polar.assets.cache import asset, lock_tag
 from polar.assets.node import node
 from polar.assets.npm import install_npm
 from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, Mount
+from polar.runtimes.base import Command, ToolDirectory
 
 PACKAGE = "@google/gemini-cli"
 VERSION = "0.61.0"
@@ -92,7 +92,9 @@ class GeminiCli(Harness):
 
     async def install(self) -> Installation:
         node_root, gemini_root = await asyncio.to_thread(_download)
-        return Installation(version=VERSION, mounts=(Mount(node_root, NODE), Mount(gemini_root, GEMINI)))
+        return Installation(
+            version=VERSION, tools=(ToolDirectory(node_root, NODE), ToolDirectory(gemini_root, GEMINI))
+        )
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         files = {_state(context) / "settings.json": json.dumps(self._settings(context), indent=2).encode()}

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from polar.assets.cache import asset, lock_tag
 from polar.assets.pytool import PYTHON_TAG, install_python, python_program, python_root
 from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, Mount
+from polar.runtimes.base import Command, ToolDirectory
 
 VERSION = "2.4.6"
 LOCK = Path(__file__).parent / "locks" / "mini_swe_agent.txt"
@@ -52,7 +52,9 @@ class MiniSweAgent(Harness):
     async def install(self) -> Installation:
         name = f"mini-swe-agent-{VERSION}-{lock_tag(LOCK)}-{PYTHON_TAG}"
         root = await asyncio.to_thread(asset, name, partial(install_python, LOCK))
-        return Installation(version=VERSION, mounts=(Mount(python_root(), PYTHON), Mount(root, MINI)))
+        return Installation(
+            version=VERSION, tools=(ToolDirectory(python_root(), PYTHON), ToolDirectory(root, MINI))
+        )
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         return {_config_file(context): yaml.safe_dump(self._config(context)).encode()}

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from polar.assets.native import Build, native
 from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, Mount
+from polar.runtimes.base import Command, ToolDirectory
 
 VERSION = "1.18.33"
 # The baseline build also runs on processors without AVX2.
@@ -58,7 +58,7 @@ class OpenCode(Harness):
 
     async def install(self) -> Installation:
         root = await asyncio.to_thread(native, "opencode", VERSION, BUILDS)
-        return Installation(version=VERSION, mounts=(Mount(root, OPENCODE),))
+        return Installation(version=VERSION, tools=(ToolDirectory(root, OPENCODE),))
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         state = _state(context)

@@ -13,7 +13,7 @@ from polar.assets.cache import asset
 from polar.assets.node import node
 from polar.assets.npm import unpack_npm
 from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, Mount
+from polar.runtimes.base import Command, ToolDirectory
 
 PACKAGE = "@earendil-works/pi-coding-agent"
 VERSION = "1.5.0"
@@ -56,7 +56,9 @@ class Pi(Harness):
 
     async def install(self) -> Installation:
         node_root, pi_root = await asyncio.to_thread(_download)
-        return Installation(version=VERSION, mounts=(Mount(node_root, NODE), Mount(pi_root, PI)))
+        return Installation(
+            version=VERSION, tools=(ToolDirectory(node_root, NODE), ToolDirectory(pi_root, PI))
+        )
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         state = _state(context)

@@ -13,7 +13,7 @@ from polar.assets.cache import asset, lock_tag
 from polar.assets.node import node
 from polar.assets.npm import install_npm
 from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, Mount
+from polar.runtimes.base import Command, ToolDirectory
 
 PACKAGE = "@qwen-code/qwen-code"
 VERSION = "0.24.4"
@@ -72,7 +72,9 @@ class QwenCode(Harness):
 
     async def install(self) -> Installation:
         node_root, qwen_root = await asyncio.to_thread(_download)
-        return Installation(version=VERSION, mounts=(Mount(node_root, NODE), Mount(qwen_root, QWEN)))
+        return Installation(
+            version=VERSION, tools=(ToolDirectory(node_root, NODE), ToolDirectory(qwen_root, QWEN))
+        )
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         files = {_settings_file(context): json.dumps(self._settings(context), indent=2).encode()}

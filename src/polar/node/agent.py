@@ -11,7 +11,7 @@ from polar.gateway.session import SessionGrant, new_key
 from polar.harnesses.base import Harness, HarnessContext, Installation
 from polar.models.session import AgentEnd, Lease
 from polar.node.services import NodeServices
-from polar.runtimes.base import Sandbox
+from polar.runtimes.base import Output, Sandbox
 
 FAR_SECONDS = 10 * 604_800.0
 """The sandbox's own limit, beyond any budget: the session's clock, which a pause stops, ends the agent."""
@@ -26,7 +26,7 @@ class AgentRun:
     end: AgentEnd = AgentEnd.NOT_STARTED
     exit_code: int | None = None
     killed_from_outside: bool = False
-    stderr: Path | None = None
+    stderr: Output | None = None
     """What it wrote there, once it has ended by itself."""
     harness_version: str | None = None
     traceparent: str | None = None
@@ -105,5 +105,5 @@ def _context(
         tmp=sandbox.tmp,
         max_context=task.budgets.max_context_tokens or model.max_context,
         max_tokens=task.sampling.max_tokens or min(DEFAULT_MAX_TOKENS, model.max_context // 2),
-        paths={mount.target: sandbox.path_inside(mount) for mount in installation.mounts},
+        paths={tool.target: sandbox.tool_path(tool) for tool in installation.tools},
     )

@@ -8,10 +8,9 @@ import logging
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from polar.evaluators.output import tail
 from polar.gateway.session import without_keys
 from polar.models.task import TaskSpec
-from polar.runtimes.base import Command, Sandbox, SandboxError
+from polar.runtimes.base import Command, Output, Sandbox, SandboxError
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ class Artifacts:
             return False
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, file, size in self._files:
-                archive.writestr(name, without_keys(tail(file, size)))
+                archive.writestr(name, without_keys(Output(file).tail(size)))
             if self._omitted:
                 archive.writestr("omitted.txt", "".join(self._omitted).encode())
         return True
@@ -112,11 +111,11 @@ async def _add_diff(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> N
         await sandbox.upload(before / path, content.data, executable=content.executable)
     command = Command(("/bin/sh", "-c", _DIFF, "diff", str(before)))
     result = await sandbox.exec(command, timeout=_LIST_SECONDS, log_name="diff")
-    changed = await asyncio.to_thread(result.stdout.read_bytes)
+    changed = await asyncio.to_thread(result.stdout.read)
     if changed:
         await asyncio.to_thread(artifacts.add, "final.diff", changed)
-    for log in (result.stdout, result.stderr):
-        await asyncio.to_thread(log.unlink, missing_ok=True)
+    for output in (result.stdout, result.stderr):
+        output.remove()
 
 
 async def _add_files(artifacts: Artifacts, sandbox: Sandbox, task: TaskSpec) -> None:
@@ -134,7 +133,7 @@ async def _matching(sandbox: Sandbox, globs: tuple[str, ...]) -> list[PurePosixP
     listing = await sandbox.exec(
         Command(("/bin/sh", "-c", "find . -type f | sort")), timeout=_LIST_SECONDS, log_name="artifacts"
     )
-    text = await asyncio.to_thread(tail, listing.stdout, _LIST_BYTES)
+    text = await asyncio.to_thread(listing.stdout.tail, _LIST_BYTES)
     paths = (PurePosixPath(line) for line in text.decode("utf-8", "surrogateescape").splitlines())
     return [path for path in paths if any(fnmatch.fnmatchcase(str(path), glob) for glob in globs)]
 

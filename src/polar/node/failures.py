@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polar.errors import NotInstalled, PolarError, Unavailable
-from polar.evaluators.output import tail
 from polar.models.chat import FinishReason
 from polar.models.completion import OUTAGE, Completion
 from polar.models.session import AgentEnd, FailureReason
 from polar.models.task import TaskSpec
 from polar.node.agent import AgentRun
+from polar.runtimes.base import Output
 from polar.runtimes.disk import free_bytes
 
 _FULL_BYTES = 1 << 20
@@ -90,9 +90,9 @@ def refuse_disturbed(agent: AgentRun, calls: ModelCalls, task: TaskSpec) -> None
     )
 
 
-def last_output(path: Path) -> str:
+def last_output(output: Output) -> str:
     """The end of a command's output, for an error."""
-    return tail(path, _OUTPUT_SHOWN).decode("utf-8", "replace").strip()
+    return output.text(_OUTPUT_SHOWN).strip()
 
 
 def _is_answered(completion: Completion) -> bool:
@@ -102,5 +102,5 @@ def _is_answered(completion: Completion) -> bool:
 
 def _ending(agent: AgentRun) -> str:
     ended = agent.end if agent.exit_code is None else f"exit code {agent.exit_code}"
-    said = last_output(agent.stderr) if agent.stderr is not None and agent.stderr.exists() else ""
+    said = last_output(agent.stderr) if agent.stderr is not None else ""
     return f"{ended}: {said}" if said else str(ended)

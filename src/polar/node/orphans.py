@@ -17,7 +17,8 @@ def remove_expired(services: NodeServices, at_work: Collection[str]) -> int:
     """Remove captures, logs and evaluators' files that are old and of no running lease; return how many."""
     before = time.time() - services.settings.keep_orphans_hours * 3600
     count = 0
-    for directory in (services.captures_dir, services.kept_dir, services.sessions_dir):
+    host = services.host
+    for directory in (services.captures_dir, services.kept_dir, host.logs, host.sandboxes):
         for path in directory.glob("*"):
             # A session's sandboxes have names that begin with its lease's.
             if path.name.startswith(tuple(at_work)):

@@ -19,7 +19,7 @@ from polar.models.task import Exec, TaskSpec, Upload
 from polar.node.failures import last_output
 from polar.node.snapshots import Snapshots
 from polar.runtimes.allow_list import AllowList
-from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxError, SandboxSpec
+from polar.runtimes.base import Command, Host, Runtime, Sandbox, SandboxError, SandboxSpec, ToolDirectory
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class SandboxPlace(Protocol):
     def snapshots(self) -> Snapshots: ...
 
     @property
-    def sessions_dir(self) -> Path: ...
+    def host(self) -> Host: ...
 
 
 class Sandboxes:
@@ -63,24 +63,21 @@ class Sandboxes:
         self._made = 0
 
     @asynccontextmanager
-    async def sandbox(self, mounts: tuple[Mount, ...] = ()) -> AsyncIterator[Sandbox]:
+    async def sandbox(self, tools: tuple[ToolDirectory, ...] = ()) -> AsyncIterator[Sandbox]:
         """A sandbox ready for use; stopped at the end whatever happens."""
         runtime = await self._runtime()
         async with AsyncExitStack() as stack:
-            yield await self._ready(runtime, self._spec(mounts), stack)
+            yield await self._ready(runtime, self._spec(tools), stack)
 
-    def _spec(self, mounts: tuple[Mount, ...]) -> SandboxSpec:
+    def _spec(self, tools: tuple[ToolDirectory, ...]) -> SandboxSpec:
         self._made += 1
         name = self._name if self._made == 1 else f"{self._name}.{self._made}"
         return SandboxSpec(
-            session_id=self._session_id,
-            root=self._place.sessions_dir / name,
+            name=name,
             gateway_host=self._gateway.host if self._gateway else "127.0.0.1",
             # Only the agent has anything to ask of the gateway.
             gateway_port=self._gateway.port if self._gateway and self._made == 1 else 0,
-            mounts=mounts,
-            disk_reserve=self._place.settings.disk_reserve_bytes,
-            image_roots=self._place.settings.upload_roots,
+            tools=tools,
         )
 
     async def _ready(self, runtime: Runtime, spec: SandboxSpec, stack: AsyncExitStack) -> Sandbox:
@@ -92,15 +89,16 @@ class Sandboxes:
             return sandbox
         entry = await stack.enter_async_context(self._place.snapshots.use(task, runtime))
         async with entry.lock:
-            if entry.snapshot is None:
+            if not entry.is_made:
                 sandbox = await self._start(runtime, spec, stack)
                 await self._prepare(sandbox)
-                entry.snapshot = await sandbox.snapshot(entry.directory)
+                await sandbox.snapshot(entry.name)
+                entry.is_made = True
                 return sandbox
-        return await self._start(runtime, replace(spec, base=entry.snapshot), stack)
+        return await self._start(runtime, replace(spec, base=entry.name), stack)
 
     async def _start(self, runtime: Runtime, spec: SandboxSpec, stack: AsyncExitStack) -> Sandbox:
-        sandbox = await runtime.start(spec)
+        sandbox = await runtime.start(spec, self._place.host)
         stack.push_async_callback(self._stop, sandbox)
         return sandbox
 

@@ -16,6 +16,7 @@ from polar.node.metrics import Metrics
 from polar.node.pools import Pools
 from polar.node.snapshots import Snapshots
 from polar.node.workers import Workers
+from polar.runtimes.base import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class NodeServices:
             gateway=gateway,
             model=model,
             installations=Installations(),
-            snapshots=Snapshots(directory / "snapshots"),
+            snapshots=Snapshots(Host(directory)),
             metrics=Metrics(pools),
             workers=Workers(),
             directory=directory,
@@ -54,9 +55,9 @@ class NodeServices:
         )
 
     @property
-    def sessions_dir(self) -> Path:
-        """One directory a session: its sandboxes while it lives."""
-        return self.directory / "sessions"
+    def host(self) -> Host:
+        """This node, as runtimes see it."""
+        return Host(self.directory, self.settings.disk_reserve_bytes, self.settings.upload_roots)
 
     @property
     def captures_dir(self) -> Path:

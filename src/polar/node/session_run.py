@@ -128,7 +128,7 @@ class SessionRun:
                 harness: Harness = plugins.create("harnesses", "harness", task.harness)
                 installation = await self.services.installations.get(task.harness.name, harness)
                 self.agent.harness_version = installation.version
-                sandbox = await stack.enter_async_context(sandboxes.sandbox(installation.mounts))
+                sandbox = await stack.enter_async_context(sandboxes.sandbox(installation.tools))
             yield sandbox, harness, installation
 
     def _completions(self) -> list[Completion]:
@@ -184,7 +184,7 @@ class SessionRun:
     async def pack(self, result: SessionResult) -> Delivery:
         """What is delivered of the session, with its recording and its artifacts as files. What was captured
         is kept however the session ended."""
-        logs = self.services.sessions_dir / self.name / "logs"
+        logs = self.services.host.logs / self.name
         try:
             delivery = await self.services.workers.run(
                 packing.pack,
@@ -211,8 +211,9 @@ class SessionRun:
 
     def clear_away(self) -> None:
         """Remove what is left of the session on this machine, once all of it is stored."""
-        sandboxes, artifacts = self.services.sessions_dir, self._beside("artifacts")
-        for directory in (artifacts, self.kept, sandboxes / self.name, *sandboxes.glob(f"{self.name}.*")):
+        logs = self.services.host.logs
+        own_logs = (logs / self.name, *logs.glob(f"{self.name}.*"))
+        for directory in (self._beside("artifacts"), self.kept, *own_logs):
             shutil.rmtree(directory, ignore_errors=True)
         for suffix in ("log", "recording", "zip"):
             self._beside(suffix).unlink(missing_ok=True)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from polar.models.task import TaskSpec
-from polar.runtimes.base import Runtime, Snapshot
+from polar.runtimes.base import Host, Runtime
 
 KEPT = 16
 """How many snapshots are kept that no session uses at the moment."""
@@ -22,24 +20,20 @@ KEPT = 16
 class Entry:
     """The snapshot of one preparation; whoever finds none holds the lock while it makes one."""
 
-    directory: Path
+    name: str
     runtime: Runtime
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    snapshot: Snapshot | None = None
+    is_made: bool = False
     users: int = 0
 
 
 class Snapshots:
     """The snapshots of a node; those that no session has used for longest go first."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, host: Host) -> None:
+        self._host = host
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._made = 0
-
-    async def reap(self) -> None:
-        """Remove what a previous life of this node left behind."""
-        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     @asynccontextmanager
     async def use(self, task: TaskSpec, runtime: Runtime) -> AsyncIterator[Entry]:
@@ -48,7 +42,7 @@ class Snapshots:
         entry = self._entries.get(key)
         if entry is None:
             self._made += 1
-            entry = self._entries[key] = Entry(self._directory / str(self._made), runtime)
+            entry = self._entries[key] = Entry(str(self._made), runtime)
         entry.users += 1
         self._entries.move_to_end(key)
         try:
@@ -65,8 +59,8 @@ class Snapshots:
         unused = [key for key, entry in self._entries.items() if not entry.users]
         for key in unused[: max(0, len(unused) - kept)]:
             entry = self._entries.pop(key)
-            if entry.snapshot is not None:
-                await entry.runtime.discard(entry.snapshot)
+            if entry.is_made:
+                await entry.runtime.discard(entry.name, self._host)
 
 
 def _key(task: TaskSpec) -> str:

@@ -127,14 +127,10 @@ class Node:
 
     async def _reap(self) -> None:
         """End what a previous life of this node left behind; its sessions are leased anew."""
-        sessions_dir = self._services.sessions_dir
-        if not sessions_dir.is_dir():
-            return
         for name in self._settings.runtimes:
-            count = await plugins.load("runtimes", name).reap(sessions_dir)
+            count = await plugins.load("runtimes", name).reap(self._services.host)
             if count:
                 log.warning("ended %d sandboxes that an earlier run left behind (%s)", count, name)
-        await self._services.snapshots.reap()
 
     async def _sweep_forever(self) -> None:
         while True:

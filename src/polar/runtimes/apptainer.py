@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -18,18 +17,16 @@ from polar.config.settings import engine_environment
 from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import (
     Command,
+    Host,
     ImageNotFound,
-    Runtime,
     Sandbox,
     SandboxError,
     SandboxSpec,
-    Snapshot,
 )
 from polar.runtimes.containers import ContainerOptions, ContainerSandbox
-from polar.runtimes.disk import can_mount_images, keep, make_disk
-from polar.runtimes.engine import Engine, container_name, csv_fields, name_prefix
-from polar.runtimes.files import remove_tree
-from polar.runtimes.local import ENGINE, make_root, reap_sandbox, reap_sessions, started_whole
+from polar.runtimes.disk import can_mount_images, make_disk
+from polar.runtimes.engine import Engine, csv_fields, name_prefix
+from polar.runtimes.local import ENGINE, LocalRuntime, make_root, reap_sandbox, started_whole
 
 START_SECONDS = 3600.0
 """Long, because an image named by its address is fetched and converted first."""
@@ -75,11 +72,10 @@ class ApptainerEngine(Engine):
 class ApptainerSandbox(ContainerSandbox):
     options: ApptainerOptions
 
-    async def snapshot(self, into: Path) -> Snapshot:
+    async def snapshot(self, name: str) -> None:
         if self.options.root == "overlay":
             raise SandboxError("a snapshot does not hold what is in an overlay", hint="use root: tmpfs")
-        await asyncio.to_thread(keep, self.spec.root, into.absolute())
-        return Snapshot(NAME, into.absolute(), self.owner)
+        await super().snapshot(name)
 
     def start_arguments(self) -> Iterator[str]:
         """How the instance is described; the image and its name come last."""
@@ -103,18 +99,20 @@ class ApptainerSandbox(ContainerSandbox):
             yield from ("--cpus", f"{limits.cpus:g}")
         for inside, host in self.writable.items():
             yield from ("--mount", csv_fields("type=bind", f"source={host}", f"destination={inside}"))
-        for mount in self.spec.mounts:
-            source = f"source={mount.source.absolute()}"
-            yield from ("--mount", csv_fields("type=bind", source, f"destination={mount.target}", "ro"))
+        for tool in self.spec.tools:
+            source = f"source={tool.source.absolute()}"
+            yield from ("--mount", csv_fields("type=bind", source, f"destination={tool.target}", "ro"))
         yield from (options.image, self.name)
 
     @property
     def overlay(self) -> Path:
         """On the sandbox's disk, so that its limit holds for it too."""
-        return self.spec.root / "files" / "overlay"
+        return self.root / "files" / "overlay"
 
 
-class ApptainerRuntime(Runtime):
+class ApptainerRuntime(LocalRuntime):
+    engine_name = NAME
+
     class Options(ApptainerOptions):
         pass
 
@@ -148,11 +146,10 @@ class ApptainerRuntime(Runtime):
         disk = "ext4 image" if await asyncio.to_thread(can_mount_images) else "watched"
         return kept | {"disk": disk, "snapshots": "without changes of the image's files"}
 
-    async def start(self, spec: SandboxSpec) -> Sandbox:
-        spec = replace(spec, root=spec.root.absolute())
+    async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
         engine = self.engine()
-        self._check_image(spec)
-        sandbox = ApptainerSandbox(spec, self.options, engine, container_name(spec.root))
+        self._check_image(host)
+        sandbox = ApptainerSandbox(spec, host, self.options, engine)
         await started_whole(lambda: self._with_files(sandbox))
         try:
             await engine.call("instance", "start", *sandbox.start_arguments(), timeout=START_SECONDS)
@@ -165,25 +162,21 @@ class ApptainerRuntime(Runtime):
             raise
         return sandbox
 
-    async def discard(self, snapshot: Snapshot) -> None:
-        await asyncio.to_thread(remove_tree, snapshot.directory)
-
     @classmethod
-    async def reap(cls, sessions_root: Path) -> int:
-        sessions_root = sessions_root.absolute()
+    async def reap(cls, host: Host) -> int:
         if shutil.which(NAME, path=engine_environment().get("PATH")) is not None:
             engine = cls.engine()
-            for name in await engine.instances(f"{name_prefix(sessions_root)}*"):
+            for name in await engine.instances(f"{name_prefix(host.sandboxes)}*"):
                 await engine.remove(name)
-        return await asyncio.to_thread(reap_sessions, sessions_root, NAME)
+        return await super().reap(host)
 
-    def _check_image(self, spec: SandboxSpec) -> None:
+    def _check_image(self, host: Host) -> None:
         """Of the host's files, an image can only be one that the node's operator meant to be seen."""
         image = self.options.image
         if re.match(r"(docker|oras|library|shub)://", image):
             return
         resolved = Path(image).resolve()
-        if not any(resolved.is_relative_to(root.resolve()) for root in spec.image_roots):
+        if not any(resolved.is_relative_to(root.resolve()) for root in host.image_roots):
             raise SandboxError(
                 f"image {image}: not below node.upload_roots", hint="which the node's operator sets"
             )
@@ -191,18 +184,17 @@ class ApptainerRuntime(Runtime):
             raise ImageNotFound(f"apptainer: no such image: {image}")
 
     def _with_files(self, sandbox: ApptainerSandbox) -> ApptainerSandbox:
-        spec = sandbox.spec
-        make_root(spec)
+        root = make_root(sandbox.spec, sandbox.host)
         try:
-            (spec.root / ENGINE).write_text(NAME)
-            make_disk(spec, self.options.limits.disk, None)
+            (root / ENGINE).write_text(NAME)
+            make_disk(sandbox.spec, sandbox.host, self.options.limits.disk, None)
             if self.options.root == "overlay":
                 sandbox.overlay.mkdir()
         except BaseException:
-            reap_sandbox(spec.root)
+            reap_sandbox(root)
             raise
         return sandbox
 
     async def _undo(self, sandbox: ApptainerSandbox) -> None:
         await sandbox.close()
-        await asyncio.to_thread(reap_sandbox, sandbox.spec.root)
+        await asyncio.to_thread(reap_sandbox, sandbox.root)

@@ -1,18 +1,27 @@
-"""A sandbox for one session: start, exec, upload, download, stop, reap. Knows nothing of harnesses."""
+"""The sandbox contract: start, exec, upload, download, snapshot, stop, reap. Knows nothing of harnesses.
+
+Nothing in it says where a sandbox is. Paths are as seen from inside, files travel as bytes, and the output of
+commands flows into logs on the node, so a sandbox may be a directory of this machine or a machine elsewhere.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from polar.errors import PolarError, Unavailable
 from polar.runtimes.allow_list import AllowList
-from polar.runtimes.limits import Limit
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
 
 
 class SandboxError(PolarError):
@@ -35,46 +44,87 @@ class PathRefused(SandboxError):
     """A path inside cannot be used as a plain file: a link, or something else, stands in its way."""
 
 
+class Limit(StrEnum):
+    """One thing that a sandbox can run out of."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    PIDS = "pids"
+    DISK = "disk"
+
+
+class Limits(BaseModel):
+    """Of one sandbox, all its processes together; None: as much as the machine has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    cpus: float | None = Field(default=None, ge=0.01, le=4096)
+    """How many cores' worth of time; None: an equal share with the other sandboxes."""
+    memory: ByteSize | None = Field(default=ByteSize(8 * GIB), ge=16 * MIB)
+    """Bytes, or a text such as "4GiB"; what is written to /dev/shm counts too."""
+    pids: int | None = Field(default=2048, ge=8, le=4_194_304)
+    """Processes and threads."""
+    disk: ByteSize | None = Field(default=ByteSize(10 * GIB), ge=16 * MIB)
+    """Everything the sandbox may write, in bytes or as a text."""
+
+
 @dataclass(frozen=True, slots=True)
-class Mount:
-    """A host directory shown read-only inside the sandbox."""
+class ToolDirectory:
+    """A directory of programs on the node that sandboxes use read-only, such as an installed harness.
+
+    Its content never changes. A runtime of this machine mounts it; one elsewhere sends it there once.
+    """
 
     source: Path
     target: PurePosixPath
-    """Runtimes without a file system of their own (process) use `source` as it is."""
+    """Where it is wanted inside; `Sandbox.tool_path` says where it is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The files of a prepared sandbox, from which others of the same runtime begin."""
+class Host:
+    """The node that asks for sandboxes, and its own machine for runtimes that make them there."""
 
-    runtime: str
-    """The registered name of the runtime that can use it."""
     directory: Path
-    """Host directory that holds it; never written to again."""
-    owner: int | None = None
-    """The host's user id that its files belong to, where that is not the node's."""
-    image: str | None = None
-    """What the container engine calls the rest of it."""
+    """Absolute, private to the node; what is in it outlives the node's process, so that `reap` finds it."""
+    disk_reserve: int = 0
+    """Bytes of the host's disk that sandboxes must leave free."""
+    image_roots: tuple[Path, ...] = ()
+    """Directories below which an image may lie that is a file or directory of this machine."""
+
+    @property
+    def sandboxes(self) -> Path:
+        """What runtimes of this machine keep of each sandbox while it lives."""
+        return self.directory / "sessions"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.directory / "snapshots"
+
+    @property
+    def logs(self) -> Path:
+        """The output of commands: one directory for each sandbox, by its name, which the node removes."""
+        return self.directory / "logs"
+
+    def outputs(self, sandbox: str, log_name: str) -> tuple[Output, Output]:
+        """Where a runtime writes what a command prints, stdout and stderr."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", log_name):
+            raise SandboxError(f"{log_name!r} cannot be the name of a log")
+        logs = self.logs / sandbox
+        return Output(logs / f"{log_name}.stdout"), Output(logs / f"{log_name}.stderr")
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a session's sandbox is made of."""
+    """What a sandbox is made of."""
 
-    session_id: str
-    root: Path
-    """Private host directory of this session; the runtime owns everything below it."""
+    name: str
+    """Unique on its node, and a plain file name."""
     gateway_host: str
     gateway_port: int
-    """Where the gateway listens on the host; the only address a closed sandbox reaches."""
-    mounts: tuple[Mount, ...] = ()
-    base: Snapshot | None = None
-    """What is in the writable directories from the start; None: nothing."""
-    disk_reserve: int = 0
-    """Bytes of the host's disk that the sandbox must leave free."""
-    image_roots: tuple[Path, ...] = ()
-    """Host directories below which an image may lie that is a file or directory of this machine."""
+    """Where the node reaches the gateway; the only address a closed sandbox reaches. Port 0: none."""
+    tools: tuple[ToolDirectory, ...] = ()
+    base: str | None = None
+    """The snapshot whose files it begins with; None: empty directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +139,52 @@ class Command:
     stdin: bytes = b""
 
 
+_CUT = re.compile(rb"\n\[polar: output beyond \d+ bytes was discarded\]\n\Z")
+"""What `runtimes/supervisor.py` ends output with that it cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output stream of a command, in a log on the node.
+
+    The runtime writes it while the command runs, so no output waits in memory, however long it is.
+    """
+
+    log: Path
+
+    def read(self) -> bytes:
+        """All of it, which is at most what the runtime's options allow."""
+        return self.log.read_bytes()
+
+    def tail(self, size: int) -> bytes:
+        with self.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read(size)
+
+    def text(self, size: int | None = None) -> str:
+        """All of it, or its last `size` bytes."""
+        return (self.read() if size is None else self.tail(size)).decode(errors="replace")
+
+    def lines(self) -> Iterator[bytes]:
+        with self.log.open("rb") as file:
+            yield from file
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the command wrote more than is kept; a last line says so too."""
+        return bool(_CUT.search(self.tail(128)))
+
+    def remove(self) -> None:
+        self.log.unlink(missing_ok=True)
+
+
 @dataclass(frozen=True, slots=True)
 class ExecResult:
     exit_code: int
     """Negative: ended by that signal."""
     timed_out: bool
-    stdout: Path
-    """Complete output on the host, cut at the runtime's limit (a last line says so)."""
-    stderr: Path
+    stdout: Output
+    stderr: Output
     limits_hit: frozenset[Limit] = frozenset()
     """What the sandbox ran out of while the command ran."""
     killed_from_outside: bool = False
@@ -105,23 +193,25 @@ class ExecResult:
 
 
 class Sandbox(ABC):
-    """A started sandbox. Paths are as seen from inside unless they say host."""
+    """A started sandbox. Paths are as seen from inside."""
 
     workspace: PurePosixPath
     home: PurePosixPath
     tmp: PurePosixPath
     gateway_url: str
-    """`http://host:port` of the gateway as seen from inside, without a trailing slash."""
+    """`http://host:port` of the gateway as seen from inside, without a trailing slash. How connections get
+    from there to the node is the runtime's business."""
 
     @abstractmethod
-    def path_inside(self, mount: Mount) -> PurePosixPath:
-        """Where a mount of the spec is found inside."""
+    def tool_path(self, tool: ToolDirectory) -> PurePosixPath:
+        """Where a tool directory of the spec is found inside."""
 
     @abstractmethod
     async def exec(self, command: Command, *, timeout: float, log_name: str) -> ExecResult:
         """Run a command to its end or to the timeout, then end everything it started.
 
-        Cancelling the call ends the command's whole process tree before it returns.
+        Cancelling the call ends the command's whole process tree before it returns. Its output is written to
+        `Host.logs` as `log_name.stdout` and `log_name.stderr` while it runs.
         """
 
     @abstractmethod
@@ -129,20 +219,20 @@ class Sandbox(ABC):
         """Write a file (parents made) at an absolute path, or one relative to the workspace."""
 
     @abstractmethod
-    async def download(self, path: PurePosixPath, *, max_bytes: int = 64 * 1024 * 1024) -> bytes:
+    async def download(self, path: PurePosixPath, *, max_bytes: int = 64 * MIB) -> bytes:
         """Read a regular file; never follows a link out of the sandbox. SandboxError if absent."""
 
     @abstractmethod
     async def kill(self) -> None:
         """End every process of the sandbox, daemons included; files stay."""
 
-    async def snapshot(self, into: Path) -> Snapshot:
-        """Keep the files as they are now in a new directory `into`; no command may be running."""
+    async def snapshot(self, name: str) -> None:
+        """Keep the files as they are now under a new name; no command may be running."""
         raise SandboxError("this runtime keeps no snapshots")
 
     @abstractmethod
     async def stop(self) -> None:
-        """`kill`, then remove mounts and the writable files below the spec's root, logs kept."""
+        """`kill`, then remove everything but logs and snapshots. A cancellation waits for its end."""
 
 
 class Runtime(ABC):
@@ -160,7 +250,7 @@ class Runtime(ABC):
     @classmethod
     @abstractmethod
     async def unavailable(cls) -> str | None:
-        """Why this runtime cannot work on this machine (with what to do), or None if it can. Cached."""
+        """Why this runtime cannot be used from this machine (with what to do), or None if it can. Cached."""
 
     @property
     def reaches(self) -> AllowList:
@@ -169,18 +259,18 @@ class Runtime(ABC):
 
     @classmethod
     async def enforcement(cls) -> Mapping[str, str]:
-        """How this machine keeps sandboxes within bounds: "memory" → "cgroup v2" and so on."""
+        """How sandboxes are kept within bounds: "memory" → "cgroup v2" and so on."""
         return {}
 
     @abstractmethod
-    async def start(self, spec: SandboxSpec) -> Sandbox:
-        """Make the sandbox of a session."""
+    async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
+        """Make a sandbox; one that is cancelled or fails leaves nothing behind."""
 
-    async def discard(self, snapshot: Snapshot) -> None:
+    async def discard(self, snapshot: str, host: Host) -> None:
         """Remove a snapshot that no sandbox uses any more."""
         raise SandboxError("this runtime keeps no snapshots")
 
     @classmethod
     @abstractmethod
-    async def reap(cls, sessions_root: Path) -> int:
-        """End what a previous life of this node left behind below `sessions_root`; returns how many."""
+    async def reap(cls, host: Host) -> int:
+        """End what a previous life of this node left behind, snapshots included; how many sandboxes."""

@@ -24,16 +24,14 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field, model_validator
 
 from polar.runtimes.allow_list import AllowList
-from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxError, SandboxSpec, Snapshot
-from polar.runtimes.disk import FILES, keep
-from polar.runtimes.files import remove_tree
-from polar.runtimes.limits import Limit
+from polar.runtimes.base import Command, Host, Limit, Sandbox, SandboxError, SandboxSpec
+from polar.runtimes.disk import FILES
 from polar.runtimes.local import (
     ClosedOptions,
+    LocalRuntime,
     LocalSandbox,
     enforcement,
     make_sandbox,
-    reap_sessions,
     started_whole,
 )
 from polar.runtimes.network import GATEWAY_PORT
@@ -134,18 +132,15 @@ class BubblewrapSandbox(LocalSandbox):
 
     @property
     def writable(self) -> Mapping[PurePosixPath, Path]:
-        own = {PurePosixPath(inside): host for inside, host in _own_directories(self.spec, self.options)}
+        own = {PurePosixPath(inside): host for inside, host in _own_directories(self.root, self.options)}
         return {**super().writable, **own}
-
-    def path_inside(self, mount: Mount) -> PurePosixPath:
-        return mount.target
 
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
         bwrap = _bwrap()
         # With the directory of packages it is in, where it finds its libraries.
         packages = bwrap.parents[2]
-        sources = (packages, self.spec.root / "etc", *self.writable.values())
-        sources += tuple(mount.source.absolute() for mount in self.spec.mounts)
+        sources = (packages, self.root / "etc", *self.writable.values())
+        sources += tuple(tool.source.absolute() for tool in self.spec.tools)
         staged = sources if self.owner is not None else ()
         near, *seen = (staged_path(number) for number in range(len(staged))) if staged else sources
         filters = (program(),) if program() else ()
@@ -184,10 +179,6 @@ class BubblewrapSandbox(LocalSandbox):
             limits["nproc"] = self.options.limits.pids + UNSEEN_PROCESSES
         return limits
 
-    async def snapshot(self, into: Path) -> Snapshot:
-        await asyncio.to_thread(keep, self.spec.root, into.absolute())
-        return Snapshot("bubblewrap", into.absolute(), self.owner)
-
     @asynccontextmanager
     async def attend(self, running: Supervised) -> AsyncIterator[None]:
         async with self.options.network.attended(await running.listeners(), self.spec):
@@ -198,10 +189,10 @@ class BubblewrapSandbox(LocalSandbox):
         return 128 - reported if 128 < reported <= 128 + 64 else reported
 
     def _directories(self, etc: Path, *sources: Path) -> Iterator[str]:
-        """The sandbox's own: first the writable directories, then the mounts."""
-        writable, mounts = sources[: len(self.writable)], sources[len(self.writable) :]
-        for mount, source in zip(self.spec.mounts, mounts, strict=True):
-            yield from ("--ro-bind", str(source), str(mount.target))
+        """The sandbox's own: first the tools, then the writable directories."""
+        writable, tools = sources[: len(self.writable)], sources[len(self.writable) :]
+        for tool, source in zip(self.spec.tools, tools, strict=True):
+            yield from ("--ro-bind", str(source), str(tool.target))
         for inside, source in zip(self.writable, writable, strict=True):
             yield from ("--bind", str(source), str(inside))
         for name in OWN_ETC:
@@ -251,7 +242,7 @@ def _bwrap() -> Path:
         raise SandboxError(f"no bubblewrap: {error}") from None
 
 
-class BubblewrapRuntime(Runtime):
+class BubblewrapRuntime(LocalRuntime):
     class Options(BubblewrapOptions):
         pass
 
@@ -269,12 +260,8 @@ class BubblewrapRuntime(Runtime):
             cls._probed.append(await _why_unavailable())
         return cls._probed[0]
 
-    async def start(self, spec: SandboxSpec) -> Sandbox:
-        spec = replace(spec, root=spec.root.absolute())
-        return await started_whole(lambda: _make(BubblewrapSandbox, spec, self.options))
-
-    async def discard(self, snapshot: Snapshot) -> None:
-        await asyncio.to_thread(remove_tree, snapshot.directory)
+    async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
+        return await started_whole(lambda: _make(spec, host, self.options))
 
     @classmethod
     async def enforcement(cls) -> Mapping[str, str]:
@@ -282,10 +269,6 @@ class BubblewrapRuntime(Runtime):
         own_user, node_user = "one of its own for every sandbox", "the node's, in a user namespace"
         user = own_user if _can_give_up_root() else node_user
         return kept | {"user": user, "system calls": "filtered" if program() else "not filtered"}
-
-    @classmethod
-    async def reap(cls, sessions_root: Path) -> int:
-        return await asyncio.to_thread(reap_sessions, sessions_root.absolute())
 
 
 _ADVICE = (
@@ -303,7 +286,7 @@ async def _why_unavailable() -> str | None:
         async with await asyncio.start_server(_answer, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             try:
-                reason = await _probe(SandboxSpec("probe", Path(directory, "sandbox"), "127.0.0.1", port))
+                reason = await _probe(SandboxSpec("probe", "127.0.0.1", port), Host(Path(directory)))
             except (SandboxError, ImportError) as error:
                 reason = str(error)
     return reason and f"bubblewrap does not work here: {reason}; {_ADVICE}"
@@ -329,53 +312,53 @@ async def _answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.close()
 
 
-async def _probe(spec: SandboxSpec) -> str | None:
+async def _probe(spec: SandboxSpec, host: Host) -> str | None:
     """What went wrong in a sandbox that runs nothing, or in its network."""
     connect = (sys.executable, "-I", "-c", _CONNECT, str(GATEWAY_PORT))
     probes: tuple[tuple[type[BubblewrapSandbox], tuple[str, ...]], ...] = (
         (BubblewrapSandbox, ("/bin/sh", "-c", "exit 0")),
         (_NetworkProbe, connect),
     )
-    made = await asyncio.to_thread(_make, BubblewrapSandbox, spec, BubblewrapOptions())
+    made = await asyncio.to_thread(_make, spec, host, BubblewrapOptions())
     try:
         for kind, argv in probes:
-            sandbox = kind(spec, made.options, made.group, made.owner)
+            sandbox = kind(spec, host, made.options, made.group, made.owner)
             result = await sandbox.exec(Command(argv), timeout=30, log_name="probe")
             if result.exit_code != 0:
-                lines = result.stderr.read_text(errors="replace").split("\n")
+                lines = result.stderr.text().split("\n")
                 return " ".join(line.strip() for line in lines[-3:]) or f"exit code {result.exit_code}"
     finally:
         await made.stop()
     return None
 
 
-def _own_directories(spec: SandboxSpec, options: BubblewrapOptions) -> Iterator[tuple[str, Path]]:
+def _own_directories(root: Path, options: BubblewrapOptions) -> Iterator[tuple[str, Path]]:
     """Each of `options.directories` and where it is on the host."""
     for number, inside in enumerate(options.directories):
-        yield inside, spec.root / FILES / f"directory-{number}"
+        yield inside, root / FILES / f"directory-{number}"
 
 
-def _make(kind: type[BubblewrapSandbox], spec: SandboxSpec, options: BubblewrapOptions) -> BubblewrapSandbox:
-    owner = _user_of(spec)
-    group = make_sandbox(spec, options.limits, owner)
-    for _, directory in _own_directories(spec, options):
+def _make(spec: SandboxSpec, host: Host, options: BubblewrapOptions) -> BubblewrapSandbox:
+    owner = _user_of(spec, host)
+    sandbox = BubblewrapSandbox(spec, host, options, make_sandbox(spec, host, options.limits, owner), owner)
+    for _, directory in _own_directories(sandbox.root, options):
         directory.mkdir(mode=0o755)
         if owner is not None:
             os.chown(directory, owner, owner)
-    etc = spec.root / "etc"
+    etc = sandbox.root / "etc"
     etc.mkdir()
     for name, content in OWN_ETC.items():
         (etc / name).write_text(content)
-    return kind(spec, options, group, owner)
+    return sandbox
 
 
-def _user_of(spec: SandboxSpec) -> int | None:
+def _user_of(spec: SandboxSpec, host: Host) -> int | None:
     """The host user that a sandbox's processes are; None: the node's own."""
     if not _can_give_up_root():
         return None
     if spec.base is not None:
-        return spec.base.owner
-    digest = hashlib.sha256(os.fsencode(spec.root)).digest()
+        return (host.snapshots / spec.base / "workspace").stat().st_uid
+    digest = hashlib.sha256(os.fsencode(host.sandboxes / spec.name)).digest()
     return FIRST_USER + int.from_bytes(digest[:4]) % USERS
 
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from polar.runtimes.base import SandboxError
-from polar.runtimes.limits import Limit, Limits
+from polar.runtimes.base import Limit, Limits, SandboxError
 
 CONTROLLERS = {Limit.MEMORY: "memory", Limit.PIDS: "pids", Limit.CPU: "cpu"}
 _NEARLY_NOTHING = 1 << 20

@@ -27,15 +27,15 @@ from polar.config.settings import engine_environment
 from polar.runtimes import listener as listener_program
 from polar.runtimes.base import (
     Command,
-    Mount,
+    Host,
+    Limit,
     SandboxError,
     SandboxSpec,
     SandboxUnavailable,
 )
 from polar.runtimes.cgroups import Group, find_hierarchies
 from polar.runtimes.disk import FILES, IMAGE
-from polar.runtimes.engine import Engine
-from polar.runtimes.limits import Limit
+from polar.runtimes.engine import Engine, container_name
 from polar.runtimes.local import ClosedOptions, LocalSandbox
 from polar.runtimes.network import GATEWAY_PORT
 from polar.runtimes.processes import (
@@ -92,11 +92,11 @@ class ContainerSandbox(LocalSandbox):
     tmp = PurePosixPath("/tmp")
     gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"
 
-    def __init__(self, spec: SandboxSpec, options: ContainerOptions, engine: Engine, name: str) -> None:
-        super().__init__(spec, options)
+    def __init__(self, spec: SandboxSpec, host: Host, options: ContainerOptions, engine: Engine) -> None:
+        super().__init__(spec, host, options)
         self.workspace = options.workspace
         self.engine = engine
-        self.name = name
+        self.name = container_name(self.root)
         self.holder: Supervised | None = None
         """The engine's command that the container lives as long as, where there is one."""
         self._init: ProcessIdentity | None = None
@@ -117,7 +117,7 @@ class ContainerSandbox(LocalSandbox):
         try:
             async with asyncio.timeout(ATTACH_SECONDS):
                 # Until then it is still a process of the engine's, about to become the container's.
-                while is_marked and not has_variable(pid, SANDBOX_VARIABLE, str(self.spec.root)):  # noqa: ASYNC110
+                while is_marked and not has_variable(pid, SANDBOX_VARIABLE, str(self.root)):  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
                 init = ProcessIdentity.of(pid)
                 while init and len(inside(init)) < own_processes:  # noqa: ASYNC110
@@ -132,13 +132,10 @@ class ContainerSandbox(LocalSandbox):
         self._init = init
         self._spared = inside(init)
         self._meters = _meters(pid)
-        self.owner = _adopt(self.spec.root / FILES, pid)
+        self.owner = _adopt(self.root / FILES, pid)
         network = self.options.network
         listeners = await container_listeners(pid, network.ports)
         await self._attached.enter_async_context(network.attended(listeners, self.spec))
-
-    def path_inside(self, mount: Mount) -> PurePosixPath:
-        return mount.target
 
     @property
     def writable(self) -> Mapping[PurePosixPath, Path]:
@@ -162,7 +159,7 @@ class ContainerSandbox(LocalSandbox):
     def watched(self) -> dict[Limit, int]:
         """The engine keeps the other limits."""
         disk = self.options.limits.disk
-        return {Limit.DISK: int(disk)} if disk and not (self.spec.root / IMAGE).exists() else {}
+        return {Limit.DISK: int(disk)} if disk and not (self.root / IMAGE).exists() else {}
 
     @property
     def meters(self) -> Group:
@@ -186,7 +183,7 @@ class ContainerSandbox(LocalSandbox):
             output_limit=self.options.output_limit,
             is_wrapped=True,
             watched=self.watched,
-            directories=(self.spec.root / FILES,),
+            directories=(self.root / FILES,),
             label=token,
         )
 
@@ -212,7 +209,7 @@ class ContainerSandbox(LocalSandbox):
     async def clear_away(self) -> None:
         await self.kill()
         await self.close()
-        await asyncio.to_thread(self._remove_all_but_logs)
+        await asyncio.to_thread(self._remove)
 
     async def close(self) -> None:
         """Remove the container, leaving the files."""
@@ -245,7 +242,7 @@ class ContainerSandbox(LocalSandbox):
         if not running.ended.done():
             await running.end()
             await asyncio.to_thread(self._kill_all_but, others)
-        (self.spec.root / f"env-{running.label}").unlink(missing_ok=True)
+        (self.root / f"env-{running.label}").unlink(missing_ok=True)
 
     def _kill_all_but(self, labels: set[str]) -> None:
         if self._init is None:
@@ -272,7 +269,7 @@ class ContainerSandbox(LocalSandbox):
         for name, value in env.items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name) or re.search(r"[\n\r\0]", value):
                 raise SandboxError(f"environment variable {name!r}: a container engine cannot pass it on")
-        path = self.spec.root / f"env-{token}"
+        path = self.root / f"env-{token}"
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.writelines(f"{name}={value}\n" for name, value in env.items())
         return path

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from polar.runtimes.base import SandboxError, SandboxSpec, SandboxUnavailable
+from polar.runtimes.base import Host, SandboxError, SandboxSpec, SandboxUnavailable
 from polar.runtimes.files import remove_tree
 from polar.runtimes.images import MS_NOATIME, MS_NODEV, MS_NOSUID, has_tools, libc, mount_image
 
@@ -35,13 +35,14 @@ PROBE_BYTES = 16 * 1024 * 1024
 _MNT_DETACH = 2
 
 
-def make_disk(spec: SandboxSpec, size: int | None, owner: int | None) -> None:
+def make_disk(spec: SandboxSpec, host: Host, size: int | None, owner: int | None) -> None:
     """Lay out the writable directories of a sandbox, belonging to `owner` and holding what its base does."""
-    root, base = spec.root, spec.base
+    root = host.sandboxes / spec.name
+    base = host.snapshots / spec.base if spec.base else None
     files = root / FILES
     files.mkdir(mode=0o755)
     if size is not None and can_mount_images():
-        mount_image(root / IMAGE, files, fitting(size, free_bytes(root) - spec.disk_reserve))
+        mount_image(root / IMAGE, files, fitting(size, free_bytes(root) - host.disk_reserve))
     for name in WRITABLE:
         target = files / name
         if base is None:
@@ -50,9 +51,9 @@ def make_disk(spec: SandboxSpec, size: int | None, owner: int | None) -> None:
                 os.chown(target, owner, owner)
         elif can_mount_overlays():
             target.mkdir(mode=0o755)
-            _mount_overlay(base.directory / name, files / LAYERS / name, target)
+            _mount_overlay(base / name, files / LAYERS / name, target)
         else:
-            copy_tree(base.directory / name, target)
+            copy_tree(base / name, target)
 
 
 def free_bytes(directory: Path) -> int:

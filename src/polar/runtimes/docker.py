@@ -9,7 +9,6 @@ import resource
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal
 
@@ -19,22 +18,20 @@ from polar.config.settings import engine_environment
 from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import (
     Command,
-    Runtime,
+    Host,
     Sandbox,
     SandboxError,
     SandboxSpec,
     SandboxUnavailable,
-    Snapshot,
 )
 from polar.runtimes.containers import ContainerOptions, ContainerSandbox
-from polar.runtimes.disk import can_mount_images, keep, make_disk
-from polar.runtimes.engine import Engine, container_name, csv_fields, name_prefix, node_label
-from polar.runtimes.files import remove_tree
+from polar.runtimes.disk import can_mount_images, make_disk
+from polar.runtimes.engine import Engine, csv_fields, name_prefix, node_label
 from polar.runtimes.local import (
     ENGINE,
+    LocalRuntime,
     make_root,
     reap_sandbox,
-    reap_sessions,
     start_supervised,
     started_whole,
 )
@@ -42,6 +39,8 @@ from polar.runtimes.processes import SANDBOX_VARIABLE
 from polar.runtimes.supervision import Launch, Supervised
 
 NODE_LABEL = "polar.node"
+IMAGE = "image"
+"""The file of a snapshot that names the image which the engine made of the rest of it."""
 SHM = "256m"
 PULL_SECONDS = 3600.0
 START_SECONDS = 120.0
@@ -105,21 +104,21 @@ class DockerSandbox(ContainerSandbox):
     options: DockerOptions
     engine: DockerEngine
 
-    async def snapshot(self, into: Path) -> Snapshot:
-        runtime = Path(self.engine.binary).name
-        image = None
+    async def snapshot(self, name: str) -> None:
+        image = ""
         if self.options.root == "writable":
             image = await self.engine.call("commit", self.name, timeout=PULL_SECONDS)
-        await asyncio.to_thread(keep, self.spec.root, into.absolute())
-        return Snapshot(runtime, into.absolute(), self.owner, image)
+        await super().snapshot(name)
+        if image:
+            (self.host.snapshots / name / IMAGE).write_text(image)
 
     def create_arguments(self, *, rootless: bool) -> Iterator[str]:
         """How the container is described to the engine; the image and what it runs come last."""
         limits, options = self.options.limits, self.options
-        yield from ("--name", self.name, "--label", f"{NODE_LABEL}={node_label(self.spec.root.parent)}")
+        yield from ("--name", self.name, "--label", f"{NODE_LABEL}={node_label(self.root.parent)}")
         yield from ("--interactive", "--network", "none", "--hostname", "sandbox")
         yield from ("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", SHM)
-        yield from ("--env", f"{SANDBOX_VARIABLE}={self.spec.root}", "--entrypoint", "/bin/sh")
+        yield from ("--env", f"{SANDBOX_VARIABLE}={self.root}", "--entrypoint", "/bin/sh")
         yield from ("--pull", options.pull)
         for name, (kind, wanted) in ULIMITS.items() if self.engine.is_daemonless else ():
             hard = resource.getrlimit(kind)[1]
@@ -137,23 +136,22 @@ class DockerSandbox(ContainerSandbox):
         if options.root == "read_only":
             yield from ("--read-only", "--tmpfs", "/run:size=64m", "--tmpfs", "/var/tmp:size=64m")
         yield from self._mounts()
-        base = self.spec.base
-        yield from (base.image if base and base.image else options.image, "-c", INIT)
+        yield from (_snapshot_image(self.spec.base, self.host) or options.image, "-c", INIT)
 
     def _mounts(self) -> Iterator[str]:
         for inside, host in self.writable.items():
             yield from ("--mount", _mount(host, inside))
-        for mount in self.spec.mounts:
-            yield from ("--mount", _mount(mount.source.absolute(), mount.target, "readonly"))
+        for tool in self.spec.tools:
+            yield from ("--mount", _mount(tool.source.absolute(), tool.target, "readonly"))
 
 
-class DockerRuntime(Runtime):
+class DockerRuntime(LocalRuntime):
     class Options(DockerOptions):
         pass
 
     options: Options
     supports_snapshots = True
-    binary: ClassVar[str] = "docker"
+    engine_name: ClassVar[str] = "docker"
     is_daemonless: ClassVar[bool] = False
     install_hint: ClassVar[str] = "install Docker (Debian: docker.io) and start its daemon"
     _probed: ClassVar[dict[str, tuple[str | None, bool]]] = {}
@@ -164,9 +162,9 @@ class DockerRuntime(Runtime):
 
     @classmethod
     def engine(cls) -> DockerEngine:
-        found = shutil.which(cls.binary, path=engine_environment().get("PATH"))
+        found = shutil.which(cls.engine_name, path=engine_environment().get("PATH"))
         if found is None:
-            raise SandboxError(f"{cls.binary} is not installed", hint=cls.install_hint)
+            raise SandboxError(f"{cls.engine_name} is not installed", hint=cls.install_hint)
         return DockerEngine(found, is_daemonless=cls.is_daemonless)
 
     @classmethod
@@ -175,17 +173,16 @@ class DockerRuntime(Runtime):
 
     @classmethod
     async def enforcement(cls) -> Mapping[str, str]:
-        kept = dict.fromkeys(("cpu", "memory", "pids"), f"{cls.binary}'s control groups")
+        kept = dict.fromkeys(("cpu", "memory", "pids"), f"{cls.engine_name}'s control groups")
         disk = "ext4 image" if await asyncio.to_thread(can_mount_images) else "watched"
-        return kept | {"disk": disk, "snapshots": f"{cls.binary} commit"}
+        return kept | {"disk": disk, "snapshots": f"{cls.engine_name} commit"}
 
-    async def start(self, spec: SandboxSpec) -> Sandbox:
+    async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
         reason, rootless = await self._probe()
         if reason:
             raise SandboxUnavailable(reason)
-        spec = replace(spec, root=spec.root.absolute())
         engine = self.engine()
-        sandbox = DockerSandbox(spec, self.options, engine, container_name(spec.root))
+        sandbox = DockerSandbox(spec, host, self.options, engine)
         await started_whole(lambda: self._with_files(sandbox))
         try:
             arguments = tuple(sandbox.create_arguments(rootless=rootless))
@@ -196,16 +193,16 @@ class DockerRuntime(Runtime):
             raise
         return sandbox
 
-    async def discard(self, snapshot: Snapshot) -> None:
-        if snapshot.image is not None:
-            await self.engine().call("rmi", "--force", snapshot.image)
-        await asyncio.to_thread(remove_tree, snapshot.directory)
+    async def discard(self, snapshot: str, host: Host) -> None:
+        if image := _snapshot_image(snapshot, host):
+            await self.engine().call("rmi", "--force", image)
+        await super().discard(snapshot, host)
 
     @classmethod
-    async def reap(cls, sessions_root: Path) -> int:
-        if shutil.which(cls.binary, path=engine_environment().get("PATH")) is not None:
-            await cls._remove_containers(sessions_root.absolute())
-        return await asyncio.to_thread(reap_sessions, sessions_root.absolute(), cls.binary)
+    async def reap(cls, host: Host) -> int:
+        if shutil.which(cls.engine_name, path=engine_environment().get("PATH")) is not None:
+            await cls._remove_containers(host.sandboxes)
+        return await super().reap(host)
 
     @classmethod
     async def _remove_containers(cls, sessions_root: Path) -> None:
@@ -220,19 +217,17 @@ class DockerRuntime(Runtime):
                 await engine.remove(name)
 
     def _with_files(self, sandbox: DockerSandbox) -> DockerSandbox:
-        spec = sandbox.spec
-        make_root(spec)
+        root = make_root(sandbox.spec, sandbox.host)
         try:
-            (spec.root / ENGINE).write_text(self.binary)
-            make_disk(spec, self.options.limits.disk, None)
+            (root / ENGINE).write_text(self.engine_name)
+            make_disk(sandbox.spec, sandbox.host, self.options.limits.disk, None)
         except BaseException:
-            reap_sandbox(spec.root)
+            reap_sandbox(root)
             raise
         return sandbox
 
     async def _begin(self, sandbox: DockerSandbox) -> None:
-        engine, root = sandbox.engine, sandbox.spec.root
-        logs = root / "logs"
+        engine, logs = sandbox.engine, sandbox.host.logs / sandbox.spec.name
         sandbox.holder = start_supervised(
             Launch(
                 argv=(engine.binary, "start", "--attach", "--interactive", sandbox.name),
@@ -243,7 +238,7 @@ class DockerRuntime(Runtime):
                 stderr=logs / "container.stderr",
                 output_limit=1024 * 1024,
             ),
-            root,
+            sandbox.root,
         )
         try:
             pid = await engine.first_pid(sandbox.name, sandbox.holder)
@@ -256,30 +251,30 @@ class DockerRuntime(Runtime):
 
     async def _undo(self, sandbox: DockerSandbox) -> None:
         await sandbox.close()
-        await asyncio.to_thread(reap_sandbox, sandbox.spec.root)
+        await asyncio.to_thread(reap_sandbox, sandbox.root)
 
     @classmethod
     async def _probe(cls) -> tuple[str | None, bool]:
         """Why the engine cannot be used, and whether it runs without root."""
-        if cls.binary not in cls._probed:
+        if cls.engine_name not in cls._probed:
             try:
-                cls._probed[cls.binary] = await cls._ask()
+                cls._probed[cls.engine_name] = await cls._ask()
             except SandboxUnavailable as error:
                 return str(error), False  # A daemon that is down now may be up later.
             except SandboxError as error:
                 return str(error), False
-        return cls._probed[cls.binary]
+        return cls._probed[cls.engine_name]
 
     @classmethod
     async def _ask(cls) -> tuple[str | None, bool]:
         if sys.platform != "linux":
-            return f"{cls.binary} sandboxes need Linux", False
+            return f"{cls.engine_name} sandboxes need Linux", False
         info = json.loads(await cls.engine().call("info", "--format", "{{json .}}", timeout=30.0))
         rootless = cls.is_rootless(info)
         if not rootless and os.geteuid() != 0:
             return (
-                f"{cls.binary} runs as root and the node does not, so it cannot keep its containers in hand; "
-                f"run {cls.binary} rootless, or the node as root",
+                f"{cls.engine_name} runs as root and the node does not, so it cannot manage its containers; "
+                f"run {cls.engine_name} rootless, or the node as root",
                 False,
             )
         return None, rootless
@@ -295,7 +290,7 @@ class DockerRuntime(Runtime):
 
 
 class PodmanRuntime(DockerRuntime):
-    binary = "podman"
+    engine_name = "podman"
     is_daemonless = True
     install_hint = "install podman (Debian: podman)"
 
@@ -304,6 +299,11 @@ class PodmanRuntime(DockerRuntime):
         host = info.get("host")
         security = host.get("security") if isinstance(host, dict) else None
         return isinstance(security, dict) and security.get("rootless") is True
+
+
+def _snapshot_image(name: str | None, host: Host) -> str | None:
+    file = host.snapshots / name / IMAGE if name else None
+    return file.read_text() if file and file.is_file() else None
 
 
 def _mount(source: Path, target: PurePosixPath, *more: str) -> str:

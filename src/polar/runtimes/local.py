@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, Field
 
 from polar.runtimes.base import (
+    MIB,
     Command,
     ExecResult,
+    Host,
+    Limit,
+    Limits,
     PathRefused,
+    Runtime,
     Sandbox,
     SandboxError,
     SandboxSpec,
     SandboxUnavailable,
+    ToolDirectory,
 )
 from polar.runtimes.cgroups import (
     CONTROLLERS,
@@ -36,11 +41,11 @@ from polar.runtimes.disk import (
     can_mount_images,
     can_mount_overlays,
     is_full,
+    keep,
     make_disk,
     remove_disk,
 )
 from polar.runtimes.files import read_file, remove_tree, write_file
-from polar.runtimes.limits import Limit, Limits
 from polar.runtimes.network import Network
 from polar.runtimes.processes import ProcessIdentity, end_strays
 from polar.runtimes.supervision import GRACE_SECONDS, Launch, Supervised
@@ -79,13 +84,20 @@ class ClosedOptions(LocalOptions):
 
 
 class LocalSandbox(Sandbox):
-    """A sandbox made of directories below the spec's root and supervised processes."""
+    """A sandbox made of directories below a root of its own and supervised processes."""
 
     def __init__(
-        self, spec: SandboxSpec, options: LocalOptions, group: Group | None = None, owner: int | None = None
+        self,
+        spec: SandboxSpec,
+        host: Host,
+        options: LocalOptions,
+        group: Group | None = None,
+        owner: int | None = None,
     ) -> None:
         """`group` keeps the limits it can; the files belong to `owner`, or else to the node's user."""
         self.spec = spec
+        self.host = host
+        self.root = host.sandboxes / spec.name
         self.options = options
         self.group = group
         self.owner = owner
@@ -94,6 +106,9 @@ class LocalSandbox(Sandbox):
     @abstractmethod
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
         """How the host starts a command of this sandbox."""
+
+    def tool_path(self, tool: ToolDirectory) -> PurePosixPath:
+        return tool.target
 
     def attend(self, running: Supervised) -> AbstractAsyncContextManager[None]:
         """What the node does for a command while it runs."""
@@ -107,7 +122,7 @@ class LocalSandbox(Sandbox):
     @property
     def writable(self) -> Mapping[PurePosixPath, Path]:
         """Directories inside → where they are on the host."""
-        files = self.spec.root / FILES
+        files = self.root / FILES
         return {self.workspace: files / "workspace", self.home: files / "home", self.tmp: files / "tmp"}
 
     @property
@@ -124,14 +139,14 @@ class LocalSandbox(Sandbox):
         limits = self.options.limits
         enforced = self.group.enforces if self.group else frozenset()
         wanted = {Limit.MEMORY: limits.memory, Limit.PIDS: limits.pids, Limit.DISK: limits.disk}
-        if (self.spec.root / IMAGE).exists():
+        if (self.root / IMAGE).exists():
             del wanted[Limit.DISK]
         return {limit: int(value) for limit, value in wanted.items() if value and limit not in enforced}
 
     async def exec(self, command: Command, *, timeout: float, log_name: str) -> ExecResult:
-        stdout, stderr = self._logs(log_name)
+        stdout, stderr = self.host.outputs(self.spec.name, log_name)
         before, kills_before = self.meters.refusals(), self.meters.memory_kills()
-        running = start_supervised(self.launch(command, stdout, stderr), self.spec.root)
+        running = start_supervised(self.launch(command, stdout.log, stderr.log), self.root)
         self._running.add(running)
         try:
             async with self.attend(running):
@@ -165,10 +180,10 @@ class LocalSandbox(Sandbox):
 
     def _limits_hit(self, before: Mapping[Limit, int]) -> set[Limit]:
         hit = {limit for limit, count in self.meters.refusals().items() if count > before.get(limit, 0)}
-        return hit | {Limit.DISK} if is_full(self.spec.root) else hit
+        return hit | {Limit.DISK} if is_full(self.root) else hit
 
     def _end_strays(self) -> None:
-        end_strays(self.spec.root)
+        end_strays(self.root)
         if self.group:
             self.group.kill()
 
@@ -180,18 +195,12 @@ class LocalSandbox(Sandbox):
         """The command's own exit code."""
         return reported
 
-    def _logs(self, name: str) -> tuple[Path, Path]:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-            raise SandboxError(f"{name!r} cannot be the name of a log")
-        logs = self.spec.root / "logs"
-        return logs / f"{name}.stdout", logs / f"{name}.stderr"
-
     async def upload(self, path: PurePosixPath, data: bytes, *, executable: bool = False) -> None:
         base, parts = self._locate(path)
         mode = 0o755 if executable else 0o644
         await asyncio.to_thread(write_file, base, parts, data, mode, self.owner)
 
-    async def download(self, path: PurePosixPath, *, max_bytes: int = 64 * 1024 * 1024) -> bytes:
+    async def download(self, path: PurePosixPath, *, max_bytes: int = 64 * MIB) -> bytes:
         base, parts = self._locate(path)
         return await asyncio.to_thread(read_file, base, parts, max_bytes)
 
@@ -200,26 +209,26 @@ class LocalSandbox(Sandbox):
         if self.group:
             await asyncio.to_thread(self.group.kill)
 
+    async def snapshot(self, name: str) -> None:
+        await asyncio.to_thread(keep, self.root, self.host.snapshots / name)
+
     async def stop(self) -> None:
         await to_its_end(self.clear_away())
 
     async def clear_away(self) -> None:
         """What `stop` does, whether or not it is cancelled."""
         await self.kill()
-        await asyncio.to_thread(self._remove_all_but_logs)
+        await asyncio.to_thread(self._remove)
 
-    def _remove_all_but_logs(self) -> None:
-        root = self.spec.root
+    def _remove(self) -> None:
         try:
             if self.group:
                 self.group.remove()
-            if root.is_dir():
-                remove_disk(root)
-            for path in list(root.iterdir()) if root.is_dir() else ():
-                if path.name != "logs":
-                    remove_tree(path)
+            if self.root.is_dir():
+                remove_disk(self.root)
+                remove_tree(self.root)
         except OSError as error:
-            raise SandboxError(f"{root}: could not be removed: {error}") from None
+            raise SandboxError(f"{self.root}: could not be removed: {error}") from None
 
     def _locate(self, path: PurePosixPath) -> tuple[Path | str, tuple[str, ...]]:
         """The host directory that holds a path inside, and the way from there."""
@@ -255,6 +264,20 @@ async def started_whole(make: Callable[[], S]) -> S:
         raise
 
 
+class LocalRuntime(Runtime):
+    """A runtime whose sandboxes are on the node's machine."""
+
+    engine_name: ClassVar[str | None] = None
+    """The container engine whose sandboxes these are; None: this machine's own."""
+
+    async def discard(self, snapshot: str, host: Host) -> None:
+        await asyncio.to_thread(remove_tree, host.snapshots / snapshot)
+
+    @classmethod
+    async def reap(cls, host: Host) -> int:
+        return await asyncio.to_thread(reap_sandboxes, host, cls.engine_name)
+
+
 def start_supervised(launch: Launch, root: Path) -> Supervised:
     try:
         return Supervised(launch, root / "pids")
@@ -264,36 +287,38 @@ def start_supervised(launch: Launch, root: Path) -> Supervised:
         raise SandboxError(f"the command cannot be run as it is: {error}") from None
 
 
-def make_root(spec: SandboxSpec) -> None:
-    """Lay out the directory of a new sandbox; its disk and group are made next."""
+def make_root(spec: SandboxSpec, host: Host) -> Path:
+    """The directory of a new sandbox; its disk and group are made next."""
+    root = host.sandboxes / spec.name
     try:
-        spec.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # First what a sandbox is reaped by, so that one half made is not left behind either.
-        for name in ("pids", "logs"):
-            (spec.root / name).mkdir(exist_ok=name == "logs")
+        (root / "pids").mkdir()
+        (host.logs / spec.name).mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError:
-        raise SandboxError(f"{spec.root}: already holds a sandbox", hint="stop or reap it first") from None
+        raise SandboxError(f"{root}: already holds a sandbox", hint="stop or reap it first") from None
     except OSError as error:
-        raise _no_sandbox(spec, error) from None
+        raise _no_sandbox(root, error) from None
+    return root
 
 
-def make_sandbox(spec: SandboxSpec, limits: Limits, owner: int | None) -> Group | None:
+def make_sandbox(spec: SandboxSpec, host: Host, limits: Limits, owner: int | None) -> Group | None:
     """Root, disk and group of a sandbox whose processes this node starts; all or nothing."""
-    make_root(spec)
+    root = make_root(spec, host)
     try:
-        make_disk(spec, limits.disk, owner)
-        return Group.make(spec.root, limits) if usable_hierarchies() else None
+        make_disk(spec, host, limits.disk, owner)
+        return Group.make(root, limits) if usable_hierarchies() else None
     except BaseException as error:
-        reap_sandbox(spec.root)
+        reap_sandbox(root)
         if isinstance(error, OSError):
-            raise _no_sandbox(spec, error) from None
+            raise _no_sandbox(root, error) from None
         raise
 
 
-def _no_sandbox(spec: SandboxSpec, error: OSError) -> SandboxError:
+def _no_sandbox(root: Path, error: OSError) -> SandboxError:
     passing = error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
     kind = SandboxUnavailable if passing else SandboxError
-    return kind(f"no sandbox can be made in {spec.root}: {error.strerror}")
+    return kind(f"no sandbox can be made in {root}: {error.strerror}")
 
 
 def enforcement() -> dict[str, str]:
@@ -324,16 +349,17 @@ def reap_sandbox(root: Path) -> None:
     remove_tree(root)
 
 
-def reap_sessions(sessions_root: Path, engine: str | None = None) -> int:
-    """Reap every sandbox `sessions_root/*` of an engine (None: of this machine itself); returns how many."""
+def reap_sandboxes(host: Host, engine: str | None = None) -> int:
+    """Reap every sandbox of an engine (None: of this machine itself), and all snapshots; how many."""
     reaped = 0
-    for root in sessions_root.iterdir() if sessions_root.is_dir() else ():
+    for root in host.sandboxes.iterdir() if host.sandboxes.is_dir() else ():
         if root.is_symlink() or not (root / "pids").is_dir() or engine_of(root) != engine:
             continue
         reap_sandbox(root)
         reaped += 1
     if engine is None:
-        reap_groups(sessions_root)
+        reap_groups(host.sandboxes)
+    remove_tree(host.snapshots)
     return reaped
 
 

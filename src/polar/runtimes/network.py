@@ -53,5 +53,5 @@ class Network(BaseModel):
             for gateway in listeners[:1]:
                 await stack.enter_async_context(forwarded(gateway, spec.gateway_host, spec.gateway_port))
             for proxy in listeners[1:]:
-                await stack.enter_async_context(proxied(proxy, self.allowed, spec.session_id))
+                await stack.enter_async_context(proxied(proxy, self.allowed, spec.name))
             yield

@@ -6,22 +6,21 @@ import asyncio
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import model_validator
 
-from polar.runtimes.base import Command, Mount, Runtime, Sandbox, SandboxSpec
+from polar.runtimes.base import Command, Host, Sandbox, SandboxError, SandboxSpec, ToolDirectory
 from polar.runtimes.cgroups import Group
 from polar.runtimes.disk import FILES
 from polar.runtimes.forwarding import reachable_host
 from polar.runtimes.local import (
     LocalOptions,
+    LocalRuntime,
     LocalSandbox,
     enforcement,
     make_sandbox,
-    reap_sessions,
     started_whole,
 )
 from polar.runtimes.processes import SANDBOX_VARIABLE
@@ -31,15 +30,18 @@ from polar.runtimes.supervision import Launch
 class ProcessSandbox(LocalSandbox):
     """Paths inside are paths of the host."""
 
-    def __init__(self, spec: SandboxSpec, options: LocalOptions, group: Group | None) -> None:
-        super().__init__(spec, options, group)
-        files = PurePosixPath(spec.root / FILES)
+    def __init__(self, spec: SandboxSpec, host: Host, options: LocalOptions, group: Group | None) -> None:
+        super().__init__(spec, host, options, group)
+        files = PurePosixPath(self.root / FILES)
         self.workspace, self.home, self.tmp = files / "workspace", files / "home", files / "tmp"
-        host = reachable_host(spec.gateway_host)
-        self.gateway_url = f"http://{f'[{host}]' if ':' in host else host}:{spec.gateway_port}"
+        gateway = reachable_host(spec.gateway_host)
+        self.gateway_url = f"http://{f'[{gateway}]' if ':' in gateway else gateway}:{spec.gateway_port}"
 
-    def path_inside(self, mount: Mount) -> PurePosixPath:
-        return PurePosixPath(mount.source)
+    def tool_path(self, tool: ToolDirectory) -> PurePosixPath:
+        return PurePosixPath(tool.source)
+
+    async def snapshot(self, name: str) -> None:
+        raise SandboxError("this runtime keeps no snapshots")
 
     def is_killed_from_outside(self, reported: int) -> bool:
         """Taken for granted of what no process survives: nothing here keeps an agent from its own harness."""
@@ -48,7 +50,7 @@ class ProcessSandbox(LocalSandbox):
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
         return Launch(
             argv=command.argv,
-            env={**self.env, **command.env, SANDBOX_VARIABLE: str(self.spec.root)},
+            env={**self.env, **command.env, SANDBOX_VARIABLE: str(self.root)},
             cwd=Path(command.cwd or self.workspace),
             stdin=command.stdin,
             stdout=stdout,
@@ -61,7 +63,7 @@ class ProcessSandbox(LocalSandbox):
         )
 
 
-class ProcessRuntime(Runtime):
+class ProcessRuntime(LocalRuntime):
     class Options(LocalOptions):
         @model_validator(mode="before")
         @classmethod
@@ -82,12 +84,9 @@ class ProcessRuntime(Runtime):
     async def enforcement(cls) -> Mapping[str, str]:
         return await asyncio.to_thread(enforcement)
 
-    async def start(self, spec: SandboxSpec) -> Sandbox:
-        spec = replace(spec, root=spec.root.absolute())
+    async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
         return await started_whole(
-            lambda: ProcessSandbox(spec, self.options, make_sandbox(spec, self.options.limits, None))
+            lambda: ProcessSandbox(
+                spec, host, self.options, make_sandbox(spec, host, self.options.limits, None)
+            )
         )
-
-    @classmethod
-    async def reap(cls, sessions_root: Path) -> int:
-        return await asyncio.to_thread(reap_sessions, sessions_root.absolute())

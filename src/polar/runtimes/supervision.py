@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from polar.runtimes import supervisor
-from polar.runtimes.base import SandboxError, SandboxUnavailable
-from polar.runtimes.limits import Limit
+from polar.runtimes.base import Limit, SandboxError, SandboxUnavailable
 from polar.runtimes.processes import ProcessIdentity
 from polar.runtimes.template import template
 

@@ -19,7 +19,7 @@ from polar.evaluators.command import CommandEvaluator, parse_reward
 from polar.models.component import Component
 from polar.models.session import TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
-from polar.runtimes.base import Sandbox, SandboxSpec
+from polar.runtimes.base import Host, Sandbox, SandboxSpec
 from polar.runtimes.process import ProcessRuntime
 from tests.evaluations import agent_does, evaluation, make_task
 from tests.evaluations import evaluate as judge
@@ -29,8 +29,8 @@ TASK = TaskSpec.model_validate({"id": "t", "instruction": "x", "harness": "shell
 
 @pytest.fixture
 async def sandbox(tmp_path: Path) -> AsyncIterator[Sandbox]:
-    spec = SandboxSpec("s1", tmp_path / "s1", "127.0.0.1", 9)
-    started = await ProcessRuntime(ProcessRuntime.Options()).start(spec)
+    spec = SandboxSpec("s1", "127.0.0.1", 9)
+    started = await ProcessRuntime(ProcessRuntime.Options()).start(spec, Host(tmp_path))
     yield started
     await started.stop()
 

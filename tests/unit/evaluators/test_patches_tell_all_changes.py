@@ -39,12 +39,12 @@ async def test_a_patch_makes_the_agents_files_out_of_the_tasks(context: Evaluati
     )
     sums = "find . -type f ! -name '*.log' ! -name '*.pyc' -exec sha256sum {} + | sort"
     script = f"{listing} | sort; {sums}"
-    wanted = (await agent_does(context, script)).stdout.read_text()
+    wanted = (await agent_does(context, script)).stdout.text()
     patch = await patch_of(context)
     async with context.fresh_sandbox() as fresh:
         assert await apply_patch(fresh, patch, timeout=30) is None
         made = await agent_does(context.with_sandbox(fresh), script)
-        assert made.stdout.read_text() == wanted
+        assert made.stdout.text() == wanted
     assert b"debug.log" not in patch
     assert b"pyc" not in patch
 

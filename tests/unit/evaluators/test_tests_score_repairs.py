@@ -36,7 +36,7 @@ async def test_a_repair_is_worth_one(
 
 async def test_hidden_tests_are_not_there_while_the_agent_works(context: EvaluationContext) -> None:
     seen = await agent_does(context, "cat tests/test_calc.py; ls -a . tests")
-    assert "test_three" not in seen.stdout.read_text()
+    assert "test_three" not in seen.stdout.text()
 
 
 @every_way

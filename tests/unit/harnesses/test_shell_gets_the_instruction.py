@@ -13,7 +13,7 @@ from polar.harnesses.base import HarnessContext
 from polar.harnesses.environment import provider_environment
 from polar.harnesses.shell import Shell
 from polar.models.component import Component
-from polar.runtimes.base import SandboxSpec
+from polar.runtimes.base import Host, SandboxSpec
 from polar.runtimes.process import ProcessRuntime
 from tests.fakes.harness_context import harness_context
 
@@ -23,14 +23,15 @@ def context(instruction: str, home: PurePosixPath = PurePosixPath("/home/agent")
 
 
 async def run(shell: Shell, instruction: str, root: Path) -> str:
-    sandbox = await ProcessRuntime(ProcessRuntime.Options()).start(SandboxSpec("s", root, "127.0.0.1", 9))
+    spec = SandboxSpec("s", "127.0.0.1", 9)
+    sandbox = await ProcessRuntime(ProcessRuntime.Options()).start(spec, Host(root))
     try:
         given = context(instruction, sandbox.home)
         for path, data in shell.files(given).items():
             await sandbox.upload(path, data)
         result = await sandbox.exec(shell.command(given), timeout=20, log_name="agent")
-        assert result.exit_code == 0, result.stderr.read_text()
-        return result.stdout.read_bytes().decode()
+        assert result.exit_code == 0, result.stderr.text()
+        return result.stdout.read().decode()
     finally:
         await sandbox.stop()
 

@@ -13,14 +13,16 @@ import pytest
 from polar.config.settings import NodeSettings
 from polar.node.orphans import remove_expired
 from polar.node.services import NodeServices
+from polar.runtimes.base import Host
 
 HOUR = 3600.0
 
 
 @pytest.fixture
 def services(tmp_path: Path) -> NodeServices:
-    places = {f"{kind}_dir": tmp_path / kind for kind in ("captures", "kept", "sessions")}
-    return cast(NodeServices, SimpleNamespace(settings=NodeSettings(keep_orphans_hours=2), **places))
+    places = {f"{kind}_dir": tmp_path / kind for kind in ("captures", "kept")}
+    settings = NodeSettings(keep_orphans_hours=2)
+    return cast(NodeServices, SimpleNamespace(settings=settings, host=Host(tmp_path), **places))
 
 
 def left(path: Path, *, hours_ago: float, inside: str | None = None) -> Path:
@@ -40,8 +42,8 @@ def test_each_kind_goes_after_its_time(services: NodeServices) -> None:
     old = [
         left(services.captures_dir / "a.0@1.log", hours_ago=3),
         left(services.kept_dir / "a.0@1", hours_ago=3, inside="report"),
-        left(services.sessions_dir / "a.0@1", hours_ago=3, inside="logs"),
-        left(services.sessions_dir / "a.0@1.2", hours_ago=3, inside="logs"),
+        left(services.host.logs / "a.0@1", hours_ago=3, inside="agent"),
+        left(services.host.logs / "a.0@1.2", hours_ago=3, inside="agent"),
     ]
     recent = left(services.captures_dir / "b.0@1.log", hours_ago=1)
     assert remove_expired(services, ()) == len(old)
@@ -53,8 +55,8 @@ def test_each_kind_goes_after_its_time(services: NodeServices) -> None:
 def test_a_lease_at_work_keeps_what_is_its_own_however_old(services: NodeServices) -> None:
     own = [
         left(services.captures_dir / "a.0@2.log", hours_ago=200),
-        left(services.sessions_dir / "a.0@2", hours_ago=200, inside="logs"),
-        left(services.sessions_dir / "a.0@2.2", hours_ago=200, inside="logs"),
+        left(services.host.logs / "a.0@2", hours_ago=200, inside="agent"),
+        left(services.host.logs / "a.0@2.2", hours_ago=200, inside="agent"),
     ]
     before = left(services.captures_dir / "a.0@1.log", hours_ago=200)
     assert remove_expired(services, {"a.0@2"}) == 1
@@ -63,7 +65,7 @@ def test_a_lease_at_work_keeps_what_is_its_own_however_old(services: NodeService
 
 
 def test_a_sandbox_that_was_not_closed_is_left_to_its_runtime(services: NodeServices) -> None:
-    sandbox = left(services.sessions_dir / "a.0@1", hours_ago=200, inside="pids")
+    sandbox = left(services.host.sandboxes / "a.0@1", hours_ago=200, inside="pids")
     assert remove_expired(services, ()) == 0
     assert sandbox.exists()
 

@@ -19,7 +19,7 @@ from polar.node import failures
 from polar.node.agent import AgentRun
 from polar.node.failures import BudgetExceeded, Disturbed, ModelCalls, reason_for, refuse_disturbed
 from polar.node.sandboxes import PreparationFailed
-from polar.runtimes.base import ImageNotFound, SandboxUnavailable
+from polar.runtimes.base import ImageNotFound, Output, SandboxUnavailable
 from tests.fakes.control_plane import idle_task
 
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
@@ -90,7 +90,7 @@ def test_an_agent_killed_from_outside_is_not_scored_whatever_the_task_says() -> 
 def test_the_error_repeats_what_the_agent_said_last(tmp_path: Path) -> None:
     said = tmp_path / "stderr"
     said.write_text("x" * 9_000 + "\nno such file: my-agent\n")
-    agent = AgentRun(end=AgentEnd.EXITED, exit_code=127, stderr=said)
+    agent = AgentRun(end=AgentEnd.EXITED, exit_code=127, stderr=Output(said))
     with pytest.raises(Disturbed, match=r"exit code 127: x+\nno such file: my-agent\)"):
         refuse_disturbed(agent, ModelCalls(), idle_task())
 

@@ -10,7 +10,7 @@ import pytest
 from polar import plugins
 from polar.errors import InvalidInput
 from polar.models.component import Component
-from polar.runtimes.base import Command, SandboxSpec
+from polar.runtimes.base import Command, Host, SandboxSpec
 from polar.runtimes.bubblewrap import BubblewrapRuntime
 
 
@@ -37,15 +37,15 @@ def test_places_that_are_not_free_are_refused(options: dict[str, Any], problem: 
 @pytest.mark.sandbox
 async def test_a_task_finds_its_directories_where_it_wants_them(tmp_path: Path) -> None:
     options = BubblewrapRuntime.Options(workspace="/app", directories=("/tests", "/srv/data"))
-    sandbox = await BubblewrapRuntime(options).start(SandboxSpec("s1", tmp_path / "s1", "127.0.0.1", 0))
+    sandbox = await BubblewrapRuntime(options).start(SandboxSpec("s1", "127.0.0.1", 0), Host(tmp_path))
     try:
         await sandbox.upload(PurePosixPath("/tests/deep/er"), b"x")
         await sandbox.upload(PurePosixPath("file"), b"y")
         script = "pwd; cat /tests/deep/er /app/file; echo z > /srv/data/out; ls /workspace 2>&1; rmdir /tests"
         result = await sandbox.exec(Command(("/bin/sh", "-c", script)), timeout=30, log_name="x")
-        assert result.stdout.read_text().startswith("/app\nxy")
+        assert result.stdout.text().startswith("/app\nxy")
         assert await sandbox.download(PurePosixPath("/srv/data/out")) == b"z\n"
         assert await sandbox.download(PurePosixPath("/tests/deep/er")) == b"x"
     finally:
         await sandbox.stop()
-    assert [path.name for path in (tmp_path / "s1").iterdir()] == ["logs"]
+    assert list((tmp_path / "sessions").iterdir()) == []

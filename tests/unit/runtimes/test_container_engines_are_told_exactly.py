@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -14,11 +15,12 @@ from polar.models.component import Component
 from polar.runtimes.apptainer import ApptainerEngine, ApptainerRuntime, ApptainerSandbox
 from polar.runtimes.base import (
     Command,
+    Host,
     ImageNotFound,
-    Mount,
     SandboxError,
     SandboxSpec,
     SandboxUnavailable,
+    ToolDirectory,
 )
 from polar.runtimes.docker import DockerEngine, DockerRuntime, DockerSandbox, PodmanRuntime
 from polar.runtimes.engine import container_name, name_prefix
@@ -43,15 +45,15 @@ def apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     return fake_engine("apptainer", tmp_path / "bin")
 
 
-def spec(root: Path, *mounts: Mount) -> SandboxSpec:
-    return SandboxSpec("s1", root, "127.0.0.1", 9, mounts)
+SPEC = SandboxSpec("s1", "127.0.0.1", 9)
+TOOL = ToolDirectory(Path("/cache/a,b"), PurePosixPath("/opt/tool"))
+WITH_TOOL = replace(SPEC, tools=(TOOL,))
 
 
 def described(at: Path, *, rootless: bool = False, **options: object) -> list[str]:
-    """The orders for a container with one mount whose name has a comma."""
+    """The orders for a container with one tool directory whose name has a comma."""
     parsed = DockerRuntime.Options.model_validate({"image": "debian:12", **options})
-    mount = Mount(Path("/cache/a,b"), PurePosixPath("/opt/tool"))
-    sandbox = DockerSandbox(spec(at, mount), parsed, DockerEngine("docker"), container_name(at))
+    sandbox = DockerSandbox(WITH_TOOL, Host(at), parsed, DockerEngine("docker"))
     return list(sandbox.create_arguments(rootless=rootless))
 
 
@@ -60,7 +62,7 @@ def value(arguments: list[str], name: str) -> str:
 
 
 def test_a_container_is_closed_unless_told_otherwise(tmp_path: Path) -> None:
-    arguments = described(tmp_path / "s1")
+    arguments = described(tmp_path)
     assert value(arguments, "--network") == "none"
     assert value(arguments, "--cap-drop") == "ALL"
     assert value(arguments, "--security-opt") == "no-new-privileges"
@@ -71,10 +73,11 @@ def test_a_container_is_closed_unless_told_otherwise(tmp_path: Path) -> None:
 
 def test_commands_are_told_of_the_proxy_only_where_a_list_opens_it(tmp_path: Path) -> None:
     for allow in ([], ["pypi.org:443"]):
-        root = tmp_path / f"s{len(allow)}"
-        root.mkdir()
+        host = Host(tmp_path / f"node{len(allow)}")
+        root = host.sandboxes / "s1"
+        root.mkdir(parents=True)
         options = DockerRuntime.Options.model_validate({"image": "debian:12", "network": {"allow": allow}})
-        sandbox = DockerSandbox(spec(root), options, DockerEngine("docker"), container_name(root))
+        sandbox = DockerSandbox(SPEC, host, options, DockerEngine("docker"))
         sandbox.launch(Command(("true",)), root / "out", root / "err")
         (env_file,) = root.glob("env-*")
         assert ("https_proxy=http://127.0.0.1:47101\n" in env_file.read_text()) is bool(allow)
@@ -85,46 +88,46 @@ def test_commands_are_told_of_the_proxy_only_where_a_list_opens_it(tmp_path: Pat
 
 def test_limits_reach_the_engine(tmp_path: Path) -> None:
     limits = {"memory": "1GiB", "pids": 100, "cpus": 1.5}
-    arguments = described(tmp_path / "s1", limits=limits)
+    arguments = described(tmp_path, limits=limits)
     assert value(arguments, "--memory") == value(arguments, "--memory-swap") == str(1024**3)
     assert value(arguments, "--pids-limit") == "100"
     assert value(arguments, "--cpus") == "1.5"
-    unlimited = described(tmp_path / "s1", limits={"memory": None, "pids": None})
+    unlimited = described(tmp_path, limits={"memory": None, "pids": None})
     assert not {"--memory", "--pids-limit", "--cpus"} & set(unlimited)
 
 
 def test_mounts_are_read_only_whatever_their_names(tmp_path: Path) -> None:
-    arguments = described(tmp_path / "s1")
+    arguments = described(tmp_path)
     mounts = [arguments[n + 1] for n, argument in enumerate(arguments) if argument == "--mount"]
     assert mounts[-1] == 'type=bind,"source=/cache/a,b",target=/opt/tool,readonly'
     assert [mount.rpartition("target=")[2] for mount in mounts[:-1]] == ["/workspace", "/home/agent", "/tmp"]
 
 
 def test_a_workspace_of_the_image_is_not_covered(tmp_path: Path) -> None:
-    arguments = described(tmp_path / "s1", workspace="/testbed", root="writable")
+    arguments = described(tmp_path, workspace="/testbed", root="writable")
     assert "--read-only" not in arguments
     assert not any("target=/testbed" in argument or "target=/workspace" in argument for argument in arguments)
 
 
 def test_rootless_containers_run_as_the_nodes_own_user(tmp_path: Path) -> None:
-    assert value(described(tmp_path / "s1", rootless=True), "--user") == "0:0"
-    assert "--user" not in described(tmp_path / "s1")
+    assert value(described(tmp_path, rootless=True), "--user") == "0:0"
+    assert "--user" not in described(tmp_path)
 
 
 def test_containers_of_two_nodes_are_told_apart(tmp_path: Path) -> None:
-    one, other = described(tmp_path / "one" / "s1"), described(tmp_path / "other" / "s1")
+    one, other = described(tmp_path / "one"), described(tmp_path / "other")
     assert value(one, "--label") != value(other, "--label")
     assert value(one, "--name") != value(other, "--name")
 
 
 def test_secrets_are_not_on_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / "s1").mkdir()
+    (tmp_path / "sessions/s1").mkdir(parents=True)
     options = DockerRuntime.Options(image="debian:12")
-    sandbox = DockerSandbox(spec(tmp_path / "s1"), options, DockerEngine("docker"), "name")
+    sandbox = DockerSandbox(SPEC, Host(tmp_path), options, DockerEngine("docker"))
     command = Command(("agent", "--now"), env={"KEY": "hush hush = yes"})
     launch = sandbox.launch(command, tmp_path / "out", tmp_path / "err")
     assert launch.argv[:2] == ("docker", "exec")
-    assert launch.argv[-3:] == ("name", "agent", "--now")
+    assert launch.argv[-3:] == (sandbox.name, "agent", "--now")
     assert not any("hush" in argument for argument in launch.argv)
     env_file = Path(value(list(launch.argv), "--env-file"))
     assert "KEY=hush hush = yes" in env_file.read_text().splitlines()
@@ -133,9 +136,9 @@ def test_secrets_are_not_on_the_command_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("env", [{"KEY": "two\nlines"}, {"A=B": "x"}, {"": "x"}])
 def test_an_environment_that_cannot_be_passed_on_is_refused(tmp_path: Path, env: dict[str, str]) -> None:
-    (tmp_path / "s1").mkdir()
+    (tmp_path / "sessions/s1").mkdir(parents=True)
     options = DockerRuntime.Options(image="debian:12")
-    sandbox = DockerSandbox(spec(tmp_path / "s1"), options, DockerEngine("docker"), "name")
+    sandbox = DockerSandbox(SPEC, Host(tmp_path), options, DockerEngine("docker"))
     with pytest.raises(SandboxError, match="cannot pass it on"):
         sandbox.launch(Command(("true",), env=env), tmp_path / "out", tmp_path / "err")
 
@@ -183,7 +186,7 @@ async def test_an_unknown_image_leaves_nothing_behind(docker: FakeEngine, tmp_pa
     )
     runtime = DockerRuntime(DockerRuntime.Options(image="nothing"))
     with pytest.raises(ImageNotFound, match="nothing"):
-        await runtime.start(spec(tmp_path / "sessions" / "s1"))
+        await runtime.start(SPEC, Host(tmp_path))
     assert list((tmp_path / "sessions").iterdir()) == []
     assert [order[0] for order in docker.orders] == ["info", "create", "rm"]
 
@@ -196,7 +199,7 @@ async def test_a_container_that_ends_at_once_says_why(docker: FakeEngine, tmp_pa
     )
     runtime = DockerRuntime(DockerRuntime.Options(image="scratch"))
     with pytest.raises(SandboxError, match="/bin/sh"):
-        await runtime.start(spec(tmp_path / "sessions" / "s1"))
+        await runtime.start(SPEC, Host(tmp_path))
     assert docker.orders[-1][0] == "rm"
     assert list((tmp_path / "sessions").iterdir()) == []
 
@@ -207,7 +210,7 @@ async def test_a_container_of_another_machine_is_refused(docker: FakeEngine, tmp
     )
     runtime = DockerRuntime(DockerRuntime.Options(image="debian"))
     with pytest.raises(SandboxError, match="the engine must run on the node's machine"):
-        await runtime.start(spec(tmp_path / "sessions" / "s1"))
+        await runtime.start(SPEC, Host(tmp_path))
     assert list((tmp_path / "sessions").iterdir()) == []
 
 
@@ -220,7 +223,7 @@ async def test_a_missing_engine_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         (ApptainerRuntime, "apptainer"),
     ):
         assert f"{name} is not installed" in str(await runtime.unavailable())
-        assert await runtime.reap(tmp_path / "sessions") == 0
+        assert await runtime.reap(Host(tmp_path)) == 0
 
 
 async def test_a_daemon_that_is_down_is_asked_again(docker: FakeEngine) -> None:
@@ -254,28 +257,27 @@ async def test_reap_removes_only_the_nodes_own_containers(docker: FakeEngine, tm
     sessions = tmp_path / "sessions"
     own = container_name(sessions / "s1")
     docker.answer(ps={"stdout": f"{own}\nsomebody-elses\n"})
-    assert await DockerRuntime.reap(sessions) == 0
+    assert await DockerRuntime.reap(Host(tmp_path)) == 0
     assert [order for order in docker.orders if order[0] == "rm"] == [["rm", "--force", "--volumes", own]]
 
 
 def instance(at: Path, **options: object) -> list[str]:
     parsed = ApptainerRuntime.Options.model_validate({"image": "/images/a.sif", **options})
-    mount = Mount(Path("/cache/a,b"), PurePosixPath("/opt/tool"))
-    sandbox = ApptainerSandbox(spec(at, mount), parsed, ApptainerEngine("apptainer"), container_name(at))
+    sandbox = ApptainerSandbox(WITH_TOOL, Host(at), parsed, ApptainerEngine("apptainer"))
     return list(sandbox.start_arguments())
 
 
 def test_an_instance_is_closed_unless_told_otherwise(tmp_path: Path) -> None:
-    arguments = instance(tmp_path / "s1", limits={"cpus": 2})
+    arguments = instance(tmp_path, limits={"cpus": 2})
     assert {"--containall", "--cleanenv", "--no-home", "--no-privs", "--net"} <= set(arguments)
     assert value(arguments, "--network") == "none"
     assert value(arguments, "--cpus") == "2"
     assert "--writable-tmpfs" in arguments
     assert "--nv" not in arguments
     assert 'type=bind,"source=/cache/a,b",destination=/opt/tool,ro' in arguments
-    assert arguments[-2:] == ["/images/a.sif", container_name(tmp_path / "s1")]
-    assert "--nv" in instance(tmp_path / "s1", nv=True)
-    assert "--overlay" in instance(tmp_path / "s1", root="overlay")
+    assert arguments[-2:] == ["/images/a.sif", container_name(tmp_path / "sessions/s1")]
+    assert "--nv" in instance(tmp_path, nv=True)
+    assert "--overlay" in instance(tmp_path, root="overlay")
 
 
 def test_an_instances_command_gets_its_arguments_unread() -> None:
@@ -311,10 +313,10 @@ async def test_an_image_of_the_host_must_lie_where_the_operator_allows(
     for image in ("/", "/etc", str(images / "link"), f"{images}/../bin"):
         runtime = ApptainerRuntime(ApptainerRuntime.Options(image=image))
         with pytest.raises(SandboxError, match=r"not below node\.upload_roots"):
-            await runtime.start(SandboxSpec("s1", tmp_path / "s1", "127.0.0.1", 9, image_roots=(images,)))
+            await runtime.start(SPEC, Host(tmp_path, image_roots=(images,)))
     runtime = ApptainerRuntime(ApptainerRuntime.Options(image=str(images / "absent.sif")))
     with pytest.raises(ImageNotFound, match="no such image"):
-        await runtime.start(SandboxSpec("s1", tmp_path / "s1", "127.0.0.1", 9, image_roots=(images,)))
+        await runtime.start(SPEC, Host(tmp_path, image_roots=(images,)))
     assert apptainer.orders == []
 
 
@@ -325,7 +327,7 @@ async def test_a_failing_instance_leaves_nothing_behind(apptainer: FakeEngine, t
     )
     runtime = ApptainerRuntime(ApptainerRuntime.Options(image="docker://x"))
     with pytest.raises(ImageNotFound, match="could not open image"):
-        await runtime.start(spec(tmp_path / "sessions" / "s1"))
+        await runtime.start(SPEC, Host(tmp_path))
     assert list((tmp_path / "sessions").iterdir()) == []
 
 
@@ -333,6 +335,6 @@ async def test_reap_stops_only_the_nodes_own_instances(apptainer: FakeEngine, tm
     sessions = tmp_path / "sessions"
     own = container_name(sessions / "s1")
     apptainer.answer(instance_list={"stdout": json.dumps({"instances": [{"instance": own, "pid": 1}]})})
-    assert await ApptainerRuntime.reap(sessions) == 0
+    assert await ApptainerRuntime.reap(Host(tmp_path)) == 0
     assert apptainer.orders[0][-1] == f"{name_prefix(sessions)}*"
     assert apptainer.orders[-1][:2] == ["instance", "stop"]

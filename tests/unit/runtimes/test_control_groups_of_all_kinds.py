@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from polar.runtimes.base import SandboxError
+from polar.runtimes.base import Limit, Limits, SandboxError
 from polar.runtimes.cgroups import Group, Hierarchy, find_hierarchies, node_name, recorded_groups
-from polar.runtimes.limits import Limit, Limits
 
 LIMITS = Limits.model_validate({"memory": "1GiB", "pids": 99, "cpus": 1.5})
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from polar.runtimes.local import reap_sessions
+from polar.runtimes.base import Host
+from polar.runtimes.local import reap_sandboxes
 from polar.runtimes.processes import ProcessIdentity, end_strays
 
 
@@ -41,29 +42,30 @@ def test_recycled_pid_is_left_alone(
 ) -> None:
     identity = ProcessIdentity.of(sleeper.pid)
     assert identity is not None
-    pids = tmp_path / "s1" / "pids"
+    pids = tmp_path / "sessions" / "s1" / "pids"
     pids.mkdir(parents=True)
     replace(identity, **change).save(pids)
-    assert reap_sessions(tmp_path) == 1
+    assert reap_sandboxes(Host(tmp_path)) == 1
     assert sleeper.poll() is None
-    assert not (tmp_path / "s1").exists()
+    assert not pids.parent.exists()
 
 
 def test_unfinished_pid_file_does_not_stop_the_reaping(tmp_path: Path) -> None:
-    pids = tmp_path / "s1" / "pids"
+    pids = tmp_path / "sessions" / "s1" / "pids"
     pids.mkdir(parents=True)
     (pids / "12.json").write_text('{"pid": 12')
     (pids / "13.json").write_text("[]")
-    assert reap_sessions(tmp_path) == 1
+    assert reap_sandboxes(Host(tmp_path)) == 1
 
 
 def test_reaping_leaves_what_is_no_sandbox(tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "kept")
-    assert reap_sessions(tmp_path) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"kept", "file", "link"}
-    assert reap_sessions(tmp_path / "absent") == 0
+    sessions = tmp_path / "sessions"
+    (sessions / "kept").mkdir(parents=True)
+    (sessions / "file").touch()
+    (sessions / "link").symlink_to(sessions / "kept")
+    assert reap_sandboxes(Host(tmp_path)) == 0
+    assert {path.name for path in sessions.iterdir()} == {"kept", "file", "link"}
+    assert reap_sandboxes(Host(tmp_path / "absent")) == 0
 
 
 async def test_strays_are_found_by_their_sandbox_only(
