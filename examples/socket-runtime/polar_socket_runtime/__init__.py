@@ -1,0 +1,1 @@
+"""Sandboxes that another process makes, behind a socket."""
