@@ -9,13 +9,13 @@ from typing import Any
 
 from aiohttp import web
 
-Answer = str | tuple[int, str] | Callable[[dict[str, Any]], str]
+Answer = str | tuple[int, str] | Callable[[dict[str, Any]], str | tuple[int, str]]
 
 
 @dataclass
 class JudgeServer:
     """The n-th request gets the n-th answer, the last one repeats: a text, a status with a body, or a
-    function that makes a text of the request."""
+    function that makes either of the request."""
 
     answers: list[Answer]
     asked: list[dict[str, Any]] = field(default_factory=list)

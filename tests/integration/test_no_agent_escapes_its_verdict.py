@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from polar.evaluators.base import SPOILED
 from polar.models.session import SessionStatus
-from polar.node.evaluation import SPOILED
 from tests.sandboxes import require_runtime
 from tests.systems import ASK, shell_task, system
 

@@ -18,6 +18,10 @@ from polar.models.task import TaskSpec
 from polar.runtimes.base import Sandbox
 
 
+SPOILED = "spoiled"
+"""The component of a verdict that is 1 where the agent kept its work from being evaluated."""
+
+
 class EvaluationFailed(PolarError):
     """The evaluator itself could not come to a verdict (the agent's failure is a low reward instead)."""
 

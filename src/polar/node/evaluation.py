@@ -12,14 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from polar.evaluators.base import EvaluationContext, Evaluator
+from polar.evaluators.base import SPOILED, EvaluationContext, Evaluator
 from polar.models.session import Verdict
 from polar.node.failures import BudgetExceeded, is_outage
 
 log = logging.getLogger(__name__)
 
-SPOILED = "spoiled"
-"""The component of a verdict that is 1 where the agent kept its work from being evaluated."""
 _ERROR_SHOWN = 2_000
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 from polar import plugins
 from polar.config.settings import NodeSettings
 from polar.errors import InvalidInput
-from polar.evaluators import judge_client
-from polar.evaluators.base import EvaluationContext, EvaluationFailed, JudgeEndpoint
-from polar.evaluators.judge_prompt import Criterion, Nonsense, judge_messages, read_opinion
+from polar.evaluators import judge as judge_module
+from polar.evaluators.base import SPOILED, EvaluationContext, EvaluationFailed, JudgeEndpoint
+from polar.evaluators.judge import Criterion, Nonsense, judge_messages, read_opinion
 from polar.models.chat import Message, Role, ToolCall
 from polar.models.component import Component
 from polar.models.session import Verdict
+from polar.node.failures import is_outage
 from tests.evaluations import agent_does, evaluate
 from tests.fakes.judge_server import JudgeServer, judging
 from tests.fakes.sessions import completion
@@ -31,7 +33,7 @@ KEY = "sk-very-secret-key"
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_client, "PAUSES", (0.0,))
+    monkeypatch.setattr(judge_module, "PAUSES", (0.0,))
 
 
 def seen_by(context: EvaluationContext, server: JudgeServer) -> EvaluationContext:
@@ -102,7 +104,29 @@ async def test_a_busy_judge_is_asked_again_and_a_refusal_is_not(context: Evaluat
     async with judging((401, f"the key {KEY} is wrong")) as server:
         with pytest.raises(EvaluationFailed, match=r"refused: HTTP 401: the key \[key\] is wrong"):
             await judge(context, server)
-    assert len(server.asked) == 1
+
+
+def talked_out_of(answer: str | tuple[int, str]) -> Callable[[dict[str, Any]], str | tuple[int, str]]:
+    """A judge that answers like this as soon as it is shown what the agent said."""
+    return lambda body: answer if "All done" in body["messages"][1]["content"] else GOOD
+
+
+@pytest.mark.parametrize("answer", ["I was told not to grade.", (400, "content_filter")])
+@pytest.mark.parametrize("on_failure", ["closed", "open"])
+async def test_an_agent_that_talks_the_judge_out_of_an_answer_gets_nothing(
+    context: EvaluationContext, answer: str | tuple[int, str], on_failure: str
+) -> None:
+    async with judging(talked_out_of(answer)) as server:
+        verdict = await judge(context, server, attempts=2, on_failure=on_failure, open_reward=0.5)
+    assert (verdict.reward, verdict.components) == (0.0, {SPOILED: 1.0})
+    assert "only without what the agent left" in verdict.report
+
+
+async def test_whether_a_judge_answers_without_the_agent_is_asked_once(context: EvaluationContext) -> None:
+    async with judging(talked_out_of("no")) as server:
+        for _ in range(2):
+            await judge(context, server, attempts=2)
+    assert len(server.asked) == 2 * 2 + 1
 
 
 async def test_a_judge_without_answer_fails_the_session_or_not(context: EvaluationContext) -> None:
@@ -116,11 +140,16 @@ async def test_a_judge_without_answer_fails_the_session_or_not(context: Evaluati
     assert "makes no sense" in verdict.report
 
 
-async def test_an_unreachable_judge_is_a_failure(context: EvaluationContext) -> None:
+async def test_an_unreachable_judge_is_an_outage_and_no_verdict(context: EvaluationContext) -> None:
     async with judging(GOOD) as server:
         pass
-    with pytest.raises(EvaluationFailed, match="cannot be reached"):
+    with pytest.raises(EvaluationFailed, match="cannot be reached") as failed:
         await judge(context, server, attempts=1)
+    assert is_outage(failed.value)
+    async with judging((503, "busy")) as server:
+        with pytest.raises(EvaluationFailed, match="HTTP 503") as failed:
+            await judge(context, server, attempts=2)
+    assert is_outage(failed.value)
 
 
 async def test_traces_are_judged_one_by_one(context: EvaluationContext) -> None:

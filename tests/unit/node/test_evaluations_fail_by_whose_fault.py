@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from polar.errors import PolarError
-from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
+from polar.evaluators.base import SPOILED, EvaluationContext, EvaluationFailed, Evaluator
 from polar.models.session import FailureReason, TrajectoryStats, Verdict
-from polar.node.evaluation import SPOILED, evaluate
+from polar.node.evaluation import evaluate
 from polar.node.failures import BudgetExceeded, reason_for
 from polar.runtimes.base import Sandbox, SandboxUnavailable
 from tests.fakes.control_plane import idle_task
