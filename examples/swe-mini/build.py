@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar.evaluators.test_reports import unittest
-from polar.evaluators.test_reports.report import Outcome
+from polar.evaluators.test_reports import Outcome, parse_unittest
 
 HERE = Path(__file__).parent
 INSTRUCTION = """{issue}
@@ -140,7 +139,7 @@ def outcomes(repository: Path, modules: list[str]) -> dict[str, Outcome]:
         capture_output=True,
         text=True,
     )
-    return dict(unittest.parse(done.stderr).outcomes)
+    return dict(parse_unittest(done.stderr).outcomes)
 
 
 def base_commit(repo: Path) -> str:

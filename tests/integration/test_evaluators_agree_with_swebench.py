@@ -12,9 +12,8 @@ import pytest
 from polar import plugins
 from polar.errors import InvalidInput
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
-from polar.evaluators.grading import TestReward, grade
-from polar.evaluators.swe_row import SweRow
-from polar.evaluators.swebench import END, START, procedure_of
+from polar.evaluators.swebench import END, START, SweRow, procedure_of
+from polar.evaluators.tests import TestReward, grade
 from polar.models.component import Component
 from tests.evaluations import agent_does, evaluate, evaluation, make_task
 

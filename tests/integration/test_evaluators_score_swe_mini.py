@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from polar.evaluators.harbor_task import read_harbor_task
-from polar.evaluators.swe_row import SweRow
+from polar.evaluators.swebench import SweRow
 from polar.models.task import TaskSpec
 from tests.evaluations import agent_does, evaluate, evaluation
 

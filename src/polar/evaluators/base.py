@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -16,7 +17,6 @@ from polar.models.completion import Completion
 from polar.models.session import AgentEnd, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
 from polar.runtimes.base import Sandbox
-
 
 SPOILED = "spoiled"
 """The component of a verdict that is 1 where the agent kept its work from being evaluated."""
@@ -96,3 +96,21 @@ class Evaluator(ABC):
     @abstractmethod
     async def evaluate(self, context: EvaluationContext) -> Verdict:
         """Score the session; EvaluationFailed if that was not possible."""
+
+
+def evaluator(
+    function: Callable[[EvaluationContext, Any], Awaitable[float | Verdict]],
+    options: type[BaseModel] = Evaluator.Options,
+) -> type[Evaluator]:
+    """The evaluator class that calls `function(context, options)`; name it in the entry point."""
+
+    class FunctionEvaluator(Evaluator):
+        __doc__ = function.__doc__
+        Options = options  # type: ignore[assignment]
+
+        async def evaluate(self, context: EvaluationContext) -> Verdict:
+            score = await function(context, self.options)
+            return score if isinstance(score, Verdict) else Verdict(reward=score)
+
+    FunctionEvaluator.__name__ = getattr(function, "__name__", "FunctionEvaluator")
+    return FunctionEvaluator

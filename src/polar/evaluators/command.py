@@ -6,19 +6,15 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 from pydantic import Field
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
-from polar.evaluators.environment import run_grader
-from polar.evaluators.inside import UngradableWorkspace, place
-from polar.evaluators.output import cut, report_of
-from polar.evaluators.steering import rivals
-from polar.evaluators.tampering import tampering_remarks
-from polar.evaluators.test_plan import spoiled
+from polar.evaluators.inside import UngradableWorkspace, cut, place, report_of, run_grader
+from polar.evaluators.tampering import rivals, tampering_remarks
+from polar.evaluators.tests import spoiled
 from polar.evaluators.workspace import Place, Placed, graded_workspace
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
@@ -154,24 +150,19 @@ class CommandEvaluator(Evaluator):
             run.reward()
 
 
-def _is_verdict(line: str) -> bool:
-    try:
-        document = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(document, dict) and "reward" in document
-
-
 def parse_reward(text: str) -> tuple[float, dict[str, float]]:
     """The reward and its components that a command stated."""
     if _NUMBER.fullmatch(text):
         return _finite(float(text), "the reward"), {}
-    if not _is_verdict(text):
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict) or "reward" not in document:
         raise EvaluationFailed(
             f"the evaluator's command states what is no reward: {text[:200]!r}",
             hint='state a number or {"reward": number, "components": {name: number}}',
         )
-    document: Mapping[str, Any] = json.loads(text)
     components = document.get("components", {})
     if not isinstance(components, dict):
         raise EvaluationFailed("components: must be an object of numbers")

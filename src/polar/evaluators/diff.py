@@ -1,18 +1,103 @@
-"""Scores the agent's patch: taken from its workspace, applied to a clean one, then tested there."""
+"""Scores the agent's patch: taken from its workspace, applied to a clean one, then tested there.
+
+The patch is told by a repository of ours, never by the agent's `.git`. A fresh sandbox holds the workspace
+as it was; the agent's files are laid out beside it. Both become trees of a repository that the agent never
+had in its hands, so no hook, filter, attribute, alias or object that it may have planted has a say.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pydantic import Field
 
-from polar.evaluators.base import EvaluationContext, Evaluator
-from polar.evaluators.inside import UngradableWorkspace
-from polar.evaluators.patch import PATCH_BYTES, apply_patch, extract_patch, touched_files
-from polar.evaluators.test_plan import TestPlan, run_plan, spoiled
-from polar.evaluators.workspace import GradedWorkspace, Guarded, changed_workspace
+from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
+from polar.evaluators.inside import CLEAN_GIT, UngradableWorkspace, place_file, private_directory, run_script
+from polar.evaluators.tests import TestPlan, run_plan, spoiled
+from polar.evaluators.workspace import GradedWorkspace, Guarded, changed_workspace, pack
 from polar.models.session import Verdict
-from polar.runtimes.base import Sandbox
+from polar.runtimes.base import Sandbox, SandboxError
+
+PATCH_BYTES = 4 * 1024 * 1024
+PATCH_NAME = "patch.diff"
+LEFT_OUT = ("__pycache__/", "*.pyc", ".pytest_cache/", "node_modules/")
+"""Never part of a patch unless they were there before; what the project's .gitignore names comes on top."""
+
+_NO_GIT = 86
+_DIFF = f"""
+command -v git > /dev/null || exit {_NO_GIT}
+set -e
+before=$PWD; mine=$1; limit=$2; shift 2
+mkdir "$mine/after"
+tar -x -o -f "$mine/workspace.tar" -C "$mine/after" && rm "$mine/workspace.tar"
+export GIT_DIR="$mine/git"
+git init --quiet --template= && mkdir -p "$GIT_DIR/info"
+git config core.autocrlf false && git config core.excludesFile /dev/null && git config gc.auto 0
+echo '* -text -filter -ident -working-tree-encoding !diff' > "$GIT_DIR/info/attributes"
+cp "$mine/exclude" "$GIT_DIR/info/exclude"
+git --work-tree="$before" add --all --force . && old=$(git write-tree)
+git read-tree "$old"
+cd "$mine/after"
+git --work-tree="$mine/after" add --all . && new=$(git write-tree)
+git diff-tree -r --patch --binary --full-index --no-ext-diff --no-textconv --no-renames \\
+    "$old" "$new" -- "$@" | head -c "$limit" > "$mine/{PATCH_NAME}"
+rm -rf "$mine/after" "$mine/git"
+"""
+_APPLY = """
+git apply --whitespace=nowarn -p1 "$1"
+"""
+_FILES = re.compile(rb"^diff --git a/(.+) b/\1$", re.MULTILINE)
+
+
+async def extract_patch(
+    context: EvaluationContext,
+    fresh: Sandbox,
+    exclude: Sequence[str],
+    limit: int,
+    *,
+    allow: Sequence[str] = ("*",),
+) -> bytes:
+    """The agent's patch to what `allow` matches, against the workspace of `fresh`, which stays as it is."""
+    archive = await pack(context)
+    mine = private_directory(fresh)
+    await place_file(fresh, mine / "workspace.tar", archive)
+    await place_file(fresh, mine / "exclude", "\n".join(LEFT_OUT).encode())
+    pathspecs = (
+        *(f":(top){pattern}" for pattern in allow),
+        *(f":(exclude,top,glob){pattern}" for pattern in exclude),
+    )
+    result = await run_script(
+        fresh, _DIFF, str(mine), str(limit + 1), *pathspecs,
+        timeout=context.seconds_left, name="evaluator-diff", env=CLEAN_GIT,
+    )  # fmt: skip
+    if result.exit_code == _NO_GIT:
+        raise EvaluationFailed("there is no git in the sandbox", hint="use a runtime or an image that has it")
+    if result.exit_code != 0:
+        raise UngradableWorkspace(f"no patch could be made: {result.stderr.text(1000)}")
+    try:
+        patch = await fresh.download(mine / PATCH_NAME, max_bytes=limit)
+    except SandboxError:
+        raise UngradableWorkspace(f"the patch is larger than {limit} bytes") from None
+    context.keep(PATCH_NAME, patch)
+    return patch
+
+
+async def apply_patch(sandbox: Sandbox, patch: bytes, *, timeout: float, name: str = "patch") -> str | None:
+    """Apply a patch to the workspace; what git said if it does not apply."""
+    if not patch.strip():
+        return None
+    file = private_directory(sandbox) / f"{name}.diff"
+    await place_file(sandbox, file, patch if patch.endswith(b"\n") else patch + b"\n")
+    result = await run_script(
+        sandbox, _APPLY, str(file), timeout=timeout, name=f"evaluator-apply-{name}", env=CLEAN_GIT
+    )
+    return None if result.exit_code == 0 else result.stderr.text(2000)
+
+
+def touched_files(patch: bytes) -> tuple[str, ...]:
+    """The paths that a patch adds, changes or removes, as git wrote them."""
+    return tuple(dict.fromkeys(match.decode(errors="replace") for match in _FILES.findall(patch)))
 
 
 class DiffEvaluator(Evaluator):

@@ -11,12 +11,18 @@ from typing import Any
 from pydantic import field_validator
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
-from polar.evaluators.environment import ANY_PLUGIN, run_grader
 from polar.evaluators.harbor_task import LOGS, TESTS
-from polar.evaluators.inside import UngradableWorkspace, must_run, place, run_script
-from polar.evaluators.output import cut, report_of
+from polar.evaluators.inside import (
+    ANY_PLUGIN,
+    UngradableWorkspace,
+    cut,
+    place,
+    report_of,
+    run_grader,
+    run_script,
+)
 from polar.evaluators.tampering import Finding, tampering_remarks
-from polar.evaluators.test_plan import spoiled
+from polar.evaluators.tests import spoiled
 from polar.evaluators.workspace import Place, Placed, graded_workspace
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
@@ -93,7 +99,8 @@ class HarborEvaluator(Evaluator):
     async def _run(self, context: EvaluationContext, sandbox: Sandbox) -> ExecResult:
         """Lay out /tests over whatever the agent left in these places, and run its script."""
         await _require_places(sandbox)
-        await must_run(sandbox, _CLEAR, timeout=context.seconds_left, name="evaluator-clear")
+        left = context.seconds_left
+        await run_script(sandbox, _CLEAR, timeout=left, name="evaluator-clear", must_succeed=True)
         files = {
             path: file.model_copy(update={"executable": True}) if path.endswith(".sh") else file
             for path, file in self.options.tests.items()

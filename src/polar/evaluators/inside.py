@@ -1,22 +1,24 @@
-"""Small scripts that an evaluator runs inside a sandbox, and whose fault it is when they fail."""
+"""What an evaluator runs inside a sandbox: small scripts and graders, and what is made of their output."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from polar.errors import PolarError
 from polar.evaluators.base import EvaluationFailed
-from polar.evaluators.output import report_of
 from polar.models.task import FileContent
 from polar.runtimes.base import Command, ExecResult, PathRefused, Sandbox, SandboxError
 
-
-class UngradableWorkspace(PolarError):
-    """What the agent left cannot be evaluated, and that is the agent's doing: its reward is 0."""
-
-
+REPORT_BYTES = 16 * 1024
+"""How much of the end of stdout, and of stderr, goes into a report."""
+REPORT_LIMIT = 60 * 1024
+"""How many bytes a whole report may have; 64 KiB are kept of it."""
+SHARE_OF_TIME = 0.9
+"""How much of what is left of the budget a grader may take, so that its end can still be told."""
+ANY_PLUGIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
+"""For graders that count on the plug-ins of their images and name none; a workspace brings none."""
 CLEAN_GIT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -28,10 +30,60 @@ CLEAN_GIT = {
     "GIT_TERMINAL_PROMPT": "0",
 }
 """For git where somebody else's configuration and hooks may lie about."""
-
-
 UNLOCK = 'chmod -R u+rwX . 2>/dev/null; chmod u+rwx "$TMPDIR" "$HOME" 2>/dev/null'
 """For scripts that look at what an agent left: it may have locked directories, to hide or to stay."""
+_SITE = '''\
+"""Puts the directory that Python searches first behind its library, which it can then not replace."""
+
+import os
+import sys
+
+
+def _first():
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if not word.startswith("-"):
+            return os.path.dirname(os.path.realpath(word))
+        if word in ("-W", "-X"):
+            next(words, None)
+        elif word == "-" or (word[-1] in "mc" and word[1] != "-"):
+            break
+    return os.getcwd()
+
+
+if getattr(sys.flags, "safe_path", False):
+    _installed = [number for number, path in enumerate(sys.path) if path.endswith("-packages")]
+    sys.path.insert(_installed[0] if _installed else len(sys.path), _first())
+'''
+_CLOSED_SHELL = 'mkdir -p "${1%/*}" && cp /bin/sh "$1" && chmod 0111 "$1" && "$1" -c true'
+"""Makes a shell into whose memory nobody looks: the kernel closes that of programs run from files that
+their user may not read. Else a program of the agent's that the shell starts could trace its parent."""
+
+
+class UngradableWorkspace(PolarError):
+    """What the agent left cannot be evaluated, and that is the agent's doing: its reward is 0."""
+
+
+def text_of(result: ExecResult) -> str:
+    """Everything it wrote; stderr after stdout, since how they were interleaved is not kept."""
+    return f"{result.stdout.text()}\n{result.stderr.text()}"
+
+
+def report_of(result: ExecResult) -> str:
+    """Exit code, and the end of both streams."""
+    streams = (("stdout", result.stdout), ("stderr", result.stderr))
+    texts = ((name, output.text(REPORT_BYTES).rstrip()) for name, output in streams)
+    return "\n".join(
+        [f"exit code {result.exit_code}", *(f"--- {name}\n{text}" for name, text in texts if text)]
+    )
+
+
+def cut(text: str, limit: int = REPORT_LIMIT) -> str:
+    """A text of about `limit` bytes at most that says how much is missing; valid whatever is in it."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= limit:
+        return data.decode()
+    return f"{data[:limit].decode(errors='ignore')}\n[{len(data) - limit} more bytes]"
 
 
 def private_directory(sandbox: Sandbox) -> PurePosixPath:
@@ -47,8 +99,10 @@ async def run_script(
     name: str,
     env: Mapping[str, str] = {},
     stdin: bytes = b"",
+    must_succeed: bool = False,
 ) -> ExecResult:
-    """Run a shell script of ours in the workspace; EvaluationFailed if it cannot be run or takes too long."""
+    """Run a shell script of ours in the workspace; EvaluationFailed if it cannot be run or takes too long,
+    and, if it must succeed, for every exit code but 0."""
     command = Command(("/bin/sh", "-c", script, "sh", *arguments), env=env, stdin=stdin)
     try:
         result = await sandbox.exec(command, timeout=timeout, log_name=name)
@@ -58,21 +112,7 @@ async def run_script(
         raise EvaluationFailed(
             f"{name}: did not end within {timeout:g} s", hint="raise budgets.evaluate_seconds"
         )
-    return result
-
-
-async def must_run(
-    sandbox: Sandbox,
-    script: str,
-    *arguments: str,
-    timeout: float,
-    name: str,
-    env: Mapping[str, str] = {},
-    stdin: bytes = b"",
-) -> ExecResult:
-    """As `run_script`, where every exit code but 0 is a failed evaluation."""
-    result = await run_script(sandbox, script, *arguments, timeout=timeout, name=name, env=env, stdin=stdin)
-    if result.exit_code != 0:
+    if must_succeed and result.exit_code != 0:
         raise EvaluationFailed(f"{name}: failed in the sandbox: {report_of(result)[-2000:]}")
     return result
 
@@ -94,3 +134,46 @@ async def place_file(sandbox: Sandbox, path: PurePosixPath, data: bytes, *, exec
         raise UngradableWorkspace(f"the evaluator's files could not be put in place: {error}") from error
     except SandboxError as error:
         raise EvaluationFailed(f"the evaluator's files could not be put in place: {error}") from error
+
+
+async def run_grader(
+    command: str | Sequence[str],
+    sandbox: Sandbox,
+    *,
+    env: Mapping[str, str],
+    timeout: float,
+    stdin: bytes = b"",
+) -> ExecResult:
+    """Run a command of the evaluator's; a string by a copy of `/bin/sh`, a list as it is.
+
+    Nothing in its environment is the agent's: its home is empty, and runners load what they are told to
+    alone; `env` wins.
+    """
+    clean = private_directory(sandbox)
+    files = {"home/.keep": FileContent(text=""), "python/sitecustomize.py": FileContent(text=_SITE)}
+    await place(sandbox, files, clean)
+    environment = {
+        **CLEAN_GIT,
+        "HOME": str(clean / "home"),
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # Compiled files that lie beside the sources may be of other sources.
+        "PYTHONPYCACHEPREFIX": str(clean / "pycache"),
+        "PYTEST_ADDOPTS": "-p no:cacheprovider",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        **env,
+        "PYTHONPATH": ":".join(filter(None, (str(clean / "python"), env.get("PYTHONPATH")))),
+    }
+    if isinstance(command, str):
+        shell = str(clean / "sh")
+        await run_script(
+            sandbox, _CLOSED_SHELL, shell, timeout=timeout, name="evaluator-shell", must_succeed=True
+        )
+        command = (shell, "-c", command)
+    try:
+        return await sandbox.exec(
+            Command(tuple(command), env=environment, stdin=stdin), timeout=timeout, log_name="evaluator"
+        )
+    except SandboxError as error:
+        raise EvaluationFailed(f"the evaluator's command could not be run: {error}") from error

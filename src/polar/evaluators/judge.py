@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field
 
 from polar.errors import PolarError, Unavailable
 from polar.evaluators.base import SPOILED, EvaluationContext, EvaluationFailed, Evaluator, JudgeEndpoint
-from polar.evaluators.output import cut
+from polar.evaluators.inside import cut
 from polar.models.chat import Message, Role
 from polar.models.completion import Completion
 from polar.models.component import Frozen

@@ -6,34 +6,181 @@ can be kept out is everything that changes the runner from outside that code.
 
 from __future__ import annotations
 
+import configparser
+import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
+from typing import Any
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
-from polar.evaluators.inside import (
-    UNLOCK,
-    UngradableWorkspace,
-    must_run,
-    place_file,
-    private_directory,
-    run_script,
-)
-from polar.evaluators.steering import (
-    INSTALLED,
-    essence,
-    find_expression,
-    is_guarded,
-    is_makefile,
-    is_named_by,
-    is_settings,
-    matches,
-    shadows,
-)
+from polar.evaluators.inside import UNLOCK, UngradableWorkspace, place_file, private_directory, run_script
 from polar.models.task import TaskSpec
 from polar.runtimes.base import PathRefused, Sandbox, SandboxError
+
+STEERING = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "unittest.cfg", "nose2.cfg"),
+    *("sitecustomize.*", "usercustomize.*", "sitecustomize/*", "usercustomize/*", "*.pth", "*.egg-link"),
+    *("*.config.[jt]s", "*.config.[cm][jt]s", "*.config.json", "*.workspace.[jt]s", "*.workspace.json"),
+    *(".*rc", ".*rc.*", ".pnp.*", "bunfig.toml", "deno.json", "deno.jsonc", "karma.conf.*", "setuptests.*"),
+    *(".cargo/*", "rust-toolchain", "rust-toolchain.toml", "build.rs", "go.work"),
+    *(".mvn/*", "junit-platform.properties", ".rspec", "phpunit.xml", "phpunit.xml.dist"),
+)
+"""Names of files, in whatever case, that a runner obeys wherever they are; honest work rarely has any."""
+MAKEFILES = ("makefile", "gnumakefile")
+"""These steer where the task has one itself; else they are work like any other file."""
+SETTINGS = (
+    *("pyproject.toml", "setup.cfg", "tox.ini", "package.json", "cargo.toml"),
+    *("*.dist-info/entry_points.txt", "*.egg-info/entry_points.txt"),
+    *("tests/*__init__.*", "test/*__init__.*"),
+)
+"""Files that honest work changes too; only what they tell a runner counts: of a package's own file among
+the tests, which is imported before them, all but being there."""
+INSTALLED = ("node_modules", ".venv", "venv", ".tox", ".nox", "__pycache__", ".pytest_cache")
+"""Directories of what was installed or cached: those of the task's sandbox are used, never the agent's."""
+GUARDED = (*STEERING, *MAKEFILES, *SETTINGS)
+
+RUNNERS = frozenset(
+    {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "xdist", "py", "nose2", "hypothesis"}
+)
+SHADOWING = (frozenset(sys.stdlib_module_names) | RUNNERS | {"__init__"}) - {"test", "this", "antigravity"}
+"""Modules that a file of the same name at the top of the workspace would stand in for; `__init__` makes
+the workspace itself a package, which pytest imports before the tests in it."""
+_MODULE_SUFFIXES = ("", ".py", ".pyc", ".so")
+_PYTHON_TOOLS = ("pytest", "coverage", "tox", "hatch", "pdm", "poe", "taskipy")
+_INI_SECTIONS = ("pytest", "tool:pytest", "tox", "testenv", "coverage:", "unittest", "nose")
+_HONEST_PACKAGE = frozenset(
+    {
+        *("name", "version", "description", "keywords", "author", "contributors", "license", "repository"),
+        *("bugs", "homepage", "private", "type", "main", "module", "types", "typings", "exports", "files"),
+        *("bin", "engines", "dependencies", "devDependencies", "peerDependencies", "optionalDependencies"),
+    }
+)
+_HONEST_CARGO = frozenset({"dependencies", "dev-dependencies", "build-dependencies", "features", "target"})
+_STEERING_CRATE = ("autotests", "build", "links", "workspace")
+
+
+def shadows(name: str) -> bool:
+    """Whether something of this name at the top of the workspace stands in for a module of the runner's."""
+    stem, dot, rest = name.partition(".")
+    return stem in SHADOWING and f"{dot}{rest.rpartition('.')[2]}" in _MODULE_SUFFIXES
+
+
+def is_makefile(path: str) -> bool:
+    return PurePosixPath(path).name.lower() in MAKEFILES
+
+
+def is_named_by(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern matches a path and ends in its very name, so that whoever wrote it had it in mind."""
+    name = PurePosixPath(path).name
+    return any(PurePosixPath(pattern).name == name and matches(path, (pattern,)) for pattern in patterns)
+
+
+def matches(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a path matches one of the patterns, in which `*` also stands for `/`, as in find."""
+    return any(fnmatchcase(path, pattern.removeprefix("./")) for pattern in patterns)
+
+
+def is_guarded(path: str) -> bool:
+    """Whether a path matches one of the names above."""
+    lower = f"./{path}".lower()
+    name = PurePosixPath(lower).name
+    return any(
+        fnmatchcase(lower, f"*/{each}") if "/" in each else fnmatchcase(name, each) for each in GUARDED
+    )
+
+
+def find_expression(patterns: Sequence[str]) -> list[str]:
+    """The words for `find` by which it prints what is guarded, and what the patterns match."""
+    tests: list[tuple[str, ...]] = [
+        ("-ipath", f"*/{name}") if "/" in name else ("-iname", name) for name in GUARDED
+    ]
+    # A link that is called as a guarded file's directory leads to another of any name.
+    parents = {name.rpartition("/")[0] for name in GUARDED if "/" in name}
+    tests += [("-type", "l", "-iname", parent) for parent in sorted(parents)]
+    tests += [("-path", f"./{pattern.removeprefix('./')}") for pattern in patterns]
+    return [word for test in tests for word in ("-o", *test)][1:]
+
+
+def rivals(path: str) -> tuple[str, ...]:
+    """Patterns of a hidden file's place and of what a runner might take in its stead."""
+    pure = PurePosixPath(path)
+    if path.endswith("_test.go"):
+        return (literal(path), f"{literal(str(pure.parent))}/*_test.go")
+    if pure.suffix != ".py":
+        return (literal(path),)
+    stem = literal(str(pure.with_suffix("")))
+    return (literal(path), stem, f"{stem}/*", f"{stem}.so", f"{stem}.*.so")
+
+
+def literal(path: str) -> str:
+    """A pattern that only this path matches."""
+    return re.sub(r"([*?\[])", r"[\1]", path)
+
+
+def essence(path: str, content: bytes | None) -> object:
+    """What of a file a runner obeys: its settings in a file that has others too, else all of it."""
+    if content is None or not is_settings(path):
+        return content
+    try:
+        return _READERS[PurePosixPath(path).name.lower()](content.decode())
+    except (ValueError, AttributeError, TypeError, configparser.Error, RecursionError):
+        return content
+
+
+def is_settings(path: str) -> bool:
+    return PurePosixPath(path).name.lower() in _READERS
+
+
+def _pyproject(text: str) -> object:
+    tools = tomllib.loads(text).get("tool", {})
+    return {name: tools[name] for name in _PYTHON_TOOLS if name in tools}
+
+
+def _package(text: str) -> object:
+    document: dict[str, Any] = json.loads(text or "{}")
+    return {key: value for key, value in document.items() if key not in _HONEST_PACKAGE and value}
+
+
+def _crate(text: str) -> object:
+    document = tomllib.loads(text)
+    package = document.pop("package", {})
+    rest = {key: value for key, value in document.items() if key not in _HONEST_CARGO}
+    return rest, {key: package[key] for key in _STEERING_CRATE if key in package}
+
+
+def _ini(text: str) -> object:
+    parser = _parsed(text)
+    return {name: dict(parser[name]) for name in parser.sections() if name.startswith(_INI_SECTIONS)}
+
+
+def _entry_points(text: str) -> object:
+    parser = _parsed(text)
+    return {name: dict(parser[name]) for name in parser.sections() if not name.endswith("_scripts")}
+
+
+def _parsed(text: str) -> configparser.RawConfigParser:
+    parser = configparser.RawConfigParser(strict=False)
+    parser.read_string(text)
+    return parser
+
+
+_READERS: dict[str, Callable[[str], object]] = {
+    "__init__.py": str.strip,
+    "pyproject.toml": _pyproject,
+    "package.json": _package,
+    "cargo.toml": _crate,
+    "setup.cfg": _ini,
+    "tox.ini": _ini,
+    "entry_points.txt": _entry_points,
+}
+
 
 MAX_FILES = 5_000
 SHOWN_FINDINGS = 50
@@ -100,7 +247,9 @@ printf '{END}'
 async def take_inventory(sandbox: Sandbox, protect: Sequence[str], *, timeout: float) -> Inventory:
     """Every path of the workspace that guards look at."""
     expression = find_expression(protect)
-    result = await must_run(sandbox, _LIST, *expression, timeout=timeout, name="evaluator-inventory")
+    result = await run_script(
+        sandbox, _LIST, *expression, timeout=timeout, name="evaluator-inventory", must_succeed=True
+    )
     listing = result.stdout.read().decode(errors="surrogateescape")
     if not listing.endswith(f"\0{END}"):
         raise UngradableWorkspace("the agent left more files than can be looked at")

@@ -2,11 +2,225 @@
 
 from __future__ import annotations
 
-from polar.evaluators.base import EvaluationContext, Evaluator
-from polar.evaluators.inside import UngradableWorkspace
-from polar.evaluators.test_plan import TestPlan, run_plan, spoiled
-from polar.evaluators.workspace import Place, Placed, graded_workspace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+from pydantic import Field, model_validator
+
+from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
+from polar.evaluators.inside import (
+    UngradableWorkspace,
+    cut,
+    place,
+    report_of,
+    run_grader,
+    run_script,
+    text_of,
+)
+from polar.evaluators.tampering import Finding, Tampered, rivals, tampering_remarks
+from polar.evaluators.test_reports import PARSERS, Outcome, ReportFormat, TestReport
+from polar.evaluators.workspace import GradedWorkspace, Guarded, Place, Placed, graded_workspace
+from polar.models.component import Frozen
 from polar.models.session import Verdict
+from polar.models.task import FileContent, WorkspacePath
+from polar.runtimes.base import ExecResult, Sandbox, SandboxError
+
+NAMED_FAILURES = 20
+"""How many tests that did not pass a report names."""
+
+
+class TestReward(StrEnum):
+    """How outcomes become one number."""
+
+    __test__ = False
+
+    ALL_PASS = "all_pass"
+    """1.0 if every test that counts passed, else 0.0."""
+    FRACTION = "fraction"
+    """The share of the tests that count which passed."""
+
+
+class Expected(Frozen):
+    """The tests that count, by the ids that the report gives them."""
+
+    fail_to_pass: tuple[str, ...] = ()
+    """What the change must bring about."""
+    pass_to_pass: tuple[str, ...] = ()
+    """What it must not break; being skipped is no harm to these."""
+
+    def __bool__(self) -> bool:
+        return bool(self.fail_to_pass or self.pass_to_pass)
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    reward: float
+    components: Mapping[str, float]
+    remarks: tuple[str, ...]
+    """What a person wants to know of it, a line each."""
+
+
+def grade(report: TestReport, exit_code: int, expected: Expected | None, reward: TestReward) -> Grade:
+    """Score a run of tests. A runner that fails without naming a failure is not believed."""
+    if report.is_empty:
+        return Grade(0.0, {}, ("no test result was recognised in the output",))
+    if exit_code != 0 and not report.has_failures:
+        remark = f"the report shows no failure but the runner ended with exit code {exit_code}"
+        return Grade(0.0, _counts(report), (remark,))
+    if expected:
+        return _grade_expected(report, expected, reward)
+    counts = report.counts
+    bad = [name for name, outcome in report.outcomes.items() if outcome.is_bad]
+    is_clean = counts.passed > 0 and counts.failed == 0 and exit_code == 0
+    share = counts.passed / max(1, counts.passed + counts.failed)
+    value = share if reward is TestReward.FRACTION else float(is_clean)
+    return Grade(value, _counts(report), _named("did not pass", bad))
+
+
+def _grade_expected(report: TestReport, expected: Expected, reward: TestReward) -> Grade:
+    fixed = _split(report, expected.fail_to_pass, {Outcome.PASSED})
+    kept = _split(report, expected.pass_to_pass, {Outcome.PASSED, Outcome.SKIPPED})
+    passed, total = len(fixed[0]) + len(kept[0]), len(expected.fail_to_pass) + len(expected.pass_to_pass)
+    value = passed / total if reward is TestReward.FRACTION else float(passed == total)
+    components = _counts(report)
+    if expected.fail_to_pass:
+        components["fail_to_pass"] = len(fixed[0]) / len(expected.fail_to_pass)
+    if expected.pass_to_pass:
+        components["pass_to_pass"] = len(kept[0]) / len(expected.pass_to_pass)
+    remarks = (*_named("should pass now, but does not", fixed[1]), *_named("no longer passes", kept[1]))
+    return Grade(value, components, remarks)
+
+
+def _split(report: TestReport, names: Iterable[str], good: set[Outcome]) -> tuple[list[str], list[str]]:
+    """Those with a good outcome, and the others; a test that is not in the report is among these."""
+    parts: tuple[list[str], list[str]] = ([], [])
+    for name in names:
+        parts[_outcome(report, name) not in good].append(name)
+    return parts
+
+
+def _outcome(report: TestReport, name: str) -> Outcome | None:
+    """Published lists hold ids that are cut off inside their parameters; those stand for all they begin."""
+    if name in report.outcomes or name.count("[") <= name.count("]"):
+        return report.outcomes.get(name)
+    matches = {outcome for test, outcome in report.outcomes.items() if test.startswith(name)}
+    return matches.pop() if len(matches) == 1 else None
+
+
+def _counts(report: TestReport) -> dict[str, float]:
+    counts = report.counts
+    return {
+        "tests_passed": float(counts.passed),
+        "tests_failed": float(counts.failed),
+        "tests_skipped": float(counts.skipped),
+    }
+
+
+def _named(what: str, names: list[str]) -> tuple[str, ...]:
+    shown = tuple(f"{what}: {name}" for name in names[:NAMED_FAILURES])
+    return (*shown, f"and {len(names) - NAMED_FAILURES} more") if len(names) > NAMED_FAILURES else shown
+
+
+REPORT_FILE_BYTES = 16 * 1024 * 1024
+NOT_RUNNABLE = (126, 127)
+"""What a shell ends with that cannot run its command."""
+
+
+class TestPlan(Guarded):
+    """The options that `tests` and `diff` share."""
+
+    __test__ = False
+
+    command: str | list[str] = Field(min_length=1)
+    """A string is run by `/bin/sh -c`, a list as it is; in the workspace."""
+    format: ReportFormat
+    report: WorkspacePath | None = None
+    """The file the command writes its report to; None: what it prints. Required for `junit`."""
+    files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
+    """Hidden tests: put in place only now, over whatever the agent left there."""
+    expected: Expected | None = None
+    """The tests that count; None: all there are."""
+    reward: TestReward = TestReward.ALL_PASS
+
+    @property
+    def guarded(self) -> tuple[str, ...]:
+        """Patterns of the files whose change is tampering besides `protect`: the hidden tests' places."""
+        return tuple(pattern for path in self.files for pattern in rivals(path))
+
+    @model_validator(mode="after")
+    def _has_report(self) -> TestPlan:
+        if self.format is ReportFormat.JUNIT and self.report is None:
+            raise ValueError("format 'junit' needs 'report', the path of the XML file")
+        return self
+
+
+async def run_plan(plan: TestPlan, context: EvaluationContext, work: GradedWorkspace) -> Verdict:
+    """Put the hidden tests in place, run them and grade what they report."""
+    sandbox, findings = work.sandbox, work.findings
+    await place(sandbox, plan.files)
+    await _clear_report(plan, sandbox, timeout=context.seconds_left)
+    limit = plan.limit(context)
+    result = await run_grader(plan.command, sandbox, env=plan.env, timeout=limit)
+    if result.timed_out:
+        return verdict_of(Grade(0.0, {}, (f"the tests did not end within {limit:g} s",)), findings, result)
+    if result.exit_code in NOT_RUNNABLE:
+        await _blame(plan, context)
+    report = await _report(plan, sandbox, result)
+    return verdict_of(grade(report, result.exit_code, plan.expected, plan.reward), findings, result)
+
+
+async def _clear_report(plan: TestPlan, sandbox: Sandbox, *, timeout: float) -> None:
+    """Only what the tests themselves write is a report of them, not what lies in its place before."""
+    if plan.report is None:
+        return
+    result = await run_script(
+        sandbox, 'rm -rf -- "$1"', f"./{plan.report}", timeout=timeout, name="evaluator-clear"
+    )
+    if result.exit_code != 0:
+        raise UngradableWorkspace(f"what lies in the place of the report {plan.report} cannot be removed")
+
+
+async def _blame(plan: TestPlan, context: EvaluationContext) -> None:
+    """EvaluationFailed if the command cannot be run in an untouched sandbox either."""
+    async with context.fresh_sandbox() as fresh:
+        await place(fresh, plan.files)
+        result = await run_grader(plan.command, fresh, env=plan.env, timeout=context.seconds_left)
+        if result.exit_code in NOT_RUNNABLE:
+            raise EvaluationFailed(
+                f"the test command cannot be run in this sandbox: {report_of(result)[-2000:]}",
+                hint="is its program installed there?",
+            )
+
+
+async def _report(plan: TestPlan, sandbox: Sandbox, result: ExecResult) -> TestReport:
+    parse = PARSERS[plan.format]
+    if plan.report is None:
+        return parse(text_of(result))
+    try:
+        path = sandbox.workspace / PurePosixPath(plan.report)
+        data = await sandbox.download(path, max_bytes=REPORT_FILE_BYTES)
+    except SandboxError:
+        return TestReport()
+    return parse(data.decode(errors="replace"))
+
+
+def verdict_of(graded: Grade, findings: Sequence[Finding], result: ExecResult | None = None) -> Verdict:
+    """The verdict with everything a person wants to know first."""
+    remarks = [*graded.remarks, *tampering_remarks(findings)]
+    output = [report_of(result)] if result else []
+    return Verdict(
+        reward=graded.reward,
+        components={**graded.components, "tampering": float(len(findings))},
+        report=cut("\n".join([*remarks, *output])),
+    )
+
+
+def spoiled(error: UngradableWorkspace) -> Verdict:
+    """The verdict of an agent that left nothing that can be evaluated, or what must not be."""
+    findings = error.findings if isinstance(error, Tampered) else ()
+    return verdict_of(Grade(0.0, {}, (error.message,)), findings)
 
 
 class TestsEvaluator(Evaluator):

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from polar import plugins
 from polar.evaluators.base import EvaluationContext, Evaluator
-from polar.evaluators.output import cut
+from polar.evaluators.inside import cut
 from polar.models.component import Component
 from polar.models.session import Verdict
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from polar.errors import InvalidInput
-from polar.evaluators.swe_row import SweRow
+from polar.evaluators.swebench import SweRow
 
 _NOT_GRADED_WITH = {"patch", "problem_statement", "files"}
 """The gold patch goes nowhere near a session: it is the task's solution, which is never submitted. The others

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.evaluators.grading import Expected, TestReward, grade
-from polar.evaluators.test_reports.report import Outcome, TestReport, make_report
+from polar.evaluators.test_reports import Outcome, TestReport, make_report
+from polar.evaluators.tests import Expected, TestReward, grade
 
 P, F, E, S = Outcome.PASSED, Outcome.FAILED, Outcome.ERROR, Outcome.SKIPPED
 ALL, SHARE = TestReward.ALL_PASS, TestReward.FRACTION

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.evaluators.base import EvaluationContext
-from polar.evaluators.steering import GUARDED, is_guarded
-from polar.evaluators.tampering import Change, Finding, compare
+from polar.evaluators.tampering import GUARDED, Change, Finding, compare, is_guarded
 from tests.evaluations import agent_does, evaluate, evaluation, make_task
 
 FILES = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
-from polar.evaluators.patch import apply_patch, extract_patch, touched_files
+from polar.evaluators.diff import apply_patch, extract_patch, touched_files
 from tests.evaluations import agent_does, evaluate, evaluation, make_task
 from tests.unit.evaluators.conftest import FIX
 
@@ -108,7 +108,7 @@ async def test_a_patch_over_its_limit_is_worth_nothing(
 async def test_a_workspace_that_cannot_be_carried_is_worth_nothing(
     context: EvaluationContext, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polar.evaluators.snapshot.ARCHIVE_BYTES", 100_000)
+    monkeypatch.setattr("polar.evaluators.workspace.ARCHIVE_BYTES", 100_000)
     await agent_does(context, f"{FIX}; truncate -s 10G large")
     for name, more in (("diff", {}), ("tests", {"sandbox": "fresh"})):
         verdict = await evaluate(context, name, **plan, **more)
@@ -119,6 +119,6 @@ async def test_a_workspace_that_cannot_be_carried_is_worth_nothing(
 async def test_a_sandbox_without_git_is_the_evaluators_fault(tmp_path: Path, plan: dict[str, Any]) -> None:
     async with evaluation(make_task(runtime="process"), tmp_path) as context:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("polar.evaluators.patch.CLEAN_GIT", {"PATH": str(tmp_path)})
+            patched.setattr("polar.evaluators.diff.CLEAN_GIT", {"PATH": str(tmp_path)})
             with pytest.raises(EvaluationFailed, match="no git"):
                 await evaluate(context, "diff", **plan)

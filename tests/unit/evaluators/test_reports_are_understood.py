@@ -12,10 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.evaluators.test_reports import PARSERS, ReportFormat
-from polar.evaluators.test_reports import pytest as pytest_report
-from polar.evaluators.test_reports import unittest as unittest_report
-from polar.evaluators.test_reports.report import Counts, Outcome, TestReport, make_report
+from polar.evaluators.test_reports import (
+    PARSERS,
+    Counts,
+    Outcome,
+    ReportFormat,
+    TestReport,
+    make_report,
+    parse_pytest,
+    parse_unittest,
+)
 
 P, F, E, S = Outcome.PASSED, Outcome.FAILED, Outcome.ERROR, Outcome.SKIPPED
 
@@ -233,27 +239,27 @@ UNITTEST = {
 
 
 def test_unittest_itself_is_understood(project: Path) -> None:
-    report = unittest_report.parse(output_of(project, "-m", "unittest", "-v", "test_things"))
+    report = parse_unittest(output_of(project, "-m", "unittest", "-v", "test_things"))
     assert report.outcomes == {
         f"test_things.TestThings.{name}": outcome for name, outcome in UNITTEST.items()
     }
 
 
 def test_unittest_without_names_is_counted(project: Path) -> None:
-    report = unittest_report.parse(output_of(project, "-m", "unittest", "test_things"))
+    report = parse_unittest(output_of(project, "-m", "unittest", "test_things"))
     assert report.counts == Counts(passed=3, failed=3, skipped=1)
     assert report.outcomes["test_things.TestThings.test_bad"] is F
 
 
 def test_older_unittest_names_tests_alike() -> None:
     lines = "test_a (pkg.tests.TestA) ... ok\ntest_b (pkg.tests.TestA.test_b) ... ok\n"
-    assert set(unittest_report.parse(lines).outcomes) == {"pkg.tests.TestA.test_a", "pkg.tests.TestA.test_b"}
+    assert set(parse_unittest(lines).outcomes) == {"pkg.tests.TestA.test_a", "pkg.tests.TestA.test_b"}
 
 
 @pytest.mark.parametrize("arguments", [("-rA",), ("-v",), ("-rA", "-v", "--color=yes")], ids=str)
 def test_pytest_itself_is_understood(project: Path, arguments: tuple[str, ...]) -> None:
     options = ("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments, "test_more.py")
-    report = pytest_report.parse(output_of(project, *options))
+    report = parse_pytest(output_of(project, *options))
     expected = {f"test_more.py::TestMore::{name}": outcome for name, outcome in UNITTEST.items()}
     expected["test_more.py::TestMore::test_broken"] = F
     expected["test_more.py::test_text[a - b]"] = P
@@ -267,9 +273,7 @@ def test_pytest_itself_is_understood(project: Path, arguments: tuple[str, ...]) 
 
 
 def test_short_pytest_is_counted(project: Path) -> None:
-    report = pytest_report.parse(
-        output_of(project, "-m", "pytest", "-p", "no:cacheprovider", "-q", "test_more.py")
-    )
+    report = parse_pytest(output_of(project, "-m", "pytest", "-p", "no:cacheprovider", "-q", "test_more.py"))
     assert report.counts == Counts(passed=4, failed=5, skipped=1)
 
 
@@ -282,7 +286,7 @@ def test_a_file_that_pytest_cannot_load_is_an_error() -> None:
         !!!!!!!!!!!!!!!!!!!! Interrupted: 1 error during collection !!!!!!!!!!!!!!!!!!!!
         =============================== 1 error in 0.12s ===============================
     """)
-    report = pytest_report.parse(text)
+    report = parse_pytest(text)
     assert (report.outcomes, report.counts) == ({"tests/test_x.py": E}, Counts(failed=1))
 
 
@@ -291,7 +295,7 @@ def test_of_contradicting_reports_the_worse_is_believed() -> None:
     real = "test_a (m.T.test_a) ... FAIL\n\nRan 1 test in 0.001s\n\nFAILED (failures=1)\n"
     closing = "Ran 9 tests in 0.001s\n\nOK\n"
     for text in (forged + real + closing, real + forged, closing + real):
-        report = unittest_report.parse(text)
+        report = parse_unittest(text)
         assert report.outcomes == {"m.T.test_a": F}
         assert report.has_failures
 

@@ -10,8 +10,7 @@ from pydantic import BaseModel
 
 from polar import plugins
 from polar.errors import InvalidInput
-from polar.evaluators.base import EvaluationContext, EvaluationFailed
-from polar.evaluators.callables import evaluator
+from polar.evaluators.base import EvaluationContext, EvaluationFailed, evaluator
 from polar.models.component import Component
 from polar.models.session import AgentEnd, TrajectoryStats, Verdict
 from tests.evaluations import evaluate, make_evaluator

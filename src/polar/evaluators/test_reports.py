@@ -1,0 +1,414 @@
+"""What a test runner printed → which tests passed; one pure parser for each format."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from xml.etree import ElementTree
+
+
+class Outcome(StrEnum):
+    """How one test ended, from best to worst."""
+
+    PASSED = "passed"
+    """Also a test that was expected to fail and did."""
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    """Also a test that was expected to fail and did not."""
+    ERROR = "error"
+    """The test could not be run: its set-up failed, its file does not load, its package does not build."""
+
+    @property
+    def is_bad(self) -> bool:
+        return self in (Outcome.FAILED, Outcome.ERROR)
+
+
+_RANK = {outcome: rank for rank, outcome in enumerate(Outcome)}
+Results = Iterator[tuple[str, Outcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the runner's own summary says."""
+
+    passed: int = 0
+    failed: int = 0
+    """Errors included."""
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TestReport:
+    """The tests a report names, and how many there were of each kind."""
+
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    """By the test's id. A test that is reported twice has the worse outcome."""
+    counts: Counts = Counts()
+    """At least those of `outcomes`; more where the runner only counts the tests that passed."""
+
+    __test__ = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.outcomes and self.counts == Counts()
+
+    @property
+    def has_failures(self) -> bool:
+        return self.counts.failed > 0
+
+
+def make_report(results: Iterable[tuple[str, Outcome]], summaries: Iterable[Counts] = ()) -> TestReport:
+    """The report of these results. Code under test may print results and summaries of its own: of
+    contradictions the worse is believed."""
+    outcomes: dict[str, Outcome] = {}
+    for name, outcome in results:
+        known = outcomes.get(name)
+        outcomes[name] = outcome if known is None else max(known, outcome, key=_RANK.__getitem__)
+    summary = max(summaries, key=lambda counts: (counts.failed, -counts.passed), default=Counts())
+    ended = list(outcomes.values())
+    counts = Counts(
+        passed=max(ended.count(Outcome.PASSED), summary.passed),
+        failed=max(sum(outcome.is_bad for outcome in ended), summary.failed),
+        skipped=max(ended.count(Outcome.SKIPPED), summary.skipped),
+    )
+    return TestReport(outcomes, counts)
+
+
+_NUMBER = r"[0-9]{1,9}"
+"""A count: no runner counts further, and Python reads no int of thousands of digits."""
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a runner's output without colours."""
+    return _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+_PYTEST_OUTCOMES = {
+    "PASSED": Outcome.PASSED,
+    "XFAIL": Outcome.PASSED,
+    "SKIPPED": Outcome.SKIPPED,
+    "FAILED": Outcome.FAILED,
+    "XPASS": Outcome.PASSED,
+    "ERROR": Outcome.ERROR,
+}
+_PYTEST_WORDS = "|".join(_PYTEST_OUTCOMES)
+_PYTEST_SUMMARY = re.compile(rf"({_PYTEST_WORDS}) (\S.*)")
+_PYTEST_FILE = re.compile(r"\S+?\.py::.")
+_PYTEST_OUTCOME = re.compile(rf" ({_PYTEST_WORDS})(?= \(|$)")
+_PYTEST_PERCENT = re.compile(r"\[\s*\d+%\]")
+_PYTEST_CLOSING = re.compile(
+    rf"(?:=+ )?((?:{_NUMBER} [a-z]+, )*{_NUMBER} [a-z]+) in [\d.]+s(?: \([\d:, a-z]+\))?(?: =+)?"
+)
+_PYTEST_COUNT = re.compile(rf"({_NUMBER}) ([a-z]+)")
+
+
+def parse_pytest(text: str) -> TestReport:
+    """`-rA` summary lines, `-v` progress lines, and the closing counts."""
+    lines = _lines(text)
+    return make_report(_pytest_results(lines), _pytest_closings(lines))
+
+
+def _pytest_results(lines: list[str]) -> Results:
+    for line in lines:
+        if progress := _pytest_progress(line):
+            yield progress
+        elif match := _PYTEST_SUMMARY.fullmatch(line):
+            name = _pytest_id(match[2])
+            # "SKIPPED [2] file:3: why" names no test, and log records begin with the same words.
+            if "::" in name or (match[1] == "ERROR" and name.endswith(".py")):
+                yield name, _PYTEST_OUTCOMES[match[1]]
+
+
+def _pytest_progress(line: str) -> tuple[str, Outcome] | None:
+    """`id OUTCOME`, then perhaps `(reason)` and `[ 50%]`; looked at once, however long it is."""
+    file = _PYTEST_FILE.match(line)
+    if file is None:
+        return None
+    line = line.rstrip()
+    head, bracket, rest = line.rpartition("[")
+    if _PYTEST_PERCENT.fullmatch(bracket + rest) and head[-1:].isspace():
+        line = head.rstrip()
+    for match in _PYTEST_OUTCOME.finditer(line, file.end()):
+        if match.end() == len(line) or line.endswith(")"):
+            return line[: match.start()], _PYTEST_OUTCOMES[match[1]]
+    return None
+
+
+def _pytest_id(text: str) -> str:
+    """The id in `id - reason`; the parameters of an id may hold the separator themselves."""
+    head, separator, _ = text.partition(" - ")
+    if not separator or head.count("[") <= head.count("]"):
+        return head.strip()
+    end = text.find("]")
+    return text[: end + 1] if end >= 0 else text.strip()
+
+
+def _pytest_closings(lines: list[str]) -> Iterator[Counts]:
+    for line in lines:
+        if match := _PYTEST_CLOSING.fullmatch(line.strip()):
+            found = {kind: int(number) for number, kind in _PYTEST_COUNT.findall(match[1])}
+            yield Counts(
+                passed=found.get("passed", 0) + found.get("xfailed", 0) + found.get("xpassed", 0),
+                failed=found.get("failed", 0) + found.get("error", 0) + found.get("errors", 0),
+                skipped=found.get("skipped", 0),
+            )
+
+
+_UNITTEST_OUTCOMES = {
+    "ok": Outcome.PASSED,
+    "expected failure": Outcome.PASSED,
+    "FAIL": Outcome.FAILED,
+    "unexpected success": Outcome.FAILED,
+    "ERROR": Outcome.ERROR,
+}
+_UNITTEST_TEST = re.compile(r"(\w+) \(([\w.<>]+)\)(?: (?:\(.*\)|\[.*\]))?")
+_UNITTEST_ENDING = re.compile(
+    r"(?:.* \.\.\. |.*?)(ok|expected failure|FAIL|unexpected success|ERROR|skipped(?: .*)?)"
+)
+_UNITTEST_HEADING = re.compile(r"(FAIL|ERROR|UNEXPECTED SUCCESS): (.+)")
+_UNITTEST_RAN = re.compile(rf"Ran ({_NUMBER}) tests? in [\d.]+s")
+_UNITTEST_RESULT = re.compile(r"(?:OK|FAILED|NO TESTS RAN)(?: \((.*)\))?")
+
+
+def parse_unittest(text: str) -> TestReport:
+    """The output of Python's unittest, with or without `-v`."""
+    lines = _lines(text)
+    return make_report(_unittest_results(lines), _unittest_summaries(lines))
+
+
+def _unittest_results(lines: list[str]) -> Results:
+    """Verbose lines are `name (where) ... ok`; a docstring or something printed may stand between."""
+    pending: str | None = None
+    for line in lines:
+        if match := _UNITTEST_HEADING.fullmatch(line):
+            pending = None
+            if test := _UNITTEST_TEST.match(match[2]):
+                yield _unittest_id(test), Outcome.ERROR if match[1] == "ERROR" else Outcome.FAILED
+            continue
+        start, dots, rest = line.partition(" ... ")
+        if test := _UNITTEST_TEST.fullmatch(start):
+            pending = _unittest_id(test)
+            ending = rest.strip() if dots else ""
+        else:
+            ending = line.strip() if not dots else line
+        if pending and (match := _UNITTEST_ENDING.fullmatch(ending)):
+            yield pending, _UNITTEST_OUTCOMES.get(match[1], Outcome.SKIPPED)
+            pending = None
+
+
+def _unittest_id(test: re.Match[str]) -> str:
+    """`module.Class.method`: since Python 3.11 the parentheses hold it all, before they lacked the method."""
+    method, where = test[1], test[2]
+    return where if where.endswith(f".{method}") else f"{where}.{method}"
+
+
+def _unittest_summaries(lines: list[str]) -> Iterator[Counts]:
+    ran: int | None = None
+    for line in lines:
+        if match := _UNITTEST_RAN.fullmatch(line):
+            ran = int(match[1])
+        elif ran is not None and (match := _UNITTEST_RESULT.fullmatch(line)):
+            found = {
+                kind.strip(): int(number)
+                for kind, _, number in (part.partition("=") for part in (match[1] or "").split(","))
+                if re.fullmatch(_NUMBER, number)
+            }
+            failed = sum(found.get(kind, 0) for kind in ("failures", "errors", "unexpected successes"))
+            skipped = found.get("skipped", 0)
+            yield Counts(passed=max(0, ran - failed - skipped), failed=failed, skipped=skipped)
+            ran = None
+
+
+_GO_OUTCOMES = {"PASS": Outcome.PASSED, "FAIL": Outcome.FAILED, "SKIP": Outcome.SKIPPED}
+_GO_TEST = re.compile(r"\s*--- (PASS|FAIL|SKIP): (\S+) \([\d.]+s\)")
+_GO_PACKAGE = re.compile(r"(ok|FAIL|---|\?)\s+(\S+)\s+(?:[\d.]+s|\(cached\)|\[.*\]).*")
+_GO_BROKEN = re.compile(r"FAIL\s+(\S+) \[(build|setup) failed\]")
+
+
+def parse_go(text: str) -> TestReport:
+    """Both kinds of lines count: code under test may print some of either."""
+    lines = _lines(text)
+    events = [event for line in lines if (event := _go_event(line))]
+    return make_report([*_go_from_events(events), *_go_from_text(lines)])
+
+
+def _go_event(line: str) -> dict[str, str] | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or "Action" not in document:
+        return None
+    return {name: value for name, value in document.items() if isinstance(value, str)}
+
+
+def _go_from_events(events: list[dict[str, str]]) -> Results:
+    named = {(event.get("Package"), event.get("Test")) for event in events if event.get("Test")}
+    with_tests = {package for package, _ in named}
+    for event in events:
+        outcome = _GO_OUTCOMES.get(event.get("Action", "").upper())
+        package, test = event.get("Package"), event.get("Test")
+        if outcome is None:
+            continue
+        if test:
+            yield f"{package}.{test}", outcome
+        elif outcome is Outcome.FAILED and package not in with_tests:
+            yield str(package), Outcome.ERROR
+
+
+def _go_from_text(lines: list[str]) -> Results:
+    """A package is named after its tests."""
+    waiting: list[tuple[str, Outcome]] = []
+    for line in lines:
+        if match := _GO_TEST.fullmatch(line):
+            waiting.append((match[2], _GO_OUTCOMES[match[1]]))
+        elif match := _GO_BROKEN.fullmatch(line.strip()):
+            yield match[1], Outcome.ERROR
+        elif match := _GO_PACKAGE.fullmatch(line):
+            yield from ((f"{match[2]}.{test}", outcome) for test, outcome in waiting)
+            waiting = []
+    yield from waiting
+
+
+_JEST_MARKS = {
+    "✓": Outcome.PASSED,
+    "√": Outcome.PASSED,
+    "✕": Outcome.FAILED,
+    "×": Outcome.FAILED,
+    "○": Outcome.SKIPPED,
+    "✎": Outcome.SKIPPED,
+}
+_JEST_TEST = re.compile(rf"( +)([{''.join(_JEST_MARKS)}]) (?:skipped |todo )?(.+?)(?: \([\d.]+ m?s\))?")
+_JEST_FILE = re.compile(r"(PASS|FAIL) (\S+)(?: \([\d.]+ m?s\))?")
+_JEST_DESCRIBE = re.compile(r"( +)(\S.*)")
+_JEST_TOTALS = re.compile(r"Tests:\s(.*)(?<=\d) total")
+_JEST_COUNT = re.compile(rf"\b({_NUMBER}) (failed|passed|skipped|todo)")
+_JEST_BROKEN = re.compile(r"\s*● Test suite failed to run")
+
+
+def parse_jest(text: str) -> TestReport:
+    """The output of jest (and of vitest's verbose reporter in the same marks)."""
+    lines = _lines(text)
+    return make_report(_jest_results(lines), _jest_totals(lines))
+
+
+def _jest_results(lines: list[str]) -> Results:
+    """Tests stand below their file and indented below what describes them; details come after them."""
+    file: str | None = None
+    blocks: list[tuple[int, str]] = []
+    for line in lines:
+        if match := _JEST_FILE.fullmatch(line.rstrip()):
+            file, blocks = match[2], []
+        elif file is None:
+            continue
+        elif _JEST_BROKEN.fullmatch(line):
+            yield file, Outcome.ERROR
+        elif not line.strip() or line.lstrip().startswith("●"):
+            file = file if not line.strip() else None
+        elif match := _JEST_TEST.fullmatch(line.rstrip()):
+            blocks = [block for block in blocks if block[0] < len(match[1])]
+            yield " > ".join([*(name for _, name in blocks), match[3]]), _JEST_MARKS[match[2]]
+        elif match := _JEST_DESCRIBE.fullmatch(line.rstrip()):
+            blocks = [block for block in blocks if block[0] < len(match[1])]
+            blocks.append((len(match[1]), match[2]))
+
+
+def _jest_totals(lines: list[str]) -> Iterator[Counts]:
+    for line in lines:
+        if match := _JEST_TOTALS.fullmatch(line.strip()):
+            found = {kind: int(number) for number, kind in _JEST_COUNT.findall(match[1])}
+            yield Counts(
+                passed=found.get("passed", 0),
+                failed=found.get("failed", 0),
+                skipped=found.get("skipped", 0) + found.get("todo", 0),
+            )
+
+
+_CARGO_OUTCOMES = {"ok": Outcome.PASSED, "FAILED": Outcome.FAILED, "ignored": Outcome.SKIPPED}
+_CARGO_TEST = re.compile(r"test (.+?)(?: - should panic)? \.\.\. (.*)")
+_CARGO_ENDING = re.compile(r"(?:.*?)(ok|FAILED|ignored)(?:, .*)?(?: <[\d.]+s>)?")
+_CARGO_BROKEN = re.compile(r"error: could not compile `(.+?)`.*")
+
+
+def parse_cargo(text: str) -> TestReport:
+    """The output of `cargo test`: unit, integration and documentation tests, one binary after another."""
+    return make_report(_cargo_results(_lines(text)))
+
+
+def _cargo_results(lines: list[str]) -> Results:
+    """A test that prints without being captured has its outcome on a later line."""
+    pending: str | None = None
+    for line in lines:
+        if match := _CARGO_BROKEN.fullmatch(line):
+            yield match[1], Outcome.ERROR
+            continue
+        ending = line
+        if match := _CARGO_TEST.fullmatch(line):
+            pending, ending = match[1], match[2]
+        if pending and (end := _CARGO_ENDING.fullmatch(ending.strip())):
+            yield pending, _CARGO_OUTCOMES[end[1]]
+            pending = None
+
+
+_JUNIT_OUTCOMES = {"failure": Outcome.FAILED, "error": Outcome.ERROR, "skipped": Outcome.SKIPPED}
+
+
+def parse_junit(text: str) -> TestReport:
+    """JUnit XML: `testsuites`, `testsuite`, `testcase` in any depth."""
+    # Entities are nothing a test report needs, and the way to make a parser work for ever.
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        return TestReport()
+    try:
+        root = ElementTree.fromstring(text)
+    except (ElementTree.ParseError, ValueError):
+        return TestReport()
+    return make_report(_junit_results(root))
+
+
+def _junit_results(root: ElementTree.Element) -> Results:
+    for case in root.iter("testcase"):
+        name = ".".join(part for part in (case.get("classname"), case.get("name")) if part)
+        if name:
+            yield name, _junit_outcome(case)
+
+
+def _junit_outcome(case: ElementTree.Element) -> Outcome:
+    found = [_JUNIT_OUTCOMES[child.tag] for child in case if child.tag in _JUNIT_OUTCOMES]
+    for outcome in (Outcome.ERROR, Outcome.FAILED, Outcome.SKIPPED):
+        if outcome in found:
+            return outcome
+    return Outcome.PASSED
+
+
+class ReportFormat(StrEnum):
+    """Whose words a test report is in."""
+
+    PYTEST = "pytest"
+    """`pytest -rA` or `-v` names every test; without them only failures have names, the rest is counted."""
+    UNITTEST = "unittest"
+    """`python -m unittest -v` names every test; without `-v` only failures have names."""
+    GO = "go"
+    """`go test -v` or `go test -json`."""
+    JEST = "jest"
+    """`jest --verbose` names every test; without it tests are only counted."""
+    CARGO = "cargo"
+    """`cargo test`."""
+    JUNIT = "junit"
+    """A JUnit XML file, as most runners of most languages can write."""
+
+
+PARSERS: dict[ReportFormat, Callable[[str], TestReport]] = {
+    ReportFormat.PYTEST: parse_pytest,
+    ReportFormat.UNITTEST: parse_unittest,
+    ReportFormat.GO: parse_go,
+    ReportFormat.JEST: parse_jest,
+    ReportFormat.CARGO: parse_cargo,
+    ReportFormat.JUNIT: parse_junit,
+}
+"""Total functions: what they do not understand they leave out, and never raise."""
