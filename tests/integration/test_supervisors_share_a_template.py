@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 import psutil
 
 from polar.runtimes.base import Host
+from polar.runtimes.supervision import template
 from polar.runtimes.supervisor import COURTESY
-from polar.runtimes.template import template
 from tests.conformance import Target, eventually, output, sh, spec
 
 
@@ -65,7 +65,7 @@ import asyncio, sys
 from pathlib import Path
 from polar.runtimes.base import Command, Host, SandboxSpec
 from polar.runtimes.process import ProcessRuntime
-from polar.runtimes.template import template
+from polar.runtimes.supervision import template
 async def main(root):
     runtime = ProcessRuntime(ProcessRuntime.Options())
     sandbox = await runtime.start(SandboxSpec("s1", "127.0.0.1", 9), Host(Path(root)))

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import model_validator
-
-from polar.config.settings import engine_environment
-from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import (
     Command,
     Host,
     ImageNotFound,
-    Sandbox,
     SandboxError,
     SandboxSpec,
 )
-from polar.runtimes.containers import ContainerOptions, ContainerSandbox
-from polar.runtimes.disk import can_mount_images, make_disk
-from polar.runtimes.engine import Engine, csv_fields, name_prefix
-from polar.runtimes.local import ENGINE, LocalRuntime, make_root, reap_sandbox, started_whole
+from polar.runtimes.containers import (
+    ContainerOptions,
+    ContainerRuntime,
+    ContainerSandbox,
+    Engine,
+    csv_fields,
+    name_prefix,
+)
 
 START_SECONDS = 3600.0
 """Long, because an image named by its address is fetched and converted first."""
-NAME = "apptainer"
 
 
 class ApptainerOptions(ContainerOptions):
@@ -40,12 +36,6 @@ class ApptainerOptions(ContainerOptions):
     """Where changes of the image's own files go: memory, the sandbox's disk, or nowhere."""
     nv: bool = False
     """Whether the host's NVIDIA driver and devices are there inside."""
-
-    @model_validator(mode="after")
-    def _workspace_has_room(self) -> ApptainerOptions:
-        if self.root == "read_only" and not self.binds_workspace:
-            raise ValueError("a workspace of the image needs root: tmpfs or overlay")
-        return self
 
 
 class ApptainerEngine(Engine):
@@ -71,6 +61,7 @@ class ApptainerEngine(Engine):
 
 class ApptainerSandbox(ContainerSandbox):
     options: ApptainerOptions
+    engine: ApptainerEngine
 
     async def snapshot(self, name: str) -> None:
         if self.options.root == "overlay":
@@ -79,7 +70,7 @@ class ApptainerSandbox(ContainerSandbox):
 
     def start_arguments(self) -> Iterator[str]:
         """How the instance is described; the image and its name come last."""
-        limits, options = self.options.limits, self.options
+        options = self.options
         yield from ("--containall", "--cleanenv", "--no-home", "--no-privs", "--no-eval")
         yield from ("--net", "--network", "none", "--hostname", "sandbox")
         if options.nv:
@@ -91,12 +82,7 @@ class ApptainerSandbox(ContainerSandbox):
                 yield from ("--overlay", str(self.overlay))
             case "read_only":
                 pass
-        if limits.memory is not None:
-            yield from ("--memory", str(int(limits.memory)), "--memory-swap", str(int(limits.memory)))
-        if limits.pids is not None:
-            yield from ("--pids-limit", str(limits.pids))
-        if limits.cpus is not None:
-            yield from ("--cpus", f"{limits.cpus:g}")
+        yield from self.limit_arguments()
         for inside, host in self.writable.items():
             yield from ("--mount", csv_fields("type=bind", f"source={host}", f"destination={inside}"))
         for tool in self.spec.tools:
@@ -109,66 +95,50 @@ class ApptainerSandbox(ContainerSandbox):
         """On the sandbox's disk, so that its limit holds for it too."""
         return self.root / "files" / "overlay"
 
+    @property
+    def more_directories(self) -> tuple[Path, ...]:
+        return (self.overlay,) if self.options.root == "overlay" else ()
 
-class ApptainerRuntime(LocalRuntime):
-    engine_name = NAME
 
+class ApptainerRuntime(ContainerRuntime):
     class Options(ApptainerOptions):
         pass
 
     options: Options
-    supports_snapshots = True
-
-    @property
-    def reaches(self) -> AllowList:
-        return self.options.network.allowed
-
-    @classmethod
-    def engine(cls) -> ApptainerEngine:
-        found = shutil.which(NAME, path=engine_environment().get("PATH"))
-        if found is None:
-            raise SandboxError("apptainer is not installed", hint="see docs/sandboxes.md")
-        return ApptainerEngine(found)
+    engine_name = "apptainer"
+    install_hint = "see docs/sandboxes.md"
 
     @classmethod
     async def unavailable(cls) -> str | None:
         if sys.platform != "linux":
             return "apptainer sandboxes need Linux"
         try:
-            await cls.engine().call("version", timeout=30.0)
+            await ApptainerEngine(cls.binary()).call("version", timeout=30.0)
         except SandboxError as error:
             return str(error)
         return None
 
     @classmethod
     async def enforcement(cls) -> Mapping[str, str]:
-        kept = dict.fromkeys(("cpu", "memory", "pids"), "apptainer's control groups")
-        disk = "ext4 image" if await asyncio.to_thread(can_mount_images) else "watched"
-        return kept | {"disk": disk, "snapshots": "without changes of the image's files"}
+        return {**await super().enforcement(), "snapshots": "without changes of the image's files"}
 
-    async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
-        engine = self.engine()
+    async def describe(self, spec: SandboxSpec, host: Host) -> ApptainerSandbox:
         self._check_image(host)
-        sandbox = ApptainerSandbox(spec, host, self.options, engine)
-        await started_whole(lambda: self._with_files(sandbox))
-        try:
-            await engine.call("instance", "start", *sandbox.start_arguments(), timeout=START_SECONDS)
-            running = await engine.instances(sandbox.name)
-            if sandbox.name not in running:
-                raise SandboxError(f"instance {sandbox.name} ended as soon as it was started")
-            await sandbox.attach(running[sandbox.name], own_processes=0, is_marked=False)
-        except BaseException:
-            await asyncio.shield(self._undo(sandbox))
-            raise
-        return sandbox
+        return ApptainerSandbox(spec, host, self.options, ApptainerEngine(self.binary()))
+
+    async def begin(self, sandbox: ApptainerSandbox) -> None:
+        engine = sandbox.engine
+        await engine.call("instance", "start", *sandbox.start_arguments(), timeout=START_SECONDS)
+        running = await engine.instances(sandbox.name)
+        if sandbox.name not in running:
+            raise SandboxError(f"instance {sandbox.name} ended as soon as it was started")
+        await sandbox.attach(running[sandbox.name], own_processes=0, is_marked=False)
 
     @classmethod
-    async def reap(cls, host: Host) -> int:
-        if shutil.which(NAME, path=engine_environment().get("PATH")) is not None:
-            engine = cls.engine()
-            for name in await engine.instances(f"{name_prefix(host.sandboxes)}*"):
-                await engine.remove(name)
-        return await super().reap(host)
+    async def remove_containers(cls, host: Host) -> None:
+        engine = ApptainerEngine(cls.binary())
+        for name in await engine.instances(f"{name_prefix(host.sandboxes)}*"):
+            await engine.remove(name)
 
     def _check_image(self, host: Host) -> None:
         """Of the host's files, an image can only be one that the node's operator meant to be seen."""
@@ -182,19 +152,3 @@ class ApptainerRuntime(LocalRuntime):
             )
         if not resolved.exists():
             raise ImageNotFound(f"apptainer: no such image: {image}")
-
-    def _with_files(self, sandbox: ApptainerSandbox) -> ApptainerSandbox:
-        root = make_root(sandbox.spec, sandbox.host)
-        try:
-            (root / ENGINE).write_text(NAME)
-            make_disk(sandbox.spec, sandbox.host, self.options.limits.disk, None)
-            if self.options.root == "overlay":
-                sandbox.overlay.mkdir()
-        except BaseException:
-            reap_sandbox(root)
-            raise
-        return sandbox
-
-    async def _undo(self, sandbox: ApptainerSandbox) -> None:
-        await sandbox.close()
-        await asyncio.to_thread(reap_sandbox, sandbox.root)

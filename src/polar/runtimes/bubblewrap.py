@@ -184,10 +184,6 @@ class BubblewrapSandbox(LocalSandbox):
         async with self.options.network.attended(await running.listeners(), self.spec):
             yield
 
-    def exit_code(self, reported: int) -> int:
-        """bwrap passes a signal on as 128 + its number, as shells do."""
-        return 128 - reported if 128 < reported <= 128 + 64 else reported
-
     def _directories(self, etc: Path, *sources: Path) -> Iterator[str]:
         """The sandbox's own: first the tools, then the writable directories."""
         writable, tools = sources[: len(self.writable)], sources[len(self.writable) :]

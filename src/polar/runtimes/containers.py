@@ -10,42 +10,150 @@ it started running.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from polar.config.settings import engine_environment
-from polar.runtimes import listener as listener_program
+from polar.runtimes import supervisor
+from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import (
     Command,
     Host,
+    ImageNotFound,
     Limit,
+    Sandbox,
     SandboxError,
     SandboxSpec,
     SandboxUnavailable,
 )
 from polar.runtimes.cgroups import Group, find_hierarchies
-from polar.runtimes.disk import FILES, IMAGE
-from polar.runtimes.engine import Engine, container_name
-from polar.runtimes.local import ClosedOptions, LocalSandbox
-from polar.runtimes.network import GATEWAY_PORT
-from polar.runtimes.processes import (
-    SANDBOX_VARIABLE,
-    ProcessIdentity,
-    has_variable,
-    inside,
-    signal_inside,
+from polar.runtimes.disk import FILES, IMAGE, can_mount_images, make_disk
+from polar.runtimes.local import (
+    ENGINE,
+    ClosedOptions,
+    LocalRuntime,
+    LocalSandbox,
+    make_root,
+    reap_sandbox,
+    started_whole,
 )
+from polar.runtimes.network import GATEWAY_PORT
+from polar.runtimes.processes import SANDBOX_VARIABLE, ProcessIdentity, has_variable, inside, signal_inside
 from polar.runtimes.supervision import GRACE_SECONDS, Launch, Supervised
+
+CALL_SECONDS = 120.0
+"""How long one order to the engine may take; fetching an image has its own budget."""
+
+
+class Engine(ABC):
+    """The command line of a container engine."""
+
+    def __init__(self, binary: str) -> None:
+        self.binary = binary
+
+    @abstractmethod
+    def exec_argv(self, name: str, command: Command, cwd: PurePosixPath, env_file: Path) -> tuple[str, ...]:
+        """How a command is run in a container."""
+
+    @abstractmethod
+    async def remove(self, name: str) -> None:
+        """End a container and forget it; one that is not there is as good as removed."""
+
+    async def call(self, *arguments: str, timeout: float = CALL_SECONDS) -> str:
+        """Give the engine an order; what it printed."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self.binary,
+                *arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=engine_environment(),
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SandboxError(f"{self.binary}: cannot be run: {error.strerror}") from None
+        try:
+            async with asyncio.timeout(timeout):
+                stdout, stderr = await process.communicate()
+        except TimeoutError:
+            raise SandboxUnavailable(f"{self._shown(arguments)}: no answer within {timeout:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode != 0:
+            raise self.failure(arguments, stderr.decode(errors="replace"))
+        return stdout.decode(errors="replace").strip()
+
+    def failure(self, arguments: Sequence[str], stderr: str) -> SandboxError:
+        """What an engine's complaint means."""
+        lines = [line.strip() for line in stderr.splitlines() if line.strip() and not _NOISE.match(line)]
+        message = f"{self._shown(arguments)}: {' '.join(lines)[-600:] or 'failed without a word'}"
+        if _NO_IMAGE.search(stderr):
+            return ImageNotFound(message, hint="check the image's name and the option pull")
+        if _PASSING.search(stderr):
+            return SandboxUnavailable(message)
+        return SandboxError(message)
+
+    def _shown(self, arguments: Sequence[str]) -> str:
+        return f"{Path(self.binary).name} {arguments[0]}"
+
+
+_NOISE = re.compile(r"\s*(See '.*--help'|Run '.*--help'|Usage:|time=\S+ level=(warning|info))", re.IGNORECASE)
+_NO_IMAGE = re.compile(
+    r"no such image|unable to find image|image not known|pull access denied|manifest unknown"
+    r"|manifest for .* not found|invalid reference format|short-name .* did not resolve"
+    r"|repository .* not found|could not open image|failed to (resolve reference|retrieve path)"
+    r"|unable to pull|not found: manifest",
+    re.IGNORECASE,
+)
+_PASSING = re.compile(
+    r"cannot connect|connection (refused|reset)|i/o timeout|tls handshake timeout|deadline exceeded"
+    r"|temporarily unavailable|no space left|cannot allocate memory|too many open files|unexpected eof"
+    r"|toomanyrequests|service unavailable",
+    re.IGNORECASE,
+)
+
+
+def container_name(root: Path) -> str:
+    """Says whose it is, and is no other's."""
+    return f"{name_prefix(root.parent)}{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
+
+
+def name_prefix(sessions_root: Path) -> str:
+    return f"polar-{node_label(sessions_root)}-"
+
+
+def node_label(sessions_root: Path) -> str:
+    return hashlib.sha256(os.fsencode(sessions_root.absolute())).hexdigest()[:12]
+
+
+def csv_fields(*fields: str) -> str:
+    """A value of `--mount`, which engines read as one line of comma-separated values."""
+    return ",".join(
+        f'"{field.replace(QUOTE, QUOTE * 2)}"' if {",", QUOTE} & set(field) else field for field in fields
+    )
+
+
+QUOTE = '"'
+
 
 WORKSPACE = PurePosixPath("/workspace")
 """A directory of the session's own, empty at first."""
@@ -62,12 +170,20 @@ class ContainerOptions(ClosedOptions):
 
     image: str = Field(min_length=1, max_length=4096)
     """What the container is made of, by the name that its engine knows."""
+    root: str = "read_only"
+    """Whether, and where, changes of the image's own files go; engines differ."""
     workspace: PurePosixPath = WORKSPACE
     """Another directory than this is taken as it is in the image, which then must be writable."""
 
     @property
     def binds_workspace(self) -> bool:
         return self.workspace == WORKSPACE
+
+    @model_validator(mode="after")
+    def _workspace_can_be_written(self) -> ContainerOptions:
+        if not self.binds_workspace and self.root == "read_only":
+            raise ValueError("a workspace of the image needs root: writable, tmpfs or overlay")
+        return self
 
     @field_validator("image")
     @classmethod
@@ -108,6 +224,11 @@ class ContainerSandbox(LocalSandbox):
     def env(self) -> dict[str, str]:
         """The search path is the image's business."""
         return {name: value for name, value in super().env.items() if name != "PATH"}
+
+    @property
+    def more_directories(self) -> tuple[Path, ...]:
+        """Directories of the host that the container needs besides the writable ones."""
+        return ()
 
     async def attach(self, pid: int, *, own_processes: int, is_marked: bool = True) -> None:
         """Take a started container in hand.
@@ -165,6 +286,16 @@ class ContainerSandbox(LocalSandbox):
     def meters(self) -> Group:
         return self._meters
 
+    def limit_arguments(self) -> Iterator[str]:
+        """How engines are told of the limits that they keep."""
+        limits = self.options.limits
+        if limits.memory is not None:
+            yield from ("--memory", str(int(limits.memory)), "--memory-swap", str(int(limits.memory)))
+        if limits.pids is not None:
+            yield from ("--pids-limit", str(limits.pids))
+        if limits.cpus is not None:
+            yield from ("--cpus", f"{limits.cpus:g}")
+
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
         token = secrets.token_hex(8)
         env = {**self.env, **self.options.network.env, **command.env, COMMAND_VARIABLE: token}
@@ -217,10 +348,6 @@ class ContainerSandbox(LocalSandbox):
         await self.engine.remove(self.name)
         if self.holder is not None:
             await self.holder.end()
-
-    def exit_code(self, reported: int) -> int:
-        """Engines pass a signal on as 128 + its number, as shells do."""
-        return 128 - reported if 128 < reported <= 128 + 64 else reported
 
     async def _signal(self, running: Supervised, number: signal.Signals) -> None:
         others = {other.label for other in self._running if other is not running}
@@ -278,6 +405,81 @@ class ContainerSandbox(LocalSandbox):
 _KILL_ROUNDS = 2000
 
 
+class ContainerRuntime(LocalRuntime):
+    """A runtime whose sandboxes an engine makes."""
+
+    options: ContainerOptions
+    supports_snapshots = True
+    engine_name: ClassVar[str]
+    install_hint: ClassVar[str]
+
+    @property
+    def reaches(self) -> AllowList:
+        return self.options.network.allowed
+
+    @classmethod
+    def binary(cls) -> str:
+        """The engine's program; SandboxError if there is none."""
+        found = cls._find()
+        if found is None:
+            raise SandboxError(f"{cls.engine_name} is not installed", hint=cls.install_hint)
+        return found
+
+    @classmethod
+    def _find(cls) -> str | None:
+        return shutil.which(cls.engine_name, path=engine_environment().get("PATH"))
+
+    @classmethod
+    async def enforcement(cls) -> Mapping[str, str]:
+        kept = dict.fromkeys(("cpu", "memory", "pids"), f"{cls.engine_name}'s control groups")
+        return kept | {"disk": "ext4 image" if await asyncio.to_thread(can_mount_images) else "watched"}
+
+    @abstractmethod
+    async def describe(self, spec: SandboxSpec, host: Host) -> ContainerSandbox:
+        """The sandbox as it is going to be."""
+
+    @abstractmethod
+    async def begin(self, sandbox: Any) -> None:
+        """Have the engine make the container, and attach to it."""
+
+    async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
+        sandbox = await self.describe(spec, host)
+        await started_whole(lambda: self._with_files(sandbox))
+        try:
+            await self.begin(sandbox)
+        except BaseException:
+            await asyncio.shield(self._undo(sandbox))
+            raise
+        return sandbox
+
+    @classmethod
+    async def reap(cls, host: Host) -> int:
+        if cls._find() is not None:
+            await cls.remove_containers(host)
+        return await super().reap(host)
+
+    @classmethod
+    @abstractmethod
+    async def remove_containers(cls, host: Host) -> None:
+        """Remove the containers that a previous life of this node left."""
+
+    def _with_files(self, sandbox: ContainerSandbox) -> ContainerSandbox:
+        make_root(sandbox.spec, sandbox.host)
+        try:
+            (sandbox.root / ENGINE).write_text(self.engine_name)
+            make_disk(sandbox.spec, sandbox.host, self.options.limits.disk, None)
+            for directory in sandbox.more_directories:
+                directory.mkdir()
+        except BaseException:
+            reap_sandbox(sandbox.root)
+            raise
+        return sandbox
+
+    async def _undo(self, sandbox: ContainerSandbox) -> None:
+        await sandbox.close()
+        await asyncio.to_thread(reap_sandbox, sandbox.root)
+
+
 async def container_listeners(pid: int, ports: Sequence[int]) -> list[socket.socket]:
     """Listening sockets on the loopback of a process's network."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -287,7 +489,7 @@ async def container_listeners(pid: int, ports: Sequence[int]) -> list[socket.soc
             sys.executable,
             "-I",
             "-S",
-            str(listener_program.__file__),
+            str(supervisor.__file__),
             *arguments,
             pass_fds=[theirs.fileno()],
             env={},

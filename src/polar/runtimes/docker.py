@@ -6,34 +6,30 @@ import asyncio
 import json
 import os
 import resource
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
 from polar.config.settings import engine_environment
-from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import (
     Command,
     Host,
-    Sandbox,
     SandboxError,
     SandboxSpec,
     SandboxUnavailable,
 )
-from polar.runtimes.containers import ContainerOptions, ContainerSandbox
-from polar.runtimes.disk import can_mount_images, make_disk
-from polar.runtimes.engine import Engine, csv_fields, name_prefix, node_label
+from polar.runtimes.containers import (
+    ContainerOptions,
+    ContainerRuntime,
+    ContainerSandbox,
+    Engine,
+    csv_fields,
+    name_prefix,
+    node_label,
+)
 from polar.runtimes.local import (
-    ENGINE,
-    LocalRuntime,
-    make_root,
-    reap_sandbox,
     start_supervised,
-    started_whole,
 )
 from polar.runtimes.processes import SANDBOX_VARIABLE
 from polar.runtimes.supervision import Launch, Supervised
@@ -57,12 +53,6 @@ class DockerOptions(ContainerOptions):
     """Whether the image's own files can be changed; the disk's limit does not count what is changed there."""
     pull: Literal["never", "missing", "always"] = "missing"
     """When the image is fetched from its registry."""
-
-    @model_validator(mode="after")
-    def _workspace_has_room(self) -> DockerOptions:
-        if self.root == "read_only" and not self.binds_workspace:
-            raise ValueError("a workspace of the image needs root: writable")
-        return self
 
 
 class DockerEngine(Engine):
@@ -114,7 +104,7 @@ class DockerSandbox(ContainerSandbox):
 
     def create_arguments(self, *, rootless: bool) -> Iterator[str]:
         """How the container is described to the engine; the image and what it runs come last."""
-        limits, options = self.options.limits, self.options
+        options = self.options
         yield from ("--name", self.name, "--label", f"{NODE_LABEL}={node_label(self.root.parent)}")
         yield from ("--interactive", "--network", "none", "--hostname", "sandbox")
         yield from ("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", SHM)
@@ -127,12 +117,7 @@ class DockerSandbox(ContainerSandbox):
         if rootless:
             # Root inside is the node's own user outside; any other would own files it cannot remove.
             yield from ("--user", "0:0")
-        if limits.memory is not None:
-            yield from ("--memory", str(int(limits.memory)), "--memory-swap", str(int(limits.memory)))
-        if limits.pids is not None:
-            yield from ("--pids-limit", str(limits.pids))
-        if limits.cpus is not None:
-            yield from ("--cpus", f"{limits.cpus:g}")
+        yield from self.limit_arguments()
         if options.root == "read_only":
             yield from ("--read-only", "--tmpfs", "/run:size=64m", "--tmpfs", "/var/tmp:size=64m")
         yield from self._mounts()
@@ -145,27 +130,19 @@ class DockerSandbox(ContainerSandbox):
             yield from ("--mount", _mount(tool.source.absolute(), tool.target, "readonly"))
 
 
-class DockerRuntime(LocalRuntime):
+class DockerRuntime(ContainerRuntime):
     class Options(DockerOptions):
         pass
 
     options: Options
-    supports_snapshots = True
-    engine_name: ClassVar[str] = "docker"
+    engine_name = "docker"
     is_daemonless: ClassVar[bool] = False
-    install_hint: ClassVar[str] = "install Docker (Debian: docker.io) and start its daemon"
+    install_hint = "install Docker (Debian: docker.io) and start its daemon"
     _probed: ClassVar[dict[str, tuple[str | None, bool]]] = {}
-
-    @property
-    def reaches(self) -> AllowList:
-        return self.options.network.allowed
 
     @classmethod
     def engine(cls) -> DockerEngine:
-        found = shutil.which(cls.engine_name, path=engine_environment().get("PATH"))
-        if found is None:
-            raise SandboxError(f"{cls.engine_name} is not installed", hint=cls.install_hint)
-        return DockerEngine(found, is_daemonless=cls.is_daemonless)
+        return DockerEngine(cls.binary(), is_daemonless=cls.is_daemonless)
 
     @classmethod
     async def unavailable(cls) -> str | None:
@@ -173,25 +150,13 @@ class DockerRuntime(LocalRuntime):
 
     @classmethod
     async def enforcement(cls) -> Mapping[str, str]:
-        kept = dict.fromkeys(("cpu", "memory", "pids"), f"{cls.engine_name}'s control groups")
-        disk = "ext4 image" if await asyncio.to_thread(can_mount_images) else "watched"
-        return kept | {"disk": disk, "snapshots": f"{cls.engine_name} commit"}
+        return {**await super().enforcement(), "snapshots": f"{cls.engine_name} commit"}
 
-    async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
-        reason, rootless = await self._probe()
+    async def describe(self, spec: SandboxSpec, host: Host) -> DockerSandbox:
+        reason, _ = await self._probe()
         if reason:
             raise SandboxUnavailable(reason)
-        engine = self.engine()
-        sandbox = DockerSandbox(spec, host, self.options, engine)
-        await started_whole(lambda: self._with_files(sandbox))
-        try:
-            arguments = tuple(sandbox.create_arguments(rootless=rootless))
-            await engine.call("create", *arguments, timeout=PULL_SECONDS)
-            await self._begin(sandbox)
-        except BaseException:
-            await asyncio.shield(self._undo(sandbox))
-            raise
-        return sandbox
+        return DockerSandbox(spec, host, self.options, self.engine())
 
     async def discard(self, snapshot: str, host: Host) -> None:
         if image := _snapshot_image(snapshot, host):
@@ -199,35 +164,21 @@ class DockerRuntime(LocalRuntime):
         await super().discard(snapshot, host)
 
     @classmethod
-    async def reap(cls, host: Host) -> int:
-        if shutil.which(cls.engine_name, path=engine_environment().get("PATH")) is not None:
-            await cls._remove_containers(host.sandboxes)
-        return await super().reap(host)
-
-    @classmethod
-    async def _remove_containers(cls, sessions_root: Path) -> None:
+    async def remove_containers(cls, host: Host) -> None:
         engine = cls.engine()
-        label = f"label={NODE_LABEL}={node_label(sessions_root)}"
+        label = f"label={NODE_LABEL}={node_label(host.sandboxes)}"
         try:
             listed = await engine.call("ps", "--all", "--filter", label, "--format", "{{.Names}}")
         except SandboxUnavailable:
             return  # Without its engine no container runs.
         for name in listed.split():
-            if name.startswith(name_prefix(sessions_root)):
+            if name.startswith(name_prefix(host.sandboxes)):
                 await engine.remove(name)
 
-    def _with_files(self, sandbox: DockerSandbox) -> DockerSandbox:
-        root = make_root(sandbox.spec, sandbox.host)
-        try:
-            (root / ENGINE).write_text(self.engine_name)
-            make_disk(sandbox.spec, sandbox.host, self.options.limits.disk, None)
-        except BaseException:
-            reap_sandbox(root)
-            raise
-        return sandbox
-
-    async def _begin(self, sandbox: DockerSandbox) -> None:
+    async def begin(self, sandbox: DockerSandbox) -> None:
         engine, logs = sandbox.engine, sandbox.host.logs / sandbox.spec.name
+        _, rootless = await self._probe()
+        await engine.call("create", *sandbox.create_arguments(rootless=rootless), timeout=PULL_SECONDS)
         sandbox.holder = start_supervised(
             Launch(
                 argv=(engine.binary, "start", "--attach", "--interactive", sandbox.name),
@@ -248,10 +199,6 @@ class DockerRuntime(LocalRuntime):
             told = (logs / "container.stderr").read_text(errors="replace")
             raise engine.failure(("start",), told) if told.strip() else error from None
         await sandbox.attach(pid, own_processes=1)
-
-    async def _undo(self, sandbox: DockerSandbox) -> None:
-        await sandbox.close()
-        await asyncio.to_thread(reap_sandbox, sandbox.root)
 
     @classmethod
     async def _probe(cls) -> tuple[str | None, bool]:

@@ -192,8 +192,8 @@ class LocalSandbox(Sandbox):
         return await running.run(timeout)
 
     def exit_code(self, reported: int) -> int:
-        """The command's own exit code."""
-        return reported
+        """The command's own: what holds a sandbox passes a signal on as 128 + its number, as shells do."""
+        return 128 - reported if 128 < reported <= 128 + 64 else reported
 
     async def upload(self, path: PurePosixPath, data: bytes, *, executable: bool = False) -> None:
         base, parts = self._locate(path)

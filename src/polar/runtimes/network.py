@@ -1,18 +1,237 @@
-"""The network of sandboxes that have one of their own: the gateway, and what a task's allow list names."""
+"""The network of sandboxes that have one of their own: the gateway, and a proxy to what a task's list allows.
+
+What the proxy enforces is the address and port: names are resolved here, once, and the connection goes to the
+very address that was checked. What passes through a tunnel is the sandbox's own affair.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from polar.runtimes.allow_list import AllowList, Destination
+from polar.runtimes.allow_list import LOCALHOST, AllowList, Destination
 from polar.runtimes.base import SandboxSpec
-from polar.runtimes.forward_proxy import proxied, proxy_environment
-from polar.runtimes.forwarding import forwarded
+from polar.runtimes.forwarding import copy, forwarded, join, send, served
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 65_536
+HEAD_SECONDS = 30.0
+CONNECT_SECONDS = 30.0
+MAX_NAMES_COUNTED = 100
+
+_HOP_HEADERS = {b"connection", b"proxy-connection", b"keep-alive", b"proxy-authorization", b"host", b"te"}
+"""Between client and proxy alone, or said anew by the proxy."""
+_REASONS = {400: "Bad Request", 403: "Forbidden", 502: "Bad Gateway"}
+
+
+def proxy_environment(allowed: AllowList, port: int) -> dict[str, str]:
+    """The variables by which programs find a proxy on the loopback; the gateway is reached without it."""
+    direct = {"127.0.0.1", LOCALHOST, "::1"} - {wanted.host for wanted in allowed.destinations}
+    url = f"http://127.0.0.1:{port}"
+    values = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "NO_PROXY": ",".join(sorted(direct | {"127.0.0.1"}))}
+    return values | {name.lower(): value for name, value in values.items()}
+
+
+@asynccontextmanager
+async def proxied(listener: socket.socket, allowed: AllowList, session_id: str) -> AsyncIterator[None]:
+    """While inside, whoever connects to `listener` finds the proxy; its connections end with it."""
+    proxy = ForwardProxy(allowed, session_id)
+    async with served(listener, proxy.serve, limit=MAX_HEAD_BYTES):
+        try:
+            yield
+        finally:
+            for name, count in proxy.refused.items():
+                log.info("session %s: refused %d connections to %s", session_id, count, name)
+
+
+class Refused(Exception):
+    """What a client is told instead of being connected."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The head of what a client asks of the proxy."""
+
+    method: str
+    wanted: Destination
+    path: str | None
+    """None: a tunnel is asked for."""
+    headers: tuple[bytes, ...]
+
+    @classmethod
+    def parse(cls, head: bytes) -> Request:
+        line, *headers = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+        match = re.fullmatch(rb"([A-Z]{1,20}) ([\x21-\x7e]{1,60000}) HTTP/1\.[01]", line)
+        if not match:
+            raise Refused(400, "not a request of HTTP/1")
+        method, target = match[1].decode(), match[2].decode()
+        if method == "CONNECT":
+            return cls(method, _destination(target, None), None, tuple(headers))
+        form = re.fullmatch(r"http://([^/?#]+)([^#]*)", target, re.IGNORECASE)
+        if not form:
+            raise Refused(400, "the proxy takes CONNECT host:port and http:// addresses")
+        path = form[2] if form[2].startswith("/") else f"/{form[2]}"
+        return cls(method, _destination(form[1], 80), path, tuple(headers))
+
+    def forwarded(self) -> bytes:
+        """The head as the server gets it: for one request, to the host that was checked."""
+        host = str(self.wanted).removesuffix(":80")
+        lines = [f"{self.method} {self.path} HTTP/1.1".encode(), f"Host: {host}".encode()]
+        # A line that continues another would otherwise hide what it continues.
+        kept = [line for line in self.headers if line[:1] not in b" \t" and _name(line) not in _HOP_HEADERS]
+        return b"\r\n".join([*lines, *kept, b"Connection: close", b"", b""])
+
+    @property
+    def body_bytes(self) -> int | None:
+        """How much follows the head; None: until it ends."""
+        values = {_name(line): line.partition(b":")[2].strip() for line in self.headers}
+        if b"transfer-encoding" in values:
+            return None
+        length = values.get(b"content-length", b"0")
+        if not re.fullmatch(rb"[0-9]{1,15}", length):
+            raise Refused(400, "Content-Length is not a number")
+        return int(length)
+
+
+class ForwardProxy:
+    """Answers the connections of one sandbox."""
+
+    def __init__(self, allowed: AllowList, session_id: str) -> None:
+        self._allowed = allowed
+        self._session_id = session_id
+        self._refused: Counter[str] = Counter()
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How often each server was asked for that is not allowed."""
+        return self._refused
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(HEAD_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+            await self._answer(Request.parse(head), reader, writer)
+        except Refused as refusal:
+            await _tell(writer, refusal)
+        except asyncio.LimitOverrunError:
+            await _tell(writer, Refused(400, f"a head of more than {MAX_HEAD_BYTES} bytes"))
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            return  # The client is gone, or never said what it wants.
+        finally:
+            writer.close()
+
+    async def _answer(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        body_bytes = request.body_bytes if request.path is not None else None
+        far_reader, far_writer = await self._connect(request.wanted)
+        try:
+            if request.path is None:
+                await send(writer, b"HTTP/1.1 200 Connection established\r\n\r\n")
+                await join(reader, writer, far_reader, far_writer)
+                return
+            await send(far_writer, request.forwarded())
+            sending = asyncio.create_task(_send_body(reader, far_writer, body_bytes))
+            try:
+                await copy(far_reader, writer)
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+        finally:
+            far_writer.close()
+
+    async def _connect(self, wanted: Destination) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if not self._allowed.names(wanted):
+            raise self._refusal(wanted, "is not in runtime.options.network.allow of this task")
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                return await self._connect_checked(wanted)
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or "no answer"
+            raise Refused(502, f"{wanted} cannot be reached: {reason}") from None
+
+    async def _connect_checked(
+        self, wanted: Destination
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """To one of the addresses that the name has now and may have."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(wanted.host, wanted.port, type=socket.SOCK_STREAM)
+        addresses = dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found)
+        admitted = [text for text in addresses if self._allowed.admits(wanted, ip_address(text))]
+        if not admitted:
+            raise self._refusal(wanted, f"has an address that is not public: {', '.join(addresses)}")
+        for text in admitted[:-1]:
+            try:
+                return await asyncio.open_connection(text, wanted.port)
+            except OSError:
+                continue  # The next one may answer.
+        return await asyncio.open_connection(admitted[-1], wanted.port)
+
+    def _refusal(self, wanted: Destination, why: str) -> Refused:
+        name = str(wanted)
+        if name not in self._refused:
+            if len(self._refused) >= MAX_NAMES_COUNTED:
+                name = "others"
+            else:
+                log.warning("session %s: refused a connection: %s %s", self._session_id, wanted, why)
+        self._refused[name] += 1
+        return Refused(403, f"{wanted} {why}")
+
+
+async def _send_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int | None) -> None:
+    if count is None:
+        return await copy(reader, writer)
+    try:
+        while count and (data := await reader.read(min(count, MAX_HEAD_BYTES))):
+            count -= len(data)
+            await send(writer, data)
+    except OSError:
+        writer.close()
+
+
+async def _tell(writer: asyncio.StreamWriter, refusal: Refused) -> None:
+    body = f"polar: {refusal.text}\n".encode()
+    head = (
+        f"HTTP/1.1 {refusal.status} {_REASONS[refusal.status]}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    try:
+        await send(writer, head.encode() + body)
+    except OSError:
+        return
+
+
+def _destination(authority: str, default_port: int | None) -> Destination:
+    has_port = re.search(r":[0-9]*$", authority) and not authority.endswith("]")
+    text = authority if has_port or default_port is None else f"{authority}:{default_port}"
+    try:
+        wanted = Destination.parse(text)
+    except ValueError:
+        raise Refused(403, f"{text[:300]!r} is not the name of a server") from None
+    if wanted.host.startswith("*."):
+        raise Refused(403, f"{text[:300]!r} is not the name of a server")
+    return wanted
+
+
+def _name(line: bytes) -> bytes:
+    return line.partition(b":")[0].strip().lower()
+
 
 GATEWAY_PORT = 47100
 """Where the gateway is found on the loopback of every sandbox; high, to be in no agent's way."""

@@ -43,6 +43,9 @@ class ProcessSandbox(LocalSandbox):
     async def snapshot(self, name: str) -> None:
         raise SandboxError("this runtime keeps no snapshots")
 
+    def exit_code(self, reported: int) -> int:
+        return reported
+
     def is_killed_from_outside(self, reported: int) -> bool:
         """Taken for granted of what no process survives: nothing here keeps an agent from its own harness."""
         return reported == -signal.SIGKILL

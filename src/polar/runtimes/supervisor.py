@@ -10,6 +10,10 @@ they died. STDIN goes to the command; STDOUT and STDERR are the log files, to wh
 copies what the command writes. REQUEST is a marshalled dictionary; what follows are files that the
 command gets as descriptors 3, 4, ….
 
+Started as `supervisor.py CONTROL PID PORT...` it does one other thing: it listens on the loopback of a
+container's network and hands the sockets out at CONTROL. So neither a container nor its image need to have
+anything for that, and nothing of ours runs inside.
+
 A supervisor is the reaper of every orphan below it (PR_SET_CHILD_SUBREAPER), so a process that
 daemonises becomes its child instead of escaping. Limits that no control group keeps it watches itself.
 """
@@ -43,6 +47,7 @@ from _socket import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
@@ -103,6 +108,25 @@ def hand_out_listeners(control: socket, ports: list[int]) -> None:
     hand_out(control, "listening", *(listener.fileno() for listener in listeners))
     for listener in listeners:
         listener.close()
+
+
+def enter(pid: str, kind: str) -> None:
+    """Change to a namespace of another process, unless it is ours already."""
+    theirs = f"/proc/{pid}/ns/{kind}"
+    if os.readlink(theirs) == os.readlink(f"/proc/self/ns/{kind}"):
+        return
+    with open(theirs, "rb") as file:
+        check(libc.setns(file.fileno(), 0), f"cannot enter the container's {kind} namespace")
+
+
+def listen_in_container(control: socket, pid: str, ports: list[int]) -> None:
+    try:
+        # A rootless engine's network belongs to its user namespace.
+        for kind in ("user", "net"):
+            enter(pid, kind)
+        hand_out_listeners(control, ports)
+    except OSError as error:
+        control.send(f"failed {error}".encode())
 
 
 class Output:
@@ -168,25 +192,19 @@ def become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def spawn(request: dict[str, object], outputs: list[Output], inherited: list[int]) -> int:
+def spawn(request: dict[str, Any], outputs: list[Output], inherited: list[int]) -> int:
     """Start the command in a session of its own, under its limits."""
     pid = os.fork()
     if pid:
         return pid
-    argv, env, limits = request["argv"], request["env"], request["limits"]
-    groups, staged, user = request["groups"], request["staged"], request["user"]
-    assert isinstance(argv, list)
-    assert isinstance(env, dict)
-    assert isinstance(limits, dict)
-    assert isinstance(groups, list)
-    assert isinstance(staged, list)
+    argv = request["argv"]
     try:
         os.setsid()
         os.nice(COURTESY)
-        for entrance in groups:
+        for entrance in request["groups"]:
             with open(entrance, "w") as file:
                 file.write("0")
-        for name, wanted in limits.items():
+        for name, wanted in request["limits"].items():
             kind = getattr(resource, f"RLIMIT_{name.upper()}")
             hard = resource.getrlimit(kind)[1]
             value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -201,12 +219,12 @@ def spawn(request: dict[str, object], outputs: list[Output], inherited: list[int
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
-        if staged:
-            stage(staged)
-        if isinstance(user, int):
-            become(user)
-        os.chdir(str(request["cwd"]))
-        os.execvpe(argv[0], argv, env)
+        if request["staged"]:
+            stage(request["staged"])
+        if request["user"] is not None:
+            become(request["user"])
+        os.chdir(request["cwd"])
+        os.execvpe(argv[0], argv, request["env"])
     except (OSError, ValueError) as error:
         os.write(2, f"cannot run {os.fsdecode(argv[0])}: {error}\n".encode(errors="replace"))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
@@ -215,13 +233,9 @@ def spawn(request: dict[str, object], outputs: list[Output], inherited: list[int
 class Watch:
     """Looks now and then whether the command's processes or files have become too much."""
 
-    def __init__(self, request: dict[str, object]) -> None:
-        wanted = request["watched"]
-        assert isinstance(wanted, dict)
-        self.limits = {name: int(value) for name, value in wanted.items()}
-        directories = request["directories"]
-        assert isinstance(directories, list)
-        self.directories = [str(directory) for directory in directories]
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.limits = request["watched"]
+        self.directories = request["directories"]
         self.next_look = time.monotonic() + WATCH_SECONDS
         self.next_count = time.monotonic() + WATCH_SECONDS
 
@@ -318,11 +332,11 @@ def family_tree() -> Callable[[int], list[int]]:
 class Supervision:
     """The command's life from its start until nothing of it is left."""
 
-    def __init__(self, control: socket, request: dict[str, object], inherited: list[int]) -> None:
+    def __init__(self, control: socket, request: dict[str, Any], inherited: list[int]) -> None:
         self.control = control
-        self.is_wrapped = bool(request["is_wrapped"])
-        self.grace = float(str(request["grace"]))
-        self.outputs = [Output(log, int(str(request["output_limit"]))) for log in (1, 2)]
+        self.is_wrapped = request["is_wrapped"]
+        self.grace = request["grace"]
+        self.outputs = [Output(log, request["output_limit"]) for log in (1, 2)]
         self.exit_code: int | None = None
         self.watch = Watch(request) if request["watched"] else None
         self.exceeded: str | None = None
@@ -405,16 +419,14 @@ class Supervision:
                     continue
 
 
-def supervise(control: socket, request: dict[str, object], inherited: list[int]) -> None:
+def supervise(control: socket, request: dict[str, Any], inherited: list[int]) -> None:
     """Run one command to its end and tell of it."""
     try:
         myself = os.pidfd_open(os.getpid())
         hand_out(control, f"began {os.getpid()}", myself)
         os.close(myself)
         check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "cannot become a subreaper")
-        ports = request["closed_network_ports"]
-        assert isinstance(ports, list)
-        if ports:
+        if ports := request["closed_network_ports"]:
             enter_closed_network()
             hand_out_listeners(control, ports)
         supervision = Supervision(control, request, inherited)
@@ -441,6 +453,8 @@ def take_order(descriptors: list[int]) -> None:
 
 def main() -> None:
     orders = socket(AF_UNIX, SOCK_SEQPACKET, 0, int(sys.argv[1]))
+    if len(sys.argv) > 2:
+        return listen_in_container(orders, sys.argv[2], [int(port) for port in sys.argv[3:]])
     os.set_inheritable(orders.fileno(), False)
     # The kernel takes in supervisors that ended: nobody here waits for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -448,7 +462,7 @@ def main() -> None:
     while True:
         message, ancillary, _, _ = orders.recvmsg(16, CMSG_SPACE(MAX_DESCRIPTORS * 4), MSG_CMSG_CLOEXEC)
         if not message:
-            return
+            return None
         descriptors = [number for _, _, data in ancillary for number in memoryview(data).cast("i")]
         try:
             is_supervisor = os.fork() == 0

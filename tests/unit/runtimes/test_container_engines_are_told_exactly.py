@@ -22,8 +22,8 @@ from polar.runtimes.base import (
     SandboxUnavailable,
     ToolDirectory,
 )
+from polar.runtimes.containers import container_name, name_prefix
 from polar.runtimes.docker import DockerEngine, DockerRuntime, DockerSandbox, PodmanRuntime
-from polar.runtimes.engine import container_name, name_prefix
 from tests.fakes.engine_cli import FakeEngine, fake_engine
 
 RUNNING_AS_ROOT = {"SecurityOptions": ["name=seccomp,profile=default"], "ServerErrors": None}

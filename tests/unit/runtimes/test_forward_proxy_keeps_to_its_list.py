@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from polar.runtimes import forward_proxy, forwarding
+from polar.runtimes import forwarding, network
 from polar.runtimes.allow_list import AllowList, Destination
-from polar.runtimes.forward_proxy import ForwardProxy, proxy_environment
 from polar.runtimes.forwarding import served
+from polar.runtimes.network import ForwardProxy, proxy_environment
 
 
 @asynccontextmanager
@@ -38,7 +38,7 @@ async def proxy(*allowed: str) -> AsyncIterator[tuple[int, ForwardProxy]]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     made = ForwardProxy(AllowList.parse(allowed), "s1")
-    async with served(listener, made.serve, limit=forward_proxy.MAX_HEAD_BYTES):
+    async with served(listener, made.serve, limit=network.MAX_HEAD_BYTES):
         yield port, made
 
 
@@ -132,7 +132,7 @@ async def test_a_name_is_resolved_once_and_reached_where_it_was_checked(
         for _ in range(3):
             try:
                 await made._connect(Destination.parse("a.example.org:443"))
-            except forward_proxy.Refused as refusal:
+            except network.Refused as refusal:
                 statuses.append(refusal.status)
         writer.close()
         assert statuses == [403, 502, 403]

@@ -11,8 +11,8 @@ import pytest
 import uvloop
 
 from polar.runtimes.allow_list import AllowList
-from polar.runtimes.forward_proxy import ForwardProxy
 from polar.runtimes.forwarding import copy, forwarded
+from polar.runtimes.network import ForwardProxy
 
 
 @pytest.mark.parametrize("turns", range(6))
