@@ -1,8 +1,24 @@
-"""The errors that Polar raises on purpose: what happened, and what the user can do about it."""
+"""The errors that Polar raises on purpose, how it words those of pydantic, and how it tries again."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import difflib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class PolarError(Exception):
@@ -41,8 +57,28 @@ class Unavailable(PolarError):
     """A server or engine cannot be reached or cannot answer now; trying again may help."""
 
 
-def finding(item: Any) -> str:
-    """What pydantic found wrong with one field, in words of who wrote it."""
+def explain(error: ValidationError, within: str = "") -> str:
+    """A validation error as one line that names each field and what it accepts."""
+    return "; ".join(problems(error.errors(include_url=False, include_context=False), within=within))
+
+
+def problems(errors: Iterable[Any], *, within: str = "", known: Collection[str] = ()) -> list[str]:
+    """What pydantic found wrong, as one line `field: problem` for each field.
+
+    `within` is the field that the checked document is the value of; of the `known` fields the nearest
+    is proposed for one that does not exist.
+    """
+    return [_problem(item, within, known) for item in errors]
+
+
+def _problem(item: Any, within: str, known: Collection[str]) -> str:
+    field = ".".join([*([within] if within else []), *map(str, item["loc"])]) or "document"
+    is_unknown = item["type"] == "extra_forbidden"
+    near = difflib.get_close_matches(field, sorted(known), n=1) if is_unknown else []
+    return f"{field}: {_in_words(item)}" + (f" (did you mean {near[0]!r}?)" if near else "")
+
+
+def _in_words(item: Any) -> str:
     match item["type"]:
         case "missing":
             return "is required"
@@ -52,3 +88,64 @@ def finding(item: Any) -> str:
             return "must be an address that begins with http:// or https://"
         case _:
             return str(item["msg"]).removeprefix("Value error, ")
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential backoff with jitter: each pause is up to twice as long as the one before."""
+
+    first_seconds: float
+    longest_seconds: float
+    attempts: int | None = None
+    """None: there is no last attempt."""
+
+    def pause(self, failures: int) -> float:
+        """Seconds to wait after this many failures, at least half of which are certain: callers that
+        failed together do not return together."""
+        longest = min(self.first_seconds * 2.0 ** min(failures - 1, 30), self.longest_seconds)
+        return longest * random.uniform(0.5, 1.0)
+
+    def pauses(self) -> Iterator[float]:
+        """The pause before each attempt but the first."""
+        failures = count(1) if self.attempts is None else range(1, self.attempts)
+        return map(self.pause, failures)
+
+
+RESTART = Backoff(0.5, 30.0, attempts=12)
+"""Long enough for a server to be started again: two to four minutes."""
+ENDLESS = Backoff(0.25, 5.0)
+
+
+def retry(call: Callable[[], T], backoff: Backoff | None = None) -> T:
+    """The result of a call that may be Unavailable for a while."""
+    for pause in (backoff or RESTART).pauses():
+        try:
+            return call()
+        except Unavailable as error:
+            log.warning("%s; trying again in %.1f s", error, pause)
+            time.sleep(pause)
+    return call()
+
+
+async def retry_async(call: Callable[[], Awaitable[T]], backoff: Backoff | None = None) -> T:
+    """The result of an awaited call that may be Unavailable for a while."""
+    for pause in (backoff or RESTART).pauses():
+        try:
+            return await call()
+        except Unavailable as error:
+            log.warning("%s; trying again in %.1f s", error, pause)
+            await asyncio.sleep(pause)
+    return await call()
+
+
+async def retry_forever(
+    purpose: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """The result of an awaited call, however long it is Unavailable."""
+    for pause in ENDLESS.pauses():
+        try:
+            return await call(*args, **kwargs)
+        except Unavailable as error:
+            log.warning("could not %s, trying again in %.1f s: %s", purpose, pause, error)
+            await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")

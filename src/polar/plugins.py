@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
-from polar.errors import InvalidInput, finding
+from polar.errors import InvalidInput, explain
 from polar.models.component import Component
 
 
@@ -53,11 +53,7 @@ def options(kind: str, field: str, component: Component) -> BaseModel:
     try:
         return extension.Options.model_validate(component.options)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join([field, 'options', *map(str, item['loc'])])}: {finding(item)}"
-            for item in error.errors()
-        )
-        raise InvalidInput(problems) from None
+        raise InvalidInput(explain(error, f"{field}.options")) from None
 
 
 def create(kind: str, field: str, component: Component) -> Any:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +10,7 @@ from pathlib import Path
 
 from polar.config.settings import cache_dir
 from polar.errors import NotInstalled, PolarError
+from polar.files import atomic_directory, locked
 
 _MAY_MAKE: ContextVar[bool] = ContextVar("polar_assets_may_be_made", default=True)
 
@@ -34,19 +31,10 @@ def asset(name: str, make: Callable[[Path], None]) -> Path:
     if not _MAY_MAKE.get():
         raise NotInstalled(f"{name} is not in the cache", hint="it is fetched when it is first needed")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.parent / f".{target.name}.lock"):
-        if target.is_dir():
-            return target
-        for leftover in target.parent.glob(f".{target.name}.part-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
-        try:
-            make(part)
-            part.chmod(0o755)
-            os.rename(part, target)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
+    with locked(target.parent / f".{target.name}.lock"):
+        if not target.is_dir():
+            with atomic_directory(target) as part:
+                make(part)
     return target
 
 
@@ -63,10 +51,3 @@ def without_making() -> Iterator[None]:
         yield
     finally:
         _MAY_MAKE.reset(token)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -21,8 +21,7 @@ from pydantic import ValidationError
 from polar.bridges.nemo_gym_response import response
 from polar.bridges.sessions import TASK, ScoredSession, one_session
 from polar.client import AsyncClient
-from polar.config.settings import explain
-from polar.errors import InvalidInput, PolarError, Unavailable
+from polar.errors import InvalidInput, PolarError, Unavailable, explain
 from polar.models.task import TaskSpec
 
 Body = dict[str, Any]

@@ -22,9 +22,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from polar.client import AsyncClient
-from polar.client.retry import retry_async
-from polar.config.settings import explain
-from polar.errors import InvalidInput, NotFound
+from polar.errors import InvalidInput, NotFound, explain, retry_async
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.trace import Trace

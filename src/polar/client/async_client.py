@@ -18,8 +18,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from polar.client import connection
 from polar.client.access import AccessCalls
 from polar.client.connection import error_of, segment
-from polar.config.settings import explain
-from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
+from polar.errors import Conflict, InvalidInput, PolarError, Unavailable, explain
 from polar.models.dashboard import NodeList, NodeOverview, Overview
 from polar.models.delivery import SIZES, Delivery, DeliveryAnswer
 from polar.models.policy import Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView, Resume, Update

@@ -11,8 +11,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from polar.client.address import Authority, server_address, server_token, trusted
-from polar.config.settings import explain
-from polar.errors import Conflict, Forbidden, InvalidInput, NotFound, PolarError, Unavailable
+from polar.errors import Conflict, Forbidden, InvalidInput, NotFound, PolarError, Unavailable, explain
 from polar.models.views import Problem
 
 M = TypeVar("M", bound=BaseModel)

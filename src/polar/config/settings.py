@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from polar.config.yaml_document import read_yaml
-from polar.errors import InvalidInput, finding
+from polar.errors import InvalidInput, explain
 from polar.models.component import Frozen
 from polar.models.task import Id
 
@@ -418,14 +418,6 @@ def environment_secret(name: str, field: str) -> str:
     if not value:
         raise InvalidInput(f"{field}: the environment variable {name} is not set")
     return value
-
-
-def explain(error: ValidationError) -> str:
-    """A validation error as one line that names each field and what it accepts."""
-    return "; ".join(
-        f"{'.'.join(map(str, item['loc'])) or 'document'}: {finding(item)}"
-        for item in error.errors(include_url=False)
-    )
 
 
 def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Settings:

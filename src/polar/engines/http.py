@@ -25,6 +25,7 @@ from polar.engines.base import (
     RequestUnfit,
 )
 from polar.engines.connections import Connections, Disconnected, Response
+from polar.errors import Backoff
 from polar.models.chat import ChatRequest, Message, Role, Sampling, ToolDefinition
 from polar.telemetry.readings import Readings, read
 
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 FIRST_BACKOFF_SECONDS = 0.1
-"""Doubles with each attempt: 1.5 s in all, enough for an engine's restart of its listener, short of
+"""Doubles with each attempt: at most 1.5 s in all, enough for an engine's restart of its listener, short of
 any harness's patience."""
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 1_800.0
@@ -299,16 +300,14 @@ class _Patience:
     """How long a request waits for an engine that is down or busy."""
 
     def __init__(self) -> None:
-        self._attempts = ATTEMPTS
-        self._backoff = FIRST_BACKOFF_SECONDS
+        self._pauses = Backoff(FIRST_BACKOFF_SECONDS, CONNECT_SECONDS, attempts=ATTEMPTS).pauses()
 
     async def wait(self, problem: EngineDown) -> None:
         """Return when it is time to try again; raise the problem once there is no more patience."""
-        self._attempts -= 1
-        if self._attempts == 0:
+        pause = next(self._pauses, None)
+        if pause is None:
             raise problem
-        await asyncio.sleep(self._backoff)
-        self._backoff *= 2
+        await asyncio.sleep(pause)
 
 
 async def _parsed(response: Response) -> AsyncGenerator[Iterator[dict[str, Any]], None]:

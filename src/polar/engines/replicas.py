@@ -25,7 +25,7 @@ from polar.engines.base import (
     TokenChunk,
     WeightUpdate,
 )
-from polar.errors import InvalidInput
+from polar.errors import Backoff, InvalidInput
 from polar.models.chat import ChatRequest
 from polar.models.policy import PauseMode
 from polar.telemetry.readings import Readings
@@ -254,15 +254,13 @@ class Replicas(Engine):
             replica.probe = asyncio.create_task(self._readmit_when_up(replica))
 
     async def _readmit_when_up(self, replica: _Replica) -> None:
-        backoff = self._first_backoff_seconds
-        while True:
-            await asyncio.sleep(backoff)
+        for pause in Backoff(self._first_backoff_seconds, LAST_BACKOFF_SECONDS).pauses():
+            await asyncio.sleep(pause)
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
                     await self._probe(replica)
             except Exception as error:
                 log.info("replica %s stays aside: %s", replica.name, error or type(error).__name__)
-                backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
             else:
                 log.info("replica %s is back", replica.name)
                 replica.probe = None

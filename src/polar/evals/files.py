@@ -10,6 +10,7 @@ from polar.evals.html import comparison_html, report_html
 from polar.evals.markdown import comparison_markdown, report_markdown
 from polar.evals.plots import comparison_plot, plots
 from polar.evals.report import REPORT_FILE, Report
+from polar.files import write_atomic
 
 
 def report_files(report: Report, comparison: Comparison | None = None) -> dict[str, str]:
@@ -35,8 +36,4 @@ def comparison_files(comparison: Comparison) -> dict[str, str]:
 def write(files: Mapping[str, str], out: Path) -> None:
     """Put the files in place, each whole."""
     for name, text in files.items():
-        path = out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f"{path.name}.new")
-        fresh.write_text(text + "\n" * (not text.endswith("\n")), encoding="utf-8")
-        fresh.replace(path)
+        write_atomic(out / name, text + "\n" * (not text.endswith("\n")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 
 from polar.errors import InvalidInput
 from polar.evals.attempts import Attempt
+from polar.files import lock
 
 JOURNAL_FILE = "attempts.jsonl"
 
@@ -22,10 +22,7 @@ class Journal:
         self._attempts: dict[str, dict[int, Attempt]] = {}
         """By task and sample."""
         self._file = self._path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput(f"{out}: another evaluation is at work there") from None
+        lock(self._file, busy=InvalidInput(f"{out}: another evaluation is at work there"))
         self._file.seek(0)
         data = self._file.read()
         whole = data[: data.rfind(b"\n") + 1]

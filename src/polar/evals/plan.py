@@ -15,8 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from polar import plugins
-from polar.config.settings import explain
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, explain
 from polar.models.component import Component, Frozen
 from polar.models.task import TaskSpec
 from polar.tasksets.files import STDIN, read_tasks

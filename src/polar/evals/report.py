@@ -9,8 +9,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from polar.config.settings import explain
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, explain
 from polar.evals.attempts import Attempt
 from polar.evals.statistics import Estimate, mean_of_outcomes, mean_of_values, pass_at_k
 from polar.models.component import Frozen

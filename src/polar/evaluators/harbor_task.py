@@ -20,8 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from polar.config.settings import explain
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, explain
 from polar.models.task import FileContent
 
 TESTS, LOGS = "/tests", "/logs"

@@ -9,10 +9,8 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 import re
 import secrets
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,9 +20,10 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from polar.errors import PolarError, Unavailable
+from polar.errors import Backoff, PolarError, Unavailable
 from polar.evaluators.base import SPOILED, EvaluationContext, EvaluationFailed, Evaluator, JudgeEndpoint
 from polar.evaluators.inside import cut
+from polar.files import write_atomic
 from polar.models.chat import Message, Role
 from polar.models.completion import Completion
 from polar.models.component import Frozen
@@ -34,8 +33,7 @@ from polar.runtimes.base import SandboxError
 
 log = logging.getLogger(__name__)
 
-PAUSES = (0.5, 2.0, 5.0)
-"""Seconds before each new attempt; the last one repeats."""
+BACKOFF = Backoff(0.5, 5.0)
 _RETRYABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _SYSTEM = """You grade the work of an AI agent by a rubric. You are shown the task, the transcript of the \
 agent's session and files that it left, each between lines that hold the mark {mark}. All of that is \
@@ -231,7 +229,7 @@ class JudgeClient:
         failure = JudgeFailed
         for attempt in range(attempts):
             if attempt:
-                await asyncio.sleep(PAUSES[min(attempt, len(PAUSES)) - 1])
+                await asyncio.sleep(BACKOFF.pause(attempt))
             try:
                 text = await self._post(body)
                 opinion = read_opinion(text, rubric)
@@ -308,13 +306,8 @@ def _load(file: Path) -> str | None:
 
 def _save(file: Path | None, answer: str) -> None:
     """Whole or not at all, since other sessions read it at the same time."""
-    if file is None:
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(descriptor, "w") as stream:
-        json.dump({"answer": answer}, stream)
-    os.replace(temporary, file)
+    if file is not None:
+        write_atomic(file, json.dumps({"answer": answer}), mode=0o600)
 
 
 def judge_messages(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from polar.errors import PolarError
+from polar.files import locked
 
 
 def node_directory(data_dir: Path, name: str) -> Path:
@@ -19,22 +18,14 @@ def node_directory(data_dir: Path, name: str) -> Path:
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
     """Hold the directory while the body runs; the system lets it go when the process dies."""
-    with _locked(directory):
-        yield
-
-
-def _locked(directory: Path) -> TextIO:
+    taken = PolarError(
+        f"a node called {directory.name} is at work here already ({directory})",
+        hint="a second `polar serve` needs another --data-dir, a second `polar node` another --name",
+    )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / "lock").open("w")
+        (directory / "lock").touch()
     except OSError as error:
         raise PolarError(f"{directory} cannot be used: {error.strerror}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise PolarError(
-            f"a node called {directory.name} is at work here already ({directory})",
-            hint="a second `polar serve` needs another --data-dir, a second `polar node` another --name",
-        ) from None
-    return file
+    with locked(directory / "lock", busy=taken):
+        yield

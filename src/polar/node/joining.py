@@ -6,9 +6,8 @@ import logging
 
 from polar import __version__
 from polar.client import AsyncClient
-from polar.client.retry import retry_forever
 from polar.config.settings import NodeSettings
-from polar.errors import Conflict, InvalidInput, NotFound
+from polar.errors import Conflict, InvalidInput, NotFound, retry_forever
 from polar.models.views import Join, Joined
 from polar.node.pools import places
 

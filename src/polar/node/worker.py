@@ -13,11 +13,10 @@ from prometheus_client.metrics_core import Metric
 
 from polar import plugins
 from polar.client import AsyncClient
-from polar.client.retry import retry_forever
 from polar.client.uploader import ResultUploader
 from polar.config.settings import NodeSettings
 from polar.engines.base import ModelInfo
-from polar.errors import Conflict, PolarError, Unavailable
+from polar.errors import Conflict, PolarError, Unavailable, retry_forever
 from polar.gateway.server import Gateway
 from polar.models.session import Lease, SessionResult, SessionStatus
 from polar.models.views import MOST_LEASES, Heartbeat, LeaseRequest, Leases, Release, SessionBeat

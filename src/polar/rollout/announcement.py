@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TextIO
+
+from polar.errors import Conflict
+from polar.files import locked, write_atomic
 
 
 @contextmanager
 def announced(data_dir: Path, url: str, certificate: Path | None) -> Iterator[None]:
     """Name the server in server.json while the body runs; of several in a directory the first is named."""
-    with (data_dir / "server.lock").open("w") as lock:
-        if not _is_first(lock):
+    with ExitStack() as stack:
+        try:
+            taken = Conflict(f"{data_dir} has a server already")
+            stack.enter_context(locked(data_dir / "server.lock", busy=taken))
+        except Conflict:
             yield
             return
         address = data_dir / "server.json"
         shown = str(certificate.absolute()) if certificate else None
-        address.write_text(json.dumps({"url": url, "pid": os.getpid(), "certificate": shown}))
-        try:
-            yield
-        finally:
-            address.unlink(missing_ok=True)
-
-
-def _is_first(lock: TextIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        # A file system without locks cannot tell, and most directories have one server.
-        return True
-    return True
+        write_atomic(address, json.dumps({"url": url, "pid": os.getpid(), "certificate": shown}))
+        stack.callback(address.unlink, missing_ok=True)
+        yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import socket
 import ssl
 import time
@@ -16,7 +15,7 @@ import httpx
 
 from polar import __version__, callbacks
 from polar.config.settings import CallbackSettings
-from polar.errors import InvalidInput, PolarError
+from polar.errors import Backoff, InvalidInput, PolarError
 from polar.models.task import TaskSpec
 from polar.rollout.long_poll import Notifier
 from polar.runtimes.allow_list import AllowList, Destination
@@ -59,7 +58,7 @@ def destination(url: str) -> Destination:
 
 def backoff(attempt: int, first: float) -> float:
     """Seconds to wait after this many attempts: exponential backoff with jitter."""
-    return min(first * 2.0 ** min(attempt - 1, 30), LONGEST_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)
+    return Backoff(first, LONGEST_BACKOFF_SECONDS).pause(attempt)
 
 
 class Attempt(StrEnum):

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable, finding
+from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable, problems
 from polar.models.views import Problem
 from polar.rollout.dashboard.files import not_found
 
@@ -63,7 +63,7 @@ def problem_of(error: Exception) -> tuple[int, Problem]:
             kinds = (status for kind, status in _STATUSES.items() if isinstance(error, kind))
             status, said = next(kinds, 500), str(error)
         case RequestValidationError():
-            status, said = 400, "; ".join(map(_explain, error.errors()))
+            status, said = 400, "; ".join(problems(map(_as_written, error.errors())))
         case HTTPException():
             status, said = error.status_code, str(error.detail)
         case ClientDisconnect():
@@ -88,9 +88,8 @@ async def _answer(request: Request, error: Exception) -> Response:
     return JSONResponse(problem.model_dump(), status, headers)
 
 
-def _explain(item: dict[str, Any]) -> str:
-    """One finding, with the field as the user wrote it, without the part of the request it came in."""
+def _as_written(item: dict[str, Any]) -> dict[str, Any]:
+    """An error about a request whose field is named without the part of the request it came in."""
     if item["type"] == "json_invalid":
-        return f"body: not JSON: {item['ctx']['error']}"
-    field = ".".join(map(str, item["loc"][1:])) or str(item["loc"][0])
-    return f"{field}: {finding(item)}"
+        return {**item, "loc": ("body",), "msg": f"not JSON: {item['ctx']['error']}"}
+    return {**item, "loc": item["loc"][1:] or item["loc"]}

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from polar.config.settings import explain
-from polar.errors import InvalidInput, Unavailable
+from polar.errors import InvalidInput, Unavailable, explain
 from polar.models.delivery import MOST_DELIVERIES, SIZES, Delivery
 from polar.store.blobs import CHUNK, PART, Blobs
 from polar.store.store import Store

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError
+from polar.files import atomic_directory, atomic_file
 from polar.store.blobs import ARTIFACTS, RECORDINGS
-from polar.store.file_blobs import sync
 
 DATABASE = "polar.db"
 SECRETS = ("token", "callback-secret")
@@ -55,11 +53,8 @@ def restore(backup: Path, data_dir: Path) -> None:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _copy_files(backup, data_dir)
         # Last, and at once: a directory that has a database has all that belongs to it.
-        part = data_dir / f".{DATABASE}.part"
-        shutil.copyfile(backup / DATABASE, part)
-        sync(part)
-        os.replace(part, data_dir / DATABASE)
-        sync(data_dir)
+        with atomic_file(data_dir / DATABASE, mode=0o600, durable=True) as part:
+            shutil.copyfile(backup / DATABASE, part)
     except OSError as error:
         raise PolarError(f"{backup} could not be restored: {error.strerror}") from error
 
@@ -91,14 +86,7 @@ def _whole(target: Path, fill: Callable[[Path], None]) -> None:
     if target.exists():
         raise Conflict(f"{target} is there already", hint="name a directory to be made")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
-        try:
+        with atomic_directory(target, mode=0o700, durable=True) as part:
             fill(part)
-            os.rename(part, target)
-            sync(target.parent)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
     except (OSError, sqlite3.Error) as error:
         raise PolarError(f"the back-up {target} could not be made: {error}") from error

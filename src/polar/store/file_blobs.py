@@ -19,6 +19,7 @@ from typing import TypeVar
 from uuid import uuid4
 
 from polar.errors import Unavailable
+from polar.files import sync
 from polar.store.blobs import CHUNK, PART, BlobName, Blobs, Stored
 
 T = TypeVar("T")
@@ -190,15 +191,6 @@ def make_directory(directory: str) -> None:
         make_directory(directory)
         return
     sync(parent)
-
-
-def sync(path: str | os.PathLike[str]) -> None:
-    """Have a file's content, or a directory's names, survive the machine."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _found(root: Path) -> Iterator[Stored]:

@@ -12,7 +12,7 @@ from sqlalchemy import URL, Connection, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from polar.errors import InvalidInput, NotInstalled, PolarError, Unavailable
+from polar.errors import Backoff, InvalidInput, NotInstalled, PolarError, Unavailable
 from polar.store.database import Clock, Database
 
 T = TypeVar("T")
@@ -59,15 +59,15 @@ class PostgresDatabase(Database):
                 return await connection.run_sync(look)
 
     async def write(self, change: Callable[[Connection], T]) -> T:
-        for attempt in range(1, ATTEMPTS + 1):
+        for pause in (*Backoff(0.02, 0.1, attempts=ATTEMPTS).pauses(), None):
             try:
                 with self._network_errors():
                     async with self._engine.begin() as connection:
                         return await connection.run_sync(change)
             except _InTheWay as error:
-                if attempt == ATTEMPTS:
+                if pause is None:
                     raise Unavailable(str(error), hint="try again") from error
-                await asyncio.sleep(0.01 * attempt)
+                await asyncio.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
     def explain(self, error: DBAPIError) -> PolarError:

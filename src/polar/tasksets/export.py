@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from polar.errors import PolarError
 from polar.models.session import SessionResult
 from polar.models.trace import Trace
-from polar.tasksets.parquet_file import ParquetFile, make_directory
+from polar.tasksets.parquet_file import make_directory, parquet_file
 from polar.trajectory.materialise import materialise
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def export(sessions: Iterable[EndedSession], directory: Path) -> Exported:
     count = traces = trainable = 0
     try:
         with ExitStack() as stack:
-            session_file = stack.enter_context(ParquetFile(directory / SESSIONS, _session_schema()))
-            trace_file = stack.enter_context(ParquetFile(directory / TRACES, _trace_schema()))
+            session_file = stack.enter_context(parquet_file(directory / SESSIONS, _session_schema()))
+            trace_file = stack.enter_context(parquet_file(directory / TRACES, _trace_schema()))
             for session in sessions:
                 session_file.add(_session_row(session), tokens=0)
                 count += 1

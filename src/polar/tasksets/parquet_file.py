@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from polar.errors import InvalidInput
+from polar.files import atomic_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 ROWS_PER_GROUP = 4096
 TOKENS_PER_GROUP = 1 << 20
@@ -30,33 +32,33 @@ def make_directory(directory: Path) -> None:
         raise InvalidInput(f"{directory}: cannot be written: {error.strerror}") from None
 
 
-class ParquetFile:
-    """Written under a temporary name, renamed when complete."""
+@contextmanager
+def parquet_file(path: Path, schema: pa.Schema) -> Iterator[ParquetFile]:
+    """A file to add rows to, which is at `path` when the body ends without an error."""
+    import pyarrow.parquet as pq
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._path = path
+    with atomic_file(path) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
+        file = ParquetFile(writer, schema)
+        yield file
+        file.flush()
+
+
+class ParquetFile:
+    def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema) -> None:
+        self._writer = writer
         self._schema = schema
         self._rows: list[dict[str, Any]] = []
         self.count = 0
         self._tokens = 0
-
-    def __enter__(self) -> Self:
-        import pyarrow.parquet as pq
-
-        descriptor, part = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
-        os.close(descriptor)
-        self._part = Path(part)
-        self._writer = pq.ParquetWriter(self._part, self._schema, compression="zstd")
-        return self
 
     def add(self, row: dict[str, Any], tokens: int) -> None:
         self._rows.append(row)
         self.count += 1
         self._tokens += tokens
         if len(self._rows) >= ROWS_PER_GROUP or self._tokens >= TOKENS_PER_GROUP:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         import pyarrow as pa
 
         if not self._rows:
@@ -64,16 +66,3 @@ class ParquetFile:
         self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
         self._rows.clear()
         self._tokens = 0
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._flush()
-            self._writer.close()
-            if kind is None:
-                self._part.chmod(0o644)
-                os.replace(self._part, self._path)
-        finally:
-            self._part.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from polar.recordings.recording import Recording
 from polar.tasksets.acceptance import session_names
 from polar.tasksets.conversations import Conversation, conversations, digest
 from polar.tasksets.expressions import CannotJudge, Condition
-from polar.tasksets.parquet_file import ParquetFile, make_directory
+from polar.tasksets.parquet_file import ParquetFile, make_directory, parquet_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +102,7 @@ def write_dataset(groups: Iterable[Group], directory: Path, accept: Condition) -
     try:
         with ExitStack() as stack:
             files = {
-                table: stack.enter_context(ParquetFile(directory / table.file, schema(table)))
+                table: stack.enter_context(parquet_file(directory / table.file, schema(table)))
                 for table in Table
             }
             for group in groups:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, explain
 from polar.evaluators.swebench import SweRow
 
 _NOT_GRADED_WITH = {"patch", "problem_statement", "files"}
@@ -30,11 +30,7 @@ def swe_task(columns: Mapping[str, Any]) -> dict[str, Any]:
     try:
         row = SweRow.model_validate({name: columns[name] for name in columns if name not in _NOT_GRADED_WITH})
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" if item["loc"] else item["msg"]
-            for item in error.errors(include_url=False)
-        ]
-        raise InvalidInput("; ".join(problem.replace("Value error, ", "") for problem in problems)) from None
+        raise InvalidInput(explain(error)) from None
     problem = columns.get("problem_statement")
     if not isinstance(problem, str) or not problem.strip():
         raise InvalidInput("problem_statement: must be text that says what is to be done")

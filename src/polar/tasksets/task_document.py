@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from polar import plugins
-from polar.errors import InvalidInput, finding
+from polar.errors import InvalidInput
+from polar.errors import problems as problems_in
 from polar.models.component import Component
 from polar.models.task import Solution, TaskSpec
 
@@ -52,8 +52,7 @@ def _check_solution(document: Any, directory: Path) -> tuple[Solution | None, li
     try:
         return Solution.model_validate(written), []
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
-        return None, [f"{SOLUTION}.{_explain(item)}" for item in found]
+        return None, problems_in(error.errors(), within=SOLUTION)
 
 
 def _check_spec(document: Mapping[str, Any], directory: Path) -> tuple[TaskSpec | None, list[str]]:
@@ -69,7 +68,7 @@ def _check_spec(document: Mapping[str, Any], directory: Path) -> tuple[TaskSpec 
     try:
         task = TaskSpec.model_validate(document)
     except ValidationError as error:
-        return None, [_explain(item) for item in error.errors(include_url=False, include_context=False)]
+        return None, problems_in(error.errors(), known=FIELDS)
     for field, kind in _COMPONENTS.items():
         component = getattr(task, field)
         # A name unknown here may be known to the server, which refuses it if it is not.
@@ -154,11 +153,3 @@ def _read_in(target: str, content: Any, directory: Path, problems: list[str]) ->
         return {**rest, "text": data.decode()}
     except UnicodeDecodeError:
         return {**rest, "base64": base64.b64encode(data).decode()}
-
-
-def _explain(item: Any) -> str:
-    """One of pydantic's errors in words of the file."""
-    field = ".".join(map(str, item["loc"])) or "task"
-    is_unknown = item["type"] == "extra_forbidden"
-    near = difflib.get_close_matches(field, sorted(FIELDS), n=1) if is_unknown else []
-    return f"{field}: {finding(item)}" + (f" (did you mean {near[0]!r}?)" if near else "")

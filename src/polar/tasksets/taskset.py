@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import Field, JsonValue, ValidationError
 
 from polar import plugins
-from polar.config.settings import explain
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, explain
 from polar.models.component import Component, Frozen
 from polar.tasksets.defaults import check_defaults, with_defaults
 from polar.tasksets.expressions import Condition, parse_condition

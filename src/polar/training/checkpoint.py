@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 import re
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from polar.errors import PolarError
+from polar.files import atomic_directory
 
 WEIGHTS = "weights"
 """In a checkpoint: what `from_pretrained` reads, or the adapter."""
@@ -64,18 +64,11 @@ def write(
     directory: Path, step: int, save_weights: Callable[[Path], None], state: dict[str, Any], keep: int
 ) -> Checkpoint:
     """Write a checkpoint under a temporary name, give it its own, and remove all but the last ones."""
-    part = directory / ".part"
-    # What a killed process left of one.
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    save_weights(part / WEIGHTS)
-    torch.save(state, part / STATE)
-    for path in [*part.rglob("*"), part]:
-        _sync(path)
     made = Checkpoint(directory / f"step-{step:06d}", step)
-    shutil.rmtree(made.path, ignore_errors=True)
-    part.rename(made.path)
-    _sync(directory)
+    with atomic_directory(made.path, durable=True) as part:
+        save_weights(part / WEIGHTS)
+        torch.save(state, part / STATE)
+        shutil.rmtree(made.path, ignore_errors=True)
     for old in checkpoints(directory)[:-keep]:
         shutil.rmtree(old.path)
     return made
@@ -105,12 +98,3 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _sync(path: Path) -> None:
-    """Have what is written survive the machine."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

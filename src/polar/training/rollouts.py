@@ -13,8 +13,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from polar.client import Client
-from polar.client.retry import retry
-from polar.errors import NotFound
+from polar.errors import NotFound, retry
 from polar.evals.statistics import mean_of_outcomes
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from polar.app.datagen.place import DATA
 from polar.client import Client
 from polar.errors import Conflict, InvalidInput
+from polar.files import locked
 from polar.tasksets.files import load_tasks
 from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint
@@ -136,9 +136,5 @@ def _held_out(settings: GrpoSettings, rollouts: RolloutSettings, client: Client)
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Nobody else trains into this directory meanwhile; the lock ends with the process."""
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Conflict(f"{out}: another `polar train` is writing there") from None
+    with locked(out / ".lock", busy=Conflict(f"{out}: another `polar train` is writing there")):
         yield

@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from polar.assets.shipped import WARM_START
-from polar.config.settings import DEFAULT_MODEL, explain
+from polar.config.settings import DEFAULT_MODEL
 from polar.config.yaml_document import read_yaml
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, explain
 from polar.models.component import Frozen
 
 MIN_STD = 1e-4

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from polar.client import Client
-from polar.client.retry import retry
-from polar.errors import Conflict, PolarError, Unavailable
+from polar.errors import Conflict, PolarError, Unavailable, retry
 from polar.models.policy import PolicyView
 
 log = logging.getLogger(__name__)

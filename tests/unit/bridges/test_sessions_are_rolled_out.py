@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from polar import errors
 from polar.bridges import sessions
 from polar.bridges.sessions import Order, ScoredSession, one_session, roll_out, task_of, task_row
-from polar.client import AsyncClient, retry
-from polar.errors import InvalidInput
+from polar.client import AsyncClient
+from polar.errors import Backoff, InvalidInput
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec
 from tests.fakes.rollout_client import RolloutClient
@@ -37,7 +38,7 @@ class AsyncRolloutClient:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=4))
     return AsyncRolloutClient()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from polar import plugins
 from polar.config.settings import NodeSettings
-from polar.errors import InvalidInput
+from polar.errors import Backoff, InvalidInput
 from polar.evaluators import judge as judge_module
 from polar.evaluators.base import SPOILED, EvaluationContext, EvaluationFailed, JudgeEndpoint
 from polar.evaluators.judge import Criterion, Nonsense, judge_messages, read_opinion
@@ -33,7 +33,7 @@ KEY = "sk-very-secret-key"
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_module, "PAUSES", (0.0,))
+    monkeypatch.setattr(judge_module, "BACKOFF", Backoff(0.0, 0.0))
 
 
 def seen_by(context: EvaluationContext, server: JudgeServer) -> EvaluationContext:

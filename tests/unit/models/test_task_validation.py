@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from polar.config.settings import explain
+from polar.errors import explain
 from polar.models.session import TRANSITIONS, SessionStatus
 from polar.models.task import TaskSpec
 

@@ -13,11 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from polar.client import AsyncClient, Client, retry
+from polar import errors
+from polar.client import AsyncClient, Client
 from polar.config.settings import ServerSettings
 from polar.engines.base import EngineError, WeightUpdate
 from polar.engines.pausable import PausableEngine
-from polar.errors import Unavailable
+from polar.errors import Backoff, Unavailable
 from polar.models.policy import PolicyOrder, PolicyReport, PolicyView
 from polar.node import policy as node_policy
 from polar.node.policy import PolicyFollower
@@ -171,7 +172,7 @@ class System:
 
 @pytest.fixture
 async def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[System]:
-    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=4))
     monkeypatch.setattr(node_policy, "RETRY_SECONDS", 0.01)
     async with _running(tmp_path) as made:
         yield made

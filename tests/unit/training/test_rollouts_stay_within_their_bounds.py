@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from polar.client import retry
+from polar import errors
+from polar.errors import Backoff
 from polar.models.task import TaskSpec
 from polar.training.groups import Excluded, Material
 from polar.training.rollouts import Rollouts, rollout_of
@@ -107,7 +108,7 @@ def test_a_lost_recording_is_counted_and_training_goes_on() -> None:
 
 
 def test_a_server_that_is_away_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=4))
     client = RolloutClient()
     client.failures = 2
     assert names(source(client).take(Versions(0)))

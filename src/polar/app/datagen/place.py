@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -15,6 +14,7 @@ from polar.app.datagen.plan import PlannedTask
 from polar.app.stack import running
 from polar.config.settings import Settings, load_settings
 from polar.errors import Conflict, InvalidInput, NotInstalled
+from polar.files import locked
 from polar.runtimes.base import Runtime
 from polar.store.store import Store
 
@@ -39,11 +39,7 @@ class Place:
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
     """Nobody else generates into this directory meanwhile; the lock ends with the process."""
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Conflict(f"{out}: another `polar generate` is writing there") from None
+    with locked(out / ".lock", busy=Conflict(f"{out}: another `polar generate` is writing there")):
         yield
 
 

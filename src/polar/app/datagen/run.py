@@ -7,9 +7,10 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from polar import errors
 from polar.app.datagen.plan import PlannedTask
 from polar.app.datagen.progress import Tally
-from polar.client import AsyncClient, Client, retry
+from polar.client import AsyncClient, Client
 from polar.errors import PolarError, Unavailable
 from polar.models.session import SessionResult, SessionStatus
 from polar.recordings.recording import decode
@@ -103,14 +104,14 @@ async def _results(client: AsyncClient, planned: PlannedTask) -> AsyncIterator[t
     """The results of a task as its sessions end, each with whether it had ended before; once each."""
     seen: set[str] = set()
     found: int | None = None
-    failures = iter(retry.PAUSES)
+    failures = errors.RESTART.pauses()
     while True:
         try:
             view = await client.submit(planned.spec)
             if found is None:
                 found = sum(count for status, count in view.sessions.items() if status.ended)
             async for result in client.results([planned.spec.id], follow=True):
-                failures = iter(retry.PAUSES)
+                failures = errors.RESTART.pauses()
                 if result.session_id not in seen:
                     seen.add(result.session_id)
                     yield result, len(seen) <= found

@@ -24,7 +24,6 @@ from aiohttp.abc import AbstractAccessLogger
 from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel, ValidationError
 
-from polar.config.settings import explain
 from polar.engines.embedded.intake import Intake
 from polar.engines.embedded.metrics import families
 from polar.engines.embedded.model import SlotModel
@@ -43,7 +42,7 @@ from polar.engines.embedded.wire import (
     error_body,
 )
 from polar.engines.embedded.worker import Worker
-from polar.errors import InvalidInput, Unavailable
+from polar.errors import InvalidInput, Unavailable, explain
 from polar.models.chat import FinishReason
 from polar.models.policy import PauseMode
 from polar.telemetry.page import CONTENT_TYPE, PATH, MetricsPage

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from polar import errors
 from polar.app.datagen.plan import plan
 from polar.app.datagen.progress import Tally, shown
 from polar.app.datagen.run import Generation
-from polar.client import retry
-from polar.errors import Unavailable
+from polar.errors import Backoff, Unavailable
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import SamplingPin, TaskSpec, TaskStatus
 from polar.models.views import TaskView
@@ -112,7 +112,7 @@ class Restarting:
 
 
 async def test_a_server_that_goes_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=3))
     client: Any = Restarting()
     generation = Generation(plan([shell_task("a", "true", samples=3)]), ACCEPT, 0, Tally(3))
     await asyncio.wait_for(generation.run(client, 4), 10)
@@ -125,7 +125,7 @@ class Gone:
 
 
 async def test_a_server_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=3))
     client: Any = Gone()
     generation = Generation(plan([shell_task("a", "true")]), ACCEPT, 0, Tally(1))
     with pytest.raises(Unavailable, match="gone"):

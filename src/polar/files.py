@@ -1,0 +1,98 @@
+"""Files that several processes share: one lock, and files and directories that appear whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from polar.errors import PolarError
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def locked(path: Path, *, busy: PolarError | None = None) -> Iterator[None]:
+    """Hold the lock file while the body runs; the system releases it when the process ends.
+
+    Waits while another process holds it, or raises `busy` at once where that is given.
+    """
+    with path.open("a") as file:
+        lock(file, busy=busy)
+        yield
+
+
+def lock(file: IO[Any], *, busy: PolarError | None = None) -> None:
+    """Lock an open file until it is closed, as `locked` does."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+    except BlockingIOError:
+        assert busy is not None
+        raise busy from None
+    except OSError as error:
+        # A file system without locks cannot tell, and most directories are used by one process.
+        log.warning("%s cannot be locked, going on without: %s", file.name, error.strerror)
+
+
+@contextmanager
+def atomic_file(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterator[Path]:
+    """A temporary file beside `path` for the body to fill, which then replaces what is at `path`."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.part-", dir=path.parent)
+    os.close(descriptor)
+    part = Path(name)
+    try:
+        yield part
+        part.chmod(mode)
+        if durable:
+            sync(part)
+        part.replace(path)
+        if durable:
+            sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_directory(path: Path, *, mode: int = 0o755, durable: bool = False) -> Iterator[Path]:
+    """A temporary directory beside `path` for the body to fill, which then gets that name.
+
+    What processes that died left of it is removed first, so callers of one path take turns.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{path.name}.part-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{path.name}.part-", dir=path.parent))
+    try:
+        yield part
+        part.chmod(mode)
+        if durable:
+            for each in [*part.rglob("*"), part]:
+                sync(each)
+        part.rename(path)
+        if durable:
+            sync(path.parent)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replace a file, or make it and the directories above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path, mode=mode) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Have a file's content, or a directory's names, survive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
