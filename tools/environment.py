@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+OWN = (ROOT, ROOT / "examples" / "file-shell")
 VENV = ROOT / ".venv"
 BIN = VENV / "bin"
 STAMP = VENV / ".environment"
@@ -58,10 +59,13 @@ def make_environment(extras: list[str]) -> None:
 
 
 def install_polar() -> None:
-    """The project itself, from this clone; again when its metadata has changed."""
-    metadata = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()[:16]
+    """The project and the plug-in of its examples, from this clone; again when their metadata has changed."""
+    metadata = hashlib.sha256(b"".join((path / "pyproject.toml").read_bytes() for path in OWN)).hexdigest()[
+        :16
+    ]
     if metadata not in stamps():
-        pip("install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+        editable = [word for path in OWN for word in ("--editable", str(path))]
+        pip("install", "--quiet", "--no-deps", "--no-build-isolation", *editable)
         stamp(metadata)
 
 

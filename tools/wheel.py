@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "src")
-UNWANTED = shutil.ignore_patterns("__pycache__", "*.egg-info")
+UNWANTED = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 
 
 def main() -> None:

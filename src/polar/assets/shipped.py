@@ -7,16 +7,17 @@ from pathlib import Path
 
 from polar.errors import InvalidInput
 
-_HERE = Path(__file__).parent
-EXAMPLES = _HERE / "examples"
+EXAMPLES = Path(__file__).parent / "examples"
 """In a clone these are links to the directory `examples` of the project; a wheel holds the files."""
-WARM_START = _HERE / "warm_start"
+WARM_START = EXAMPLES / "warm-start"
 """A LoRA adapter to the default model, which has seen how such tasks are solved; examples/grpo-pi made it."""
+_LEFT_OUT = ("__pycache__", ".egg-info")
 
 
 def copy_examples(into: Path) -> list[Path]:
     """Write the examples below a directory; where a file there differs, refuse and write nothing."""
-    files = sorted(file for directory in EXAMPLES.iterdir() for file in directory.iterdir() if file.is_file())
+    found = (file for directory in EXAMPLES.iterdir() for file in directory.rglob("*") if file.is_file())
+    files = sorted(file for file in found if not file.parent.name.endswith(_LEFT_OUT))
     copies = {into / file.relative_to(EXAMPLES): file.read_bytes() for file in files}
     try:
         _copy(copies)

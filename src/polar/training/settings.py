@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from polar.assets.shipped import WARM_START
 from polar.config.settings import DEFAULT_MODEL
 from polar.config.yaml_document import read_yaml
 from polar.errors import InvalidInput, explain
@@ -70,8 +69,8 @@ class ModelSettings(Frozen):
     name: str = DEFAULT_MODEL
     """The default model, a directory, or a Hugging Face model id."""
     start: Path | None = None
-    """Weights or an adapter to begin with, as a checkpoint's `weights` holds them; `warm_start`: the adapter
-    that comes with Polar, unless there is a directory of that name; None: the model's own weights."""
+    """Weights or an adapter to begin with, as a checkpoint's `weights` holds them; None: the model's own
+    weights. `polar examples` writes an adapter to `examples/warm-start`."""
     lora: Lora | None = None
     """None: all weights are trained."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -296,15 +295,11 @@ def _relative_to(directory: Path, run: R) -> R:
 def _model_relative_to(directory: Path, model: ModelSettings) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     if model.start is not None:
-        changed["start"] = _start(directory / model.start)
+        changed["start"] = directory / model.start
     # A name is a path only where it leads to a directory: others are known by it.
     if model.name != DEFAULT_MODEL and (directory / model.name).is_dir():
         changed["name"] = str(directory / model.name)
     return changed
-
-
-def _start(path: Path) -> Path:
-    return WARM_START if path.name == WARM_START.name and not path.exists() else path
 
 
 def _tasks_relative_to(directory: Path, rollouts: RolloutSettings) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.assets.shipped import EXAMPLES, WARM_START, copy_examples
+from polar.assets.shipped import EXAMPLES, copy_examples
 from polar.cli.quickstart import _example_tasks
 from polar.errors import InvalidInput
 from polar.tasksets.files import load_tasks
@@ -24,9 +24,18 @@ def test_a_copy_anywhere_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     assert Path("examples/grpo-pi/tiny.yaml") in copy_examples(Path("examples"))
     run = load_run(Path("examples/grpo-pi/tiny.yaml"), GrpoSettings)
-    assert run.model.start == WARM_START
+    assert run.model.start is not None
+    assert run.model.start.resolve() == (tmp_path / "examples" / "warm-start")
+    assert (run.model.start / "adapter_model.safetensors").is_file()
     assert run.rollouts is not None
-    assert len(load_tasks(*run.rollouts.tasks, Path("examples/quickstart"))) > 200
+    assert len(load_tasks(*run.rollouts.tasks)) == 26
+    assert load_tasks(Path("examples/quickstart"))
+
+
+def test_the_plug_in_is_copied_whole_and_without_what_python_makes(tmp_path: Path) -> None:
+    copied = {str(path.relative_to(tmp_path)) for path in copy_examples(tmp_path)}
+    assert {"file-shell/pyproject.toml", "file-shell/polar_file_shell/source.py"} <= copied
+    assert not [name for name in copied if "__pycache__" in name or "egg-info" in name]
 
 
 def test_copying_again_changes_nothing_and_never_overwrites(tmp_path: Path) -> None:
@@ -48,10 +57,3 @@ def test_the_quickstart_prefers_tasks_of_the_current_directory(
     assert _example_tasks() == EXAMPLES / "quickstart"
     copy_examples(Path("examples"))
     assert _example_tasks() == Path("examples/quickstart")
-
-
-def test_a_directory_of_ones_own_named_warm_start_comes_first(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("out: o\nsteps: 1\nrecordings: r\nmodel: {start: warm_start}\n")
-    assert load_run(tmp_path / "run.yaml", GrpoSettings).model.start == WARM_START
-    (tmp_path / "warm_start").mkdir()
-    assert load_run(tmp_path / "run.yaml", GrpoSettings).model.start == tmp_path / "warm_start"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from polar_file_shell.draw import NOUNS, PEOPLE, Split
+from polar_file_shell.families import FAMILIES, HELD_OUT_ALONE
+from polar_file_shell.source import FileShell
 
 from polar.errors import InvalidInput
-from polar.tasksets.file_shell.draw import NOUNS, PEOPLE, Split
-from polar.tasksets.file_shell.families import FAMILIES, HELD_OUT_ALONE
-from polar.tasksets.file_shell.source import FileShell
 from polar.tasksets.files import load_tasks, read_tasks
 from polar.tasksets.rows import Row
 
@@ -122,3 +123,8 @@ def test_every_solution_passes_and_doing_nothing_does_not(row: Row, tmp_path: Pa
     by_script = lay_out(row, tmp_path / "script")
     subprocess.run(["/bin/sh", "-c", task(row)["solution"]], cwd=by_script, check=True)
     assert passes(row, by_script)
+
+
+def test_the_tasks_that_need_no_generator_are_its_first_of_each_family() -> None:
+    written = (EXAMPLES / "tiny-tasks.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in written] == [task(row) for row in rows(Split.TRAIN, of_each=1)]

@@ -1,11 +1,10 @@
-"""Packs what a GPU machine without a network lacks into parts that can be carried there one at a time.
+"""Packs what a machine without a network needs to run Polar, in parts of a given size.
 
-    .venv/bin/python tools/device/pack.py            # writes .device/part-1, part-2, …
+    .venv/bin/python tools/offline/pack.py --harness pi       # writes .offline/part-1, part-2, …
 
-The machine brings Python, torch and transformers. What it gets: the wheels of everything else that Polar
-needs, Node.js, Pi, the small model's GGUF and, if it was generated, the warm start's dataset. `unpack.sh`
-beside this file lays all of it out there. The cache of this machine must hold Node.js, Pi and the model,
-which any `polar quickstart` sees to.
+The machine brings Python, torch and transformers. The bundle holds the wheels of everything else that Polar
+needs, Node.js, the harnesses, the default model and any files that are named. `unpack.sh` beside this file
+lays them out there. Harnesses are packed from this machine's cache; `polar doctor` says which it has.
 """
 
 from __future__ import annotations
@@ -26,38 +25,41 @@ from packaging.requirements import Requirement
 from polar.assets.pypi import unpack_wheel
 from polar.config.settings import cache_dir
 from polar.engines.embedded.weights import GGUF, WHEEL
-from polar.harnesses.pi import VERSION as PI_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
-PART_BYTES = 48 * 1024 * 1024
 _THERE = """
 torch transformers tokenizers safetensors accelerate huggingface-hub hf-xet httpx2 httpcore2 numpy
 pyarrow networkx sympy mpmath setuptools regex tqdm filelock packaging truststore
 """
 THERE = frozenset(_THERE.split())
-"""What the machine has, and what belongs to that."""
+"""What a machine with torch and transformers has, and what belongs to that."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / ".device")
-    parser.add_argument("--python", default="3.12", help="the machine's Python")
-    parser.add_argument("--dataset", type=Path, default=ROOT / "data" / "warm-start" / "tokens.parquet")
+    parser.add_argument("--out", type=Path, default=ROOT / ".offline")
+    parser.add_argument("--python", default="3.12", help="the machine's version of Python")
+    parser.add_argument("--extras", default="engine,train", help="extras of polar-rl, separated by commas")
+    parser.add_argument("--harness", action="append", default=[], help="a harness to bring; repeatable")
+    parser.add_argument("--file", action="append", type=Path, default=[], help="another file to bring")
+    parser.add_argument("--part-mib", type=int, default=48, help="the largest size of a part")
     asked = parser.parse_args()
     files = asked.out / "files"
     files.mkdir(parents=True, exist_ok=True)
-    fetch_wheels(files / "wheels", asked.python)
-    keep(files / "node.tar.xz", cache_dir().glob("node-*"))
-    keep(files / "pi.tar.xz", [cache_dir() / f"pi-{PI_VERSION}"])
+    fetch_wheels(files / "wheels", asked.python, asked.extras.split(","))
+    for name in ["node", *(harness.replace("_", "-") for harness in asked.harness)]:
+        archive(files / "cache" / f"{name}.tar.xz", cache_dir().glob(f"{name}-[0-9]*"))
     fetch_gguf(files / Path(GGUF).name)
-    if asked.dataset.is_file():
-        shutil.copy(asked.dataset, files / "warm-start.parquet")
-    split(files, asked.out)
+    for file in asked.file:
+        target = files / "extra" / file.resolve().relative_to(Path.cwd())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    split(files, asked.out, asked.part_mib * 2**20)
 
 
-def fetch_wheels(into: Path, python: str) -> None:
-    """Every package of `polar-rl[engine,train]` that the machine lacks, as this environment has it."""
-    needed = closure("polar-rl", {"engine", "train"})
+def fetch_wheels(into: Path, python: str, extras: Iterable[str]) -> None:
+    """Every package that Polar needs and the machine lacks, in the versions of this environment."""
+    needed = closure("polar-rl", extras)
     wanted = sorted(f"{name}=={version}" for name, version in needed.items())
     stamp = into / ".wanted"
     if stamp.is_file() and stamp.read_text().split() == wanted:
@@ -89,17 +91,18 @@ def closure(root: str, extras: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def keep(archive: Path, directories: Iterable[Path]) -> None:
+def archive(file: Path, directories: Iterable[Path]) -> None:
     """The directories as one archive, unless it is there."""
     found = [directory for directory in directories if directory.is_dir()]
     if not found:
-        sys.exit(f"error: {archive.name}: not in {cache_dir()}; run `polar quickstart` once")
-    if archive.is_file():
+        sys.exit(f"error: {file.name}: not in {cache_dir()}; run a task with this harness once")
+    if file.is_file():
         return
-    with tarfile.open(archive.with_suffix(".part"), "w:xz") as tar:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file.with_suffix(".part"), "w:xz") as tar:
         for directory in found:
             tar.add(directory, directory.name)
-    archive.with_suffix(".part").rename(archive)
+    file.with_suffix(".part").rename(file)
 
 
 def fetch_gguf(file: Path) -> None:
@@ -113,7 +116,7 @@ def fetch_gguf(file: Path) -> None:
     shutil.rmtree(wheel)
 
 
-def split(files: Path, out: Path) -> None:
+def split(files: Path, out: Path, part_bytes: int) -> None:
     """All files in as few parts as they fit in; `sums` in the last lists what must be there in the end."""
     for old in out.glob("part-*"):
         shutil.rmtree(old)
@@ -122,8 +125,8 @@ def split(files: Path, out: Path) -> None:
     for file in sorted(path for path in files.rglob("*") if path.is_file() and not path.name.startswith(".")):
         name = str(file.relative_to(files))
         sums.append(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {name}")
-        for number, piece in enumerate(pieces(file)):
-            if size + len(piece) > PART_BYTES:
+        for number, piece in enumerate(pieces(file, part_bytes // 8)):
+            if size + len(piece) > part_bytes:
                 part, size = new_part(out, int(part.name.split("-")[1]) + 1), 0
             target = part / f"{name}.{number:02}"
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,9 +138,9 @@ def split(files: Path, out: Path) -> None:
         print(f"{made.relative_to(out.parent)}  {total / 2**20:.1f} MiB")
 
 
-def pieces(file: Path) -> Iterator[bytes]:
+def pieces(file: Path, size: int) -> Iterator[bytes]:
     with file.open("rb") as opened:
-        while piece := opened.read(PART_BYTES // 8):
+        while piece := opened.read(size):
             yield piece
 
 

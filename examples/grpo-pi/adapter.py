@@ -1,7 +1,7 @@
 """Writes an adapter of a checkpoint in bfloat16, as a directory or as one zip file of it.
 
-python tools/device/adapter.py runs/warm-start/checkpoints/step-000040/weights adapter.zip
-python tools/device/adapter.py runs/warm-start/checkpoints/step-000040/weights src/polar/assets/warm_start
+python examples/grpo-pi/adapter.py runs/warm-start/checkpoints/step-000040/weights adapter.zip
+python examples/grpo-pi/adapter.py runs/warm-start/checkpoints/step-000040/weights examples/warm-start
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
 #!/bin/sh
-# The learning proof on the GPU machine, after unpack.sh: warm start, then GRPO, each in the time it is given.
-#   OUT=dir sh tools/device/learn.sh sft 300           the warm start, and which of its checkpoints is taken
-#   OUT=dir sh tools/device/learn.sh grpo 400 0        GRPO with seed 0; again: it goes on
-#   OUT=dir sh tools/device/learn.sh curve             the picture and the table of all seeds so far
+# The whole way in calls of limited time, for a GPU machine that you have for minutes at a time.
+# Where it has no network, unpack an offline bundle first (docs/guides/offline.md).
+#   OUT=dir sh examples/grpo-pi/timed.sh sft 300           the warm start, and which of its checkpoints is taken
+#   OUT=dir sh examples/grpo-pi/timed.sh grpo 400 0        GRPO with seed 0; again: it goes on
+#   OUT=dir sh examples/grpo-pi/timed.sh curve             the picture and the table of all seeds so far
 # A GRPO call of so many seconds measures the held-out tasks before its first step and after its last, and
 # ends by itself. More words after the seed are passed to `polar train`, for example --steps 100.
 # RUN and SFT name other settings. Everything worth keeping is copied to $OUT while it runs.
 set -u
-. .device/env
-: "${OUT:=.device/out}" "${RESERVE:=100}"
+[ ! -f .offline/env ] || . .offline/env
+: "${PYTHON3:=python3}" "${RUNTIME:=bubblewrap}"
+export PYTHON3
+: "${OUT:=runs/out}" "${RESERVE:=100}"
 mkdir -p "$OUT" runs
 export RUN="${RUN:-examples/grpo-pi/gpu.yaml}"
 part=$1
@@ -21,8 +24,8 @@ if [ "$RUNTIME" != bubblewrap ]; then
 fi
 
 # The runs that this command has worked at: no others come back with it.
-touch .device/began
-of_now() { find runs -mindepth 2 -maxdepth 2 -name metrics.jsonl -newer .device/began -exec dirname {} \;; }
+touch runs/.began
+of_now() { find runs -mindepth 2 -maxdepth 2 -name metrics.jsonl -newer runs/.began -exec dirname {} \;; }
 
 keep() {
     for run in $(of_now); do
@@ -64,6 +67,6 @@ curve
 # Each run's newest adapter, in bfloat16: small enough to come back, and to ship.
 for run in $(of_now); do
     newest=$(ls -d "$run/chosen" "$run"/checkpoints/step-*/weights 2>/dev/null | sort | tail -1)
-    [ -n "$newest" ] && "$PYTHON3" tools/device/adapter.py "$newest" "$OUT/$(basename "$run")-adapter.zip"
+    [ -n "$newest" ] && "$PYTHON3" examples/grpo-pi/adapter.py "$newest" "$OUT/$(basename "$run")-adapter.zip"
 done
 exit $code

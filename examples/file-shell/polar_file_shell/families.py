@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from polar.tasksets.file_shell.draw import Draw
-from polar.tasksets.file_shell.puzzle import (
+from polar_file_shell.draw import Draw
+from polar_file_shell.puzzle import (
     Puzzle,
     bash,
     edit,

@@ -8,10 +8,10 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from polar.errors import InvalidInput
-from polar.tasksets.file_shell.draw import Draw, Split
-from polar.tasksets.file_shell.families import FAMILIES, HELD_OUT_ALONE, Family
-from polar.tasksets.file_shell.puzzle import Puzzle, as_script
 from polar.tasksets.rows import BadRow, Row, RowSource
+from polar_file_shell.draw import Draw, Split
+from polar_file_shell.families import FAMILIES, HELD_OUT_ALONE, Family
+from polar_file_shell.puzzle import Puzzle, as_script
 
 
 class FileShell(RowSource):

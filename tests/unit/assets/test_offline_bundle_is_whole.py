@@ -8,15 +8,14 @@ import json
 from pathlib import Path
 from types import ModuleType
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-TOOLS = Path(__file__).parents[3] / "tools" / "device"
+ROOT = Path(__file__).parents[3]
 
 
-def tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"device_{name}", TOOLS / f"{name}.py")
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -25,21 +24,20 @@ def tool(name: str) -> ModuleType:
 
 
 def test_it_has_what_polar_requires_and_not_what_the_machine_brings() -> None:
-    found = tool("pack").closure("polar-rl", {"engine", "train"})
+    found = script("tools/offline/pack.py").closure("polar-rl", {"engine", "train"})
     assert {"pydantic", "pydantic-core", "fastapi", "starlette", "uvloop", "greenlet", "peft", "gguf"} <= set(
         found
     )
     assert not {"polar-rl", "torch", "transformers", "numpy"} & set(found)
 
 
-def test_parts_are_small_and_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pack = tool("pack")
-    monkeypatch.setattr(pack, "PART_BYTES", 800)
+def test_parts_are_small_and_add_up(tmp_path: Path) -> None:
+    pack = script("tools/offline/pack.py")
     contents = {"model.gguf": bytes(range(250)) * 10, "wheels/a-1.whl": b"a", "node.tar.xz": b"n" * 700}
     for name, data in contents.items():
         (tmp_path / "files" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "files" / name).write_bytes(data)
-    pack.split(tmp_path / "files", tmp_path)
+    pack.split(tmp_path / "files", tmp_path, 800)
     parts = sorted(tmp_path.glob("part-*"))
     pieces = [path for part in parts for path in part.rglob("*") if path.is_file() and path.name != "sums"]
     for part in parts:
@@ -51,7 +49,7 @@ def test_parts_are_small_and_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_adapter_comes_back_in_half_its_size(tmp_path: Path) -> None:
-    adapter = tool("adapter")
+    adapter = script("examples/grpo-pi/adapter.py")
     (tmp_path / "made").mkdir()
     save_file({"a": torch.full((8, 8), 0.5)}, tmp_path / adapter.WEIGHTS)
     (tmp_path / adapter.CONFIG).write_text(json.dumps({"r": 8, "base_model_name_or_path": "/where/it/was"}))
