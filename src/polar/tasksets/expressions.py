@@ -1,176 +1,171 @@
-"""Conditions that users write, such as `reward >= 1 and components.tests > 0.5`: parsed, never run as code.
+"""Conditions and templates over named values, both in jinja2: strict about names, and sandboxed.
 
-There are names, fields (`metadata.level`, `metadata["level"]`), numbers, strings, `true`, `false`, `none`,
-lists, comparisons (`==`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `not in`), `and`, `or`, `not` and a sign.
-There are no calls and no arithmetic, so a condition cannot do anything but hold or not hold.
+reward >= 1 and components.tests > 0.5
+{{ question }} Answer in {{ language | upper }}.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from polar.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from jinja2.sandbox import SandboxedEnvironment
+
 LONGEST = 10_000
-_CONSTANTS = {"true": True, "false": False, "none": None, "null": None}
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda left, right: left in right,
-    ast.NotIn: lambda left, right: left not in right,
-    ast.Is: lambda left, right: left is right,
-    ast.IsNot: lambda left, right: left is not right,
-}
+"""Characters of a condition."""
+LARGEST_POWER = 1_000
+_ONE_EXPRESSION = re.compile(r"^\{\{-?((?:(?!\{\{|\}\}|\{%|%\}).)+?)-?\}\}$", re.DOTALL)
+TEXT_FIELDS = ("id", "instruction")
+"""Always text, whatever the type of the column in them."""
 
 Names = Mapping[str, Any]
-_Node = Callable[[Names], Any]
+Render = Callable[[Names], Any]
 
 
 class CannotJudge(InvalidInput):
     """A condition does not apply to these values: a field is missing, or has another type."""
 
 
+class TemplateProblem(InvalidInput):
+    """A template could not be rendered over a row."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A parsed condition."""
+    """A jinja2 expression that holds or does not hold."""
 
     text: str
-    names: frozenset[str]
-    """Every name it begins a field with."""
-    _holds: _Node
+    _evaluate: Render
 
     def __call__(self, values: Names) -> bool:
-        """Whether it holds for these values; CannotJudge names what is missing."""
-        return bool(self._holds(values))
+        """Whether it holds for these values; CannotJudge says why that cannot be known."""
+        return bool(_evaluated(self._evaluate, values, CannotJudge))
 
 
 def parse_condition(text: str, option: str, *, known: Collection[str] | None = None) -> Condition:
-    """The condition in `text`; InvalidInput names `option` and the column of what is wrong.
+    """The condition in `text`; InvalidInput names `option` and what is wrong.
 
     `known`: the names there will be; None where only the data tell.
     """
+    from jinja2 import TemplateError, meta
+
     if len(text) > LONGEST:
         raise InvalidInput(f"{option}: longer than {LONGEST} characters")
+    environment = _environment()
     try:
-        tree = ast.parse(text.strip(), mode="eval")
-    except SyntaxError as error:
-        column = error.offset or len(text.strip()) + 1
-        raise InvalidInput(f"{option}: column {column}: {error.msg}") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise InvalidInput(f"{option}: not a condition: {error}") from None
-    parser = _Parser(option, known)
-    try:
-        holds = parser.node(tree.body)
-    except RecursionError:
+        evaluate = environment.compile_expression(text, undefined_to_none=False)
+        asked = meta.find_undeclared_variables(environment.parse(f"{{{{ {text} }}}}"))
+    except (TemplateError, SyntaxError, ValueError) as error:
+        raise InvalidInput(
+            f"{option}: {getattr(error, 'message', None) or error}",
+            hint="conditions are jinja2 expressions, such as reward >= 1 and metadata.level is not none",
+        ) from None
+    except (RecursionError, MemoryError):
         raise InvalidInput(f"{option}: nested too deeply") from None
-    return Condition(text, frozenset(parser.names), holds)
+    if "null" in asked:
+        raise InvalidInput(f"{option}: jinja2 has no null", hint="write none, as in `level is none`")
+    if known is not None and (unknown := sorted(asked - set(known))):
+        raise InvalidInput(f"{option}: no {unknown[0]!r} here; there are {', '.join(sorted(known))}")
+    return Condition(text, evaluate)
 
 
-class _Parser:
-    """Turns a syntax tree into closures; what it has no case for is refused with its column."""
+def compile_template(fields: Mapping[str, Any]) -> Callable[[Names], dict[str, Any]]:
+    """What makes task fields of a row's columns; InvalidInput names the field whose template is wrong.
 
-    def __init__(self, option: str, known: Collection[str] | None) -> None:
-        self._option = option
-        self._known = known
-        self.names: set[str] = set()
-
-    def node(self, tree: ast.expr) -> _Node:
-        match tree:
-            case ast.Constant(value=bool() | int() | float() | str() | None as value):
-                return lambda _: value
-            case ast.Name(id=name):
-                return self._name(tree, name)
-            case ast.Attribute(value=inner, attr=name):
-                return _field(self.node(inner), name)
-            case ast.Subscript(value=inner, slice=ast.Constant(value=str() | int() as key)):
-                return _field(self.node(inner), key)
-            case ast.List(elts=items) | ast.Tuple(elts=items):
-                parts = [self.node(item) for item in items]
-                return lambda values: [part(values) for part in parts]
-            case ast.UnaryOp(op=ast.Not(), operand=inner):
-                operand = self.node(inner)
-                return lambda values: not operand(values)
-            case ast.UnaryOp(
-                op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=int() | float() as n)
-            ):
-                number = -n if isinstance(sign, ast.USub) else n
-                return lambda _: number
-            case ast.BoolOp(op=joint, values=operands):
-                return _joined([self.node(part) for part in operands], isinstance(joint, ast.And))
-            case ast.Compare(left=left, ops=ops, comparators=rights):
-                return self._comparison(left, ops, rights)
-        raise self._refusal(tree, f"{_kind(tree)} not allowed")
-
-    def _name(self, tree: ast.expr, name: str) -> _Node:
-        if name in _CONSTANTS:
-            value = _CONSTANTS[name]
-            return lambda _: value
-        if self._known is not None and name not in self._known:
-            raise self._refusal(tree, f"no {name!r} here; there are {', '.join(sorted(self._known))}")
-        self.names.add(name)
-
-        def look_up(values: Names) -> Any:
-            if name not in values:
-                raise CannotJudge(f"there is no {name!r}; there are {', '.join(map(str, values)) or 'none'}")
-            return values[name]
-
-        return look_up
-
-    def _comparison(self, left: ast.expr, ops: list[ast.cmpop], rights: list[ast.expr]) -> _Node:
-        operands = [self.node(part) for part in (left, *rights)]
-        compare = [_COMPARISONS[type(op)] for op in ops]
-
-        def holds(values: Names) -> bool:
-            found = [operand(values) for operand in operands]
-            try:
-                return all(check(found[at], found[at + 1]) for at, check in enumerate(compare))
-            except TypeError:
-                kinds = " and ".join("nothing" if value is None else type(value).__name__ for value in found)
-                raise CannotJudge(f"{ast.unparse(left)}: {kinds} cannot be compared") from None
-
-        return holds
-
-    def _refusal(self, tree: ast.expr, message: str) -> InvalidInput:
-        return InvalidInput(f"{self._option}: column {tree.col_offset + 1}: {message}")
+    Every text in `fields`, however deep, and every key is a template. One that is a single
+    expression keeps the type of its value, so `"{{ files }}"` is a mapping if the column is one.
+    """
+    parts = {
+        str(name): _compiled(value, str(name), keeps_type=name not in TEXT_FIELDS)
+        for name, value in fields.items()
+    }
+    return lambda columns: {name: render(columns) for name, render in parts.items()}
 
 
-def _field(inner: _Node, key: str | int) -> _Node:
-    def look_up(values: Names) -> Any:
-        holder = inner(values)
-        if isinstance(holder, Mapping):
-            if key in holder:
-                return holder[key]
-            raise CannotJudge(f"there is no {key!r}; there are {', '.join(map(str, holder)) or 'none'}")
-        if isinstance(holder, list | tuple | str) and isinstance(key, int):
-            if -len(holder) <= key < len(holder):
-                return holder[key]
-            raise CannotJudge(f"there is no place {key}")
-        raise CannotJudge(f"{key!r} asked of something that has no fields")
+@cache
+def _environment() -> SandboxedEnvironment:
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
-    return look_up
+    class Fields(ImmutableSandboxedEnvironment):
+        """`metadata.items` is the field of that name, never the method of a mapping."""
+
+        intercepted_binops = frozenset({"**", "*"})
+
+        def getattr(self, obj: Any, attribute: str) -> Any:
+            return (
+                self._field(obj, attribute) if isinstance(obj, Mapping) else super().getattr(obj, attribute)
+            )
+
+        def getitem(self, obj: Any, argument: Any) -> Any:
+            return self._field(obj, argument) if isinstance(obj, Mapping) else super().getitem(obj, argument)
+
+        def _field(self, obj: Mapping[Any, Any], key: Any) -> Any:
+            if key in obj:
+                return obj[key]
+            return self.undefined(f"there is no {key!r}; there are {', '.join(map(str, obj)) or 'none'}")
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            # Whoever wrote the file may wait for an answer, but not fill the memory by a slip.
+            if operator == "**" and abs(right) > LARGEST_POWER:
+                raise SecurityError(f"powers above {LARGEST_POWER} are not computed")
+            if operator == "*" and not isinstance(left, int | float) and right > LONGEST:
+                raise SecurityError(f"nothing is repeated more than {LONGEST} times")
+            return super().call_binop(context, operator, left, right)
+
+    return Fields(undefined=StrictUndefined, keep_trailing_newline=True)
 
 
-def _joined(parts: list[_Node], is_and: bool) -> _Node:
-    if is_and:
-        return lambda values: all(part(values) for part in parts)
-    return lambda values: any(part(values) for part in parts)
+def _compiled(value: Any, field: str, *, keeps_type: bool) -> Render:
+    if isinstance(value, dict):
+        pairs = [
+            (
+                _compiled(str(key), field, keeps_type=False),
+                _compiled(inner, f"{field}.{key}", keeps_type=True),
+            )
+            for key, inner in value.items()
+        ]
+        return lambda columns: {key(columns): inner(columns) for key, inner in pairs}
+    if isinstance(value, list):
+        items = [_compiled(inner, f"{field}.{place}", keeps_type=True) for place, inner in enumerate(value)]
+        return lambda columns: [item(columns) for item in items]
+    if not isinstance(value, str) or not ("{{" in value or "{%" in value or "{#" in value):
+        return lambda _: value
+    return _text(value, field, keeps_type=keeps_type)
 
 
-def _kind(tree: ast.expr) -> str:
-    match tree:
-        case ast.Call():
-            return "calls are"
-        case ast.BinOp():
-            return "arithmetic is"
-        case ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            return "functions and loops are"
-        case _:
-            return f"{type(tree).__name__} is"
+def _text(value: str, field: str, *, keeps_type: bool) -> Render:
+    from jinja2 import TemplateError
+
+    single = _ONE_EXPRESSION.match(value) if keeps_type else None
+    evaluate: Render
+    try:
+        if single is not None:
+            evaluate = _environment().compile_expression(single[1].strip(), undefined_to_none=False)
+        else:
+            evaluate = _environment().from_string(value).render
+    except TemplateError as error:
+        line = getattr(error, "lineno", None)
+        raise InvalidInput(f"template.{field}:{f' line {line}:' if line else ''} {error}") from None
+    return lambda columns: _evaluated(evaluate, columns, TemplateProblem, f"{field}: ")
+
+
+def _evaluated(evaluate: Render, values: Names, problem: type[InvalidInput], where: str = "") -> Any:
+    from jinja2 import TemplateError, Undefined
+
+    try:
+        made = evaluate(values)
+        if isinstance(made, Undefined):
+            made._fail_with_undefined_error()
+    except TemplateError as error:
+        there = f"; there are {', '.join(values)}" if str(error).endswith("is undefined") else ""
+        raise problem(f"{where}{error.message}{there}") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise problem(f"{where}it fails: {error}") from None
+    return made

@@ -1,4 +1,4 @@
-"""Conditions say what they say and can do nothing else; what is wrong with one is named by its column."""
+"""Conditions say what they say and can do nothing else; what is wrong with one is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes.recordings import recording
 
 VALUES: dict[str, Any] = {
     "reward": 0.5,
-    "components": {"tests": 1.0, "a b": 2},
+    "components": {"tests": 1.0, "a b": 2, "items": 3},
     "name": "pi",
     "tags": ["x", "y"],
     "nothing": None,
@@ -37,7 +37,9 @@ VALUES: dict[str, Any] = {
         ("tags[0] == 'x' and tags[1] == 'y'", True),
         ("not flag or reward < 0", False),
         ("nothing == none", True),
-        ("nothing is None", True),
+        ("nothing is none", True),
+        ("tags | length == 2", True),
+        ("components.items == 3", True),
         ("flag == true", True),
         ("reward > -1", True),
         ("reward", True),
@@ -54,25 +56,21 @@ def test_a_condition_holds_as_it_reads(text: str, holds: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("__import__('os').system('true')", "column 1: calls are not allowed"),
-        ("reward >= max(1, 2)", "column 11: calls are not allowed"),
-        ("reward + 1 > 1", "column 1: arithmetic is not allowed"),
-        ("9 ** 9 ** 9 > reward", "column 1: arithmetic is not allowed"),
-        ("[x for x in tags]", "column 1: functions and loops are not allowed"),
-        ("lambda: 1", "column 1: functions and loops are not allowed"),
-        ("(reward := 1)", "column 2: NamedExpr is not allowed"),
-        ("f'{reward}' == 1", "column 1: JoinedStr is not allowed"),
-        ("reward >=", "column"),
-        ("reward > 1; reward", "column"),
-        ("", "column"),
-        ("tags[0:1] == 1", "column 1: Subscript is not allowed"),
-        ("b'x' == name", "column 1: Constant is not allowed"),
-        ("(" * 500 + ")" * 500, "--accept: "),
+        ("[x for x in tags]", "expected token ','"),
+        ("lambda: 1", "chunk after expression"),
+        ("(reward := 1)", "expected token ')'"),
+        ("reward >=", "unexpected 'end of template'"),
+        ("reward > 1; reward", "chunk after expression"),
+        ("", "unexpected 'end of template'"),
+        ("reward }}{{ name", "chunk after expression"),
+        ("nothing is None", "No test named 'None'"),
+        ("reward == null", "jinja2 has no null (write none"),
+        ("(" * 500 + ")" * 500, "nested too deeply"),
         ("not " * 5_000 + "x", "longer than 10000"),
         ("x" * 20_000, "longer than 10000"),
     ],
 )
-def test_anything_else_is_refused_with_its_column(text: str, said: str) -> None:
+def test_what_is_no_condition_is_refused(text: str, said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_condition(text, "--accept")
     assert said in str(caught.value)
@@ -82,13 +80,17 @@ def test_anything_else_is_refused_with_its_column(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("absent > 1", "no 'absent'; there are reward, components"),
-        ("components.absent > 1", "no 'absent'; there are tests, a b"),
-        ("name > 1", "name: str and int cannot be compared"),
-        ("nothing >= 1", "nothing: nothing and int cannot be compared"),
-        ("reward.real > 1", "'real' asked of something that has no fields"),
-        ("name.__class__ == 1", "asked of something that has no fields"),
-        ("tags[7] == 'x'", "no place 7"),
+        ("absent > 1", "'absent' is undefined; there are reward, components"),
+        ("components.absent > 1", "there is no 'absent'; there are tests, a b"),
+        ("components.keys() == 1", "there is no 'keys'"),
+        ("name > 1", "'>' not supported between instances of 'str' and 'int'"),
+        ("nothing >= 1", "'>=' not supported between instances of 'NoneType' and 'int'"),
+        ("tags[7] == 'x'", "no element 7"),
+        ("__import__('os').system('true')", "'__import__' is undefined"),
+        ("name.__class__ == 1", "unsafe"),
+        ("9 ** 99999999 > reward", "powers above 1000"),
+        ("'a' * 99999999 == name", "repeated more than 10000 times"),
+        ("tags.append('z')", "unsafe"),
     ],
 )
 def test_values_it_cannot_judge_are_named(text: str, said: str) -> None:
@@ -98,7 +100,7 @@ def test_values_it_cannot_judge_are_named(text: str, said: str) -> None:
 
 
 def test_an_unknown_name_is_refused_before_anything_runs() -> None:
-    with pytest.raises(InvalidInput, match="--accept: column 1: no 'rewrad' here; there are agent_end, comp"):
+    with pytest.raises(InvalidInput, match="--accept: no 'rewrad' here; there are agent_end, comp"):
         parse_acceptance("rewrad >= 1")
 
 
