@@ -45,7 +45,7 @@ print(len(loaded.tasks), time.process_time() - started)
 WRITE = """
 import resource, sys
 from pathlib import Path
-from polar.tasksets.acceptance import parse_acceptance
+from polar.tasksets.expressions import parse_acceptance
 from polar.tasksets.sft import Attempt, Group, write_dataset
 from tests.fakes.recordings import recording
 made = recording()

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from polar.assets.cache import asset, lock_tag
-from polar.assets.pytool import PYTHON_TAG, install_python
+from polar.assets.pypi import PYTHON_TAG, install_python
 
 # Apart from this environment: its botocore asks for a python-dateutil older than ours.
 LOCK = Path(__file__).parent / "fakes" / "moto_server.txt"

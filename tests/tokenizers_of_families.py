@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from polar.assets.cache import asset
-from polar.assets.npm import unpack_npm
+from polar.assets.node import unpack_npm
 
 
 @dataclass(frozen=True)

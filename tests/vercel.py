@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from polar.assets.cache import asset
-from polar.assets.node import node
-from polar.assets.npm import install_npm
+from polar.assets.node import install_npm, node
 
 _NODE = Path(__file__).parent / "node"
 _LOCK = _NODE / "package-lock.json"

@@ -12,8 +12,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, Playwright
 
 from polar.assets.cache import asset
-from polar.assets.node import node
-from polar.assets.npm import unpack_npm
+from polar.assets.node import node, unpack_npm
 
 PACKAGE, VERSION = "@sparticuz/chromium", "153.0.0"
 INTEGRITY = "sha512-jiGWqSvPMdu4+P9TilYqAR7yEGPEHINx+lCvE/NqNO/EHYzF/x1hUiI5T6ioVIt7dEy7n88byyT0vk+dnsgQwA=="

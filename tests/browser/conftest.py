@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from polar.assets.cache import asset
-from polar.assets.npm import unpack_npm
+from polar.assets.node import unpack_npm
 from tests.browser import chromium
 from tests.dashboards import WIDE, Fleet, fleet
 from tests.systems import TOKEN

@@ -19,7 +19,7 @@ from polar.app.datagen.run import Generation
 from polar.client import AsyncClient, Client
 from polar.models.session import SessionStatus
 from polar.models.task import SamplingPin, TaskSpec
-from polar.tasksets.acceptance import parse_acceptance
+from polar.tasksets.expressions import parse_acceptance
 from polar.tasksets.sft import Attempt, Table
 from tests.fakes.answering_engine import AnsweringEngine, answering_engine
 from tests.systems import ASK, TOKEN, System, shell_task, system

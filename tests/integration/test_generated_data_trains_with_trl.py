@@ -10,9 +10,8 @@ import pytest
 
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_model
-from polar.tasksets.acceptance import parse_acceptance
-from polar.tasksets.card import CARD, card
-from polar.tasksets.sft import Attempt, Group, Table, write_dataset
+from polar.tasksets.expressions import parse_acceptance
+from polar.tasksets.sft import CARD, Attempt, Group, Table, card, write_dataset
 from tests.fakes.recordings import recording
 
 pytestmark = pytest.mark.model

@@ -18,7 +18,7 @@ from polar.engines.base import ModelInfo
 from polar.errors import NotInstalled
 from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
-from polar.harnesses.environment import provider_environment
+from polar.harnesses.base import provider_environment
 from polar.models.component import Component
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import Budgets, SamplingPin

@@ -41,8 +41,7 @@ from polar.rollout.announcement import announced
 from polar.rollout.server import RolloutServer
 from polar.rollout.tokens import load_or_create_secret, load_or_create_token
 from polar.store.store import Store
-from polar.telemetry.listener import listening
-from polar.telemetry.page import MetricsPage, Part
+from polar.telemetry.page import MetricsPage, Part, listening
 from polar.telemetry.readings import families
 from polar.telemetry.tracing import exporting
 

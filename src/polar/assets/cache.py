@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
-from collections.abc import Callable, Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -51,3 +55,24 @@ def without_making() -> Iterator[None]:
         yield
     finally:
         _MAY_MAKE.reset(token)
+
+
+_PR_SET_PDEATHSIG = 1
+# Looked up before any fork: the child may do no more than call it.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end with its output captured and nothing to read."""
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=_end_with_parent if _LIBC is not None else None,
+    )
+
+
+def _end_with_parent() -> None:
+    assert _LIBC is not None
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -94,9 +94,8 @@ def generate(
     from polar.cli.interruption import until_interrupted
     from polar.cli.output import console, print_json, print_parts, visible
     from polar.config.settings import load_settings
-    from polar.tasksets.acceptance import parse_acceptance
-    from polar.tasksets.files import read_tasks
-    from polar.tasksets.loaded import listing
+    from polar.tasksets.expressions import parse_acceptance
+    from polar.tasksets.files import listing, read_tasks
     from polar.tasksets.parquet_file import make_directory
     from polar.telemetry.logs import log_to_file
 

@@ -76,8 +76,7 @@ def submit(
     """
     from polar.cli.output import print_json_line, print_parts, visible
     from polar.cli.summary import failures, follow, task_table
-    from polar.tasksets.files import read_tasks
-    from polar.tasksets.loaded import listing
+    from polar.tasksets.files import listing, read_tasks
 
     loaded = read_tasks(*files, over=_over(harness, samples))
     if skip_bad and loaded.problems and loaded.tasks:

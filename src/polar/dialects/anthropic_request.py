@@ -10,8 +10,7 @@ from typing import Any
 import orjson
 
 from polar.dialects.json_fields import Fields, document, kind, malformed, memoized
-from polar.dialects.schemas import needed_schema
-from polar.dialects.tool_choices import settled
+from polar.dialects.schemas import needed_schema, settled
 from polar.models.chat import (
     ChatRequest,
     JsonOutput,

@@ -21,8 +21,7 @@ from polar.dialects.base import (
     usage_of_all,
 )
 from polar.dialects.json_fields import Fields, document, kind, malformed, memoized
-from polar.dialects.openai_guidance import MODES, logit_bias, response_format
-from polar.dialects.tool_choices import settled
+from polar.dialects.schemas import MODES, logit_bias, response_format, settled
 from polar.models.chat import (
     ChatRequest,
     FinishReason,

@@ -22,10 +22,10 @@ from polar.dialects.base import (
 )
 from polar.dialects.json_fields import Fields, document, malformed
 from polar.dialects.openai_chat import OpenAIChat
-from polar.dialects.openai_guidance import MODES, output_format
 from polar.dialects.responses_input import input_messages
 from polar.dialects.responses_output import (
     Asked,
+    ResponsesStream,
     message_item,
     place,
     reasoning_item,
@@ -33,9 +33,8 @@ from polar.dialects.responses_output import (
     status_of,
     text_part,
 )
-from polar.dialects.responses_stream import ResponsesStream
 from polar.dialects.responses_tools import Toolbox, encoded
-from polar.dialects.tool_choices import settled
+from polar.dialects.schemas import MODES, output_format, settled
 from polar.models.chat import ChatRequest, JsonOutput, Message, Role, Sampling, ToolChoice, ToolUse
 
 _CHAT = OpenAIChat()

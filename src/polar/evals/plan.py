@@ -18,8 +18,7 @@ from polar import plugins
 from polar.errors import InvalidInput, explain
 from polar.models.component import Component, Frozen
 from polar.models.task import TaskSpec
-from polar.tasksets.files import STDIN, read_tasks
-from polar.tasksets.loaded import Loaded, listing
+from polar.tasksets.files import STDIN, Loaded, listing, read_tasks
 
 MEMO_FILE = "evaluation.json"
 OWN = "own"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from polar.assets.native import Build, native
+from polar.assets.node import Build, native
 from polar.harnesses.base import Harness, HarnessContext, Installation
 from polar.runtimes.base import Command, ToolDirectory
 

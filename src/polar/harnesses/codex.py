@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from polar.assets.cache import asset
-from polar.assets.native import Build, native
+from polar.assets.node import Build, native
 from polar.errors import NotInstalled
 from polar.harnesses.base import Harness, HarnessContext, Installation
 from polar.runtimes.base import Command, ToolDirectory

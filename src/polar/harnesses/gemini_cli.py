@@ -11,8 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from polar.assets.cache import asset, lock_tag
-from polar.assets.node import node
-from polar.assets.npm import install_npm
+from polar.assets.node import install_npm, node
 from polar.harnesses.base import Harness, HarnessContext, Installation
 from polar.runtimes.base import Command, ToolDirectory
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, Field
 
 from polar.assets.cache import asset, lock_tag
-from polar.assets.pytool import PYTHON_TAG, install_python, python_program, python_root
+from polar.assets.pypi import PYTHON_TAG, install_python, python_program, python_root
 from polar.harnesses.base import Harness, HarnessContext, Installation
 from polar.runtimes.base import Command, ToolDirectory
 

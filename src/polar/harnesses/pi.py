@@ -10,8 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from polar.assets.cache import asset
-from polar.assets.node import node
-from polar.assets.npm import unpack_npm
+from polar.assets.node import node, unpack_npm
 from polar.harnesses.base import Harness, HarnessContext, Installation
 from polar.runtimes.base import Command, ToolDirectory
 

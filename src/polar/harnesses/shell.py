@@ -7,8 +7,7 @@ from pathlib import PurePosixPath
 from pydantic import BaseModel, Field
 
 from polar import __version__
-from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.harnesses.environment import provider_environment
+from polar.harnesses.base import Harness, HarnessContext, Installation, provider_environment
 from polar.runtimes.base import Command
 
 LONGEST_VARIABLE = 120 * 1024

@@ -21,7 +21,7 @@ from starlette.types import Message, Receive
 from polar.models.access import Role
 from polar.rollout.problems import RESPONSES, problem_of
 from polar.rollout.tokens import Authenticator, Holder
-from polar.telemetry.access import is_local
+from polar.telemetry.page import is_local
 
 audit = logging.getLogger("polar.audit")
 

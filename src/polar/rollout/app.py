@@ -18,8 +18,7 @@ from polar.rollout.problems import answer_problems
 from polar.rollout.routes import admin_routes, node_routes, open_routes, user_routes
 from polar.rollout.service import RolloutService
 from polar.rollout.tokens import Authenticator
-from polar.telemetry.access import is_known_host
-from polar.telemetry.page import CONTENT_TYPE, PATH, MetricsPage
+from polar.telemetry.page import CONTENT_TYPE, PATH, MetricsPage, is_known_host
 
 
 def create_app(

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from pydantic import JsonValue
+
 from polar.errors import InvalidInput
+from polar.models.session import SessionResult
 
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
@@ -169,3 +172,44 @@ def _evaluated(evaluate: Render, values: Names, problem: type[InvalidInput], whe
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise problem(f"{where}it fails: {error}") from None
     return made
+
+
+NAMES = (
+    "reward",
+    "components",
+    "agent_end",
+    "exit_code",
+    "completions",
+    "traces",
+    "sampled_tokens",
+    "trainable_tokens",
+    "seconds",
+    "sample",
+    "task",
+    "metadata",
+)
+
+
+def parse_acceptance(text: str, option: str = "--accept") -> Condition:
+    """The condition in `text`; InvalidInput names the column of what is wrong and the names there are."""
+    return parse_condition(text, option, known=NAMES)
+
+
+def session_names(result: SessionResult, task: str, metadata: Mapping[str, JsonValue]) -> dict[str, Any]:
+    """The values of NAMES for one session."""
+    stats = result.stats
+    values = (
+        result.reward,
+        result.verdict.components if result.verdict else {},
+        result.agent_end.value,
+        result.exit_code,
+        stats.completions,
+        stats.traces,
+        stats.sampled_tokens,
+        stats.trainable_tokens,
+        result.seconds.running,
+        result.sample,
+        task,
+        metadata,
+    )
+    return dict(zip(NAMES, values, strict=True))

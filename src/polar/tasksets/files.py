@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polar.errors import InvalidInput
 from polar.models.task import Solution, TaskSpec
-from polar.tasksets.defaults import check_defaults, with_defaults
 from polar.tasksets.documents import FORMATS, Format, guess_format, parse
 from polar.tasksets.harbor import is_harbor
-from polar.tasksets.loaded import Loaded
 from polar.tasksets.rows import BadRow
-from polar.tasksets.task_document import check_task
+from polar.tasksets.task_document import check_defaults, check_task, with_defaults
 from polar.tasksets.taskset import TaskDocument, is_saved_dataset, make_taskset
 
 STDIN = Path("-")
@@ -158,3 +157,32 @@ def _kind(value: Any) -> str:
 
 def _suffixes() -> str:
     return ", ".join([*FORMATS, ".parquet"])
+
+
+MAX_PROBLEMS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Tasks in order with different ids; a problem is one line that names file, place and field."""
+
+    tasks: tuple[TaskSpec, ...]
+    problems: tuple[str, ...] = ()
+    solutions: Mapping[str, Solution] = field(default_factory=dict)
+    """Task id → how it can be solved, where its author says so. Kept apart: no session comes near it."""
+
+    def all_or_nothing(self) -> tuple[TaskSpec, ...]:
+        """The tasks if there is no problem; else InvalidInput that lists them."""
+        if self.problems:
+            raise InvalidInput(listing(self.problems))
+        return self.tasks
+
+
+def listing(problems: tuple[str, ...]) -> str:
+    """The problems as one message: a single one on its line, many as a list with the rest counted."""
+    if len(problems) == 1:
+        return problems[0]
+    shown = list(problems[:MAX_PROBLEMS_SHOWN])
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown)} more")
+    return "\n  ".join([f"{len(problems)} problems:", *shown])

@@ -14,12 +14,11 @@ from pydantic import Field, JsonValue, ValidationError
 from polar import plugins
 from polar.errors import InvalidInput, explain
 from polar.models.component import Component, Frozen
-from polar.tasksets.defaults import check_defaults, with_defaults
 from polar.tasksets.expressions import Condition, compile_template, parse_condition
 from polar.tasksets.harbor import is_harbor
 from polar.tasksets.rows import BadRow, Row, RowSource
 from polar.tasksets.swe_tasks import is_swe_row, swe_task
-from polar.tasksets.task_document import FIELDS
+from polar.tasksets.task_document import FIELDS, check_defaults, with_defaults
 
 KIND = "tasksets"
 """Sources are registered under `polar.tasksets`."""

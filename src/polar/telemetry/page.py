@@ -1,15 +1,20 @@
-"""A page of metrics in Prometheus' text form, gathered from the parts of a process when it is asked for."""
+"""The page of metrics in Prometheus' text form: what it gathers, who may read it, where it is served."""
 
 from __future__ import annotations
 
+import hmac
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from polar.config.settings import TelemetrySettings
 from polar.errors import PolarError
 
 log = logging.getLogger(__name__)
@@ -74,3 +79,85 @@ class _Gathered(CollectorRegistry):
 
     def collect(self) -> Iterable[Metric]:
         return self._families
+
+
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+"""Headers of proxies: their own address says nothing of who asks."""
+
+
+def is_local(address: str | None, headers: Mapping[str, str]) -> bool:
+    """Whether a request comes from this machine itself, not through a proxy on it and under no foreign name.
+
+    `headers` finds names in lower case.
+    """
+    if address is None or any(name in headers for name in _FORWARDED):
+        return False
+    if not is_known_host(headers.get("host")):
+        return False
+    try:
+        peer = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(peer, "ipv4_mapped", None)
+    return (mapped or peer).is_loopback
+
+
+def is_known_host(header: str | None, names: Collection[str] = ()) -> bool:
+    """Whether a Host header is an address, localhost or one of these names; browsers always send one."""
+    if header is None:
+        return True
+    try:
+        host = urlsplit(f"//{header}").hostname or ""
+        if host == "localhost" or host.endswith(".localhost") or host in names:
+            return True
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def bears(authorization: str | None, token: str | None) -> bool:
+    """Whether a request brings the token; never, where there is none."""
+    scheme, _, given = (authorization or "").partition(" ")
+    if token is None or scheme.lower() != "bearer":
+        return False
+    return hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+_REFUSED = "read from another machine, this page needs telemetry.metrics_token as bearer token\n"
+
+
+@asynccontextmanager
+async def listening(settings: TelemetrySettings, page: MetricsPage) -> AsyncIterator[str | None]:
+    """Show the page while the body runs, at the address that is yielded; None where no port is set."""
+    if settings.metrics_port is None:
+        yield None
+        return
+
+    async def show(request: web.Request) -> web.Response:
+        authorization = request.headers.get("authorization")
+        if not (is_local(request.remote, request.headers) or bears(authorization, settings.metrics_token)):
+            return web.Response(status=401, text=_REFUSED, headers={"WWW-Authenticate": "Bearer"})
+        return web.Response(body=await page.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    app = web.Application()
+    app.router.add_get(PATH, show)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        yield await _open(runner, settings)
+    finally:
+        await runner.cleanup()
+
+
+async def _open(runner: web.AppRunner, settings: TelemetrySettings) -> str:
+    host, port = settings.metrics_host, settings.metrics_port
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise PolarError(
+            f"metrics cannot be shown on {host}:{port}: {error.strerror or error}",
+            hint="set telemetry.metrics_port to another port, or to 0 for any free one",
+        ) from None
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{runner.addresses[0][1]}{PATH}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.assets import npm
+from polar.assets import node
 from polar.assets.cache import DownloadFailed, asset
 from polar.assets.pypi import Wheel, unpack_wheel
 
@@ -92,7 +92,7 @@ def packed(*names: str) -> bytes:
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Puts the tarball at the returned path in the place of npm's download."""
     tarball = tmp_path / "served.tgz"
-    monkeypatch.setattr(npm, "_pack", lambda wanted, into: tarball)
+    monkeypatch.setattr(node, "_pack", lambda wanted, into: tarball)
     return tarball
 
 
@@ -103,7 +103,7 @@ def integrity(data: bytes) -> str:
 def test_pinned_package_is_unpacked_without_its_top_directory(registry: Path, tmp_path: Path) -> None:
     registry.write_bytes(packed("package/package.json", "package/dist/cli.js"))
     into = tmp_path / "into"
-    npm.unpack_npm("@x/y", "1.0.0", integrity(registry.read_bytes()), into)
+    node.unpack_npm("@x/y", "1.0.0", integrity(registry.read_bytes()), into)
     assert sorted(str(path.relative_to(into)) for path in into.rglob("*")) == [
         "dist",
         "dist/cli.js",
@@ -115,14 +115,14 @@ def test_pinned_package_is_unpacked_without_its_top_directory(registry: Path, tm
 def test_another_tarball_is_refused(registry: Path, tmp_path: Path) -> None:
     registry.write_bytes(packed("package/package.json"))
     with pytest.raises(DownloadFailed, match=r"@x/y@1\.0\.0: the registry's tarball is not the pinned one"):
-        npm.unpack_npm("@x/y", "1.0.0", integrity(b"other"), tmp_path / "into")
+        node.unpack_npm("@x/y", "1.0.0", integrity(b"other"), tmp_path / "into")
     assert list((tmp_path / "into").iterdir()) == []
 
 
 def test_tarball_cannot_write_elsewhere(registry: Path, tmp_path: Path) -> None:
     registry.write_bytes(packed("package/../../evil"))
     with pytest.raises(DownloadFailed, match="evil"):
-        npm.unpack_npm("@x/y", "1.0.0", integrity(registry.read_bytes()), tmp_path / "into")
+        node.unpack_npm("@x/y", "1.0.0", integrity(registry.read_bytes()), tmp_path / "into")
     assert not (tmp_path / "evil").exists()
 
 
@@ -133,7 +133,7 @@ def test_failed_npm_download_says_which_and_what_to_do(
     monkeypatch.setenv("npm_config_fetch_retries", "0")
     monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
     with pytest.raises(DownloadFailed) as caught:
-        npm.unpack_npm("no-such-package", "1.2.3", "sha512-", tmp_path / "into")
+        node.unpack_npm("no-such-package", "1.2.3", "sha512-", tmp_path / "into")
     assert "could not download no-such-package@1.2.3 with npm: " in caught.value.message
     assert "ECONNREFUSED" in caught.value.message
     assert "registry" in (caught.value.hint or "")

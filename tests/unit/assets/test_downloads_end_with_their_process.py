@@ -12,7 +12,7 @@ import pytest
 
 PARENT = """
 import asyncio, os, sys
-from polar.assets.tool import run_tool
+from polar.assets.cache import run_tool
 
 async def main():
     asyncio.create_task(asyncio.to_thread(run_tool, [sys.executable, "-c", sys.argv[1], sys.argv[2]]))

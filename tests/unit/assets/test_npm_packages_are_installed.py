@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from polar.assets.cache import DownloadFailed
-from polar.assets.native import Build, native
-from polar.assets.npm import install_npm
+from polar.assets.node import Build, install_npm, native
 from polar.errors import NotInstalled
 
 PACKAGE = {"name": "thing", "version": "1.2.3", "scripts": {"postinstall": "echo ran > ran.txt"}}

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from polar.assets.cache import DownloadFailed
-from polar.assets.pypi import Wheel, unpack_wheel
-from polar.assets.pytool import install_python, python_program, python_root
+from polar.assets.pypi import Wheel, install_python, python_program, python_root, unpack_wheel
 
 OTHER = "0" * 64
 

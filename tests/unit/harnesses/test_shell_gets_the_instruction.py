@@ -9,8 +9,7 @@ import pytest
 
 from polar import plugins
 from polar.errors import InvalidInput
-from polar.harnesses.base import HarnessContext
-from polar.harnesses.environment import provider_environment
+from polar.harnesses.base import HarnessContext, provider_environment
 from polar.harnesses.shell import Shell
 from polar.models.component import Component
 from polar.runtimes.base import Host, SandboxSpec

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from polar.errors import InvalidInput
 from polar.tasksets.documents import Format, guess_format, parse
-from polar.tasksets.files import load_tasks
-from polar.tasksets.loaded import MAX_PROBLEMS_SHOWN
+from polar.tasksets.files import MAX_PROBLEMS_SHOWN, load_tasks
 
 TASK = {"id": "a", "instruction": "do it", "harness": "h", "evaluator": "e"}
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.errors import InvalidInput
-from polar.tasksets.acceptance import NAMES, parse_acceptance, session_names
-from polar.tasksets.expressions import CannotJudge, parse_condition
+from polar.tasksets.expressions import NAMES, CannotJudge, parse_acceptance, parse_condition, session_names
 from tests.fakes.recordings import recording
 
 VALUES: dict[str, Any] = {

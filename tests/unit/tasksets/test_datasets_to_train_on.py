@@ -22,10 +22,9 @@ from polar.models.trace import Trajectory
 from polar.recordings.growth import grow
 from polar.recordings.recording import Recording
 from polar.tasksets import parquet_file
-from polar.tasksets.acceptance import parse_acceptance
-from polar.tasksets.card import CARD, card
 from polar.tasksets.conversations import conversations
-from polar.tasksets.sft import Attempt, Fate, Group, Table, Written, write_dataset
+from polar.tasksets.expressions import parse_acceptance
+from polar.tasksets.sft import CARD, Attempt, Fate, Group, Table, Written, card, write_dataset
 from polar.trajectory.materialise import materialise
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.recordings import CALL, DONE, TOOL, USER, recording

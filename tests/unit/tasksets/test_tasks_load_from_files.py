@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.models.task import TaskSpec
-from polar.tasksets.defaults import with_defaults
 from polar.tasksets.files import load_tasks
+from polar.tasksets.task_document import with_defaults
 
 TASK = {"id": "a", "instruction": "do it", "harness": "h", "evaluator": "e"}
 

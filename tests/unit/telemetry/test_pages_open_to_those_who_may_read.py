@@ -8,9 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Metric
 
 from polar.config.settings import TelemetrySettings
 from polar.errors import PolarError, Unavailable
-from polar.telemetry.access import bears, is_local
-from polar.telemetry.listener import listening
-from polar.telemetry.page import MetricsPage, of_registry
+from polar.telemetry.page import MetricsPage, bears, is_local, listening, of_registry
 
 TOKEN = "a-token-for-readers"
 

@@ -15,9 +15,8 @@ from polar.app.datagen.plan import PlannedTask
 from polar.app.datagen.progress import Tally, shown
 from polar.app.datagen.run import Generation
 from polar.client import AsyncClient, Client
-from polar.tasksets.card import CARD, card
 from polar.tasksets.expressions import Condition
-from polar.tasksets.sft import Written, write_dataset
+from polar.tasksets.sft import CARD, Written, card, write_dataset
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from polar.client import AsyncClient, Client
 from polar.errors import PolarError, Unavailable
 from polar.models.session import SessionResult, SessionStatus
 from polar.recordings.recording import decode
-from polar.tasksets.acceptance import session_names
-from polar.tasksets.expressions import CannotJudge, Condition
+from polar.tasksets.expressions import CannotJudge, Condition, session_names
 from polar.tasksets.sft import Attempt, Group
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from polar.errors import Backoff, Unavailable
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import SamplingPin, TaskSpec, TaskStatus
 from polar.models.views import TaskView
-from polar.tasksets.acceptance import parse_acceptance
+from polar.tasksets.expressions import parse_acceptance
 from tests.fakes.recordings import recording
 from tests.systems import shell_task
 
