@@ -74,14 +74,20 @@ class SessionQuota:
             return f"its capture has {self._capture_bytes} bytes"
         return None
 
-    def refuse_more_calls(self, in_flight: int) -> None:
-        """RequestRefused if a session that has this many calls in flight may not begin another."""
+    def refuse_calls(self, count: int, *, in_flight: int) -> None:
+        """RequestRefused if a session that has this many calls in flight may not begin `count` more."""
         limit = self._settings.max_calls_in_flight
-        if in_flight >= limit:
-            raise _over_quota(f"{limit} calls of this session are in flight already")
+        if count > limit:
+            raise RequestRefused(
+                Refusal.MALFORMED,
+                f"{count} answers are asked for; one request may ask for {limit} at most.",
+                field="n",
+            )
+        if in_flight + count > limit:
+            raise _over_quota(f"{in_flight} calls of this session are in flight already, of {limit} at most")
 
     def enter(self) -> None:
-        self.refuse_more_calls(self._requests)
+        self.refuse_calls(1, in_flight=self._requests)
         self._requests += 1
 
     def leave(self, size: int) -> None:

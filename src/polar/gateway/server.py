@@ -58,7 +58,7 @@ from polar.gateway.token_source import TokenSource
 from polar.models.chat import ChatRequest
 from polar.models.completion import Completion
 from polar.models.policy import PauseMode
-from polar.models.session import Progress
+from polar.models.session import AgentEnd, Progress
 from polar.rendering.base import Renderer
 from polar.telemetry import logs, tracing
 
@@ -162,11 +162,11 @@ class Gateway:
         """What the session has done so far; nothing for one that was never opened."""
         return self._sessions.progress(session_id)
 
-    async def budget_spent(self, session_id: str) -> bool:
-        """Return once a budget of the session is used up; whether that is its wall time."""
+    async def budget_spent(self, session_id: str) -> tuple[AgentEnd, str]:
+        """Return once a budget of the session is used up: how its agent ends, and which budget it was."""
         session = self._sessions.get(session_id)
         await session.budget_spent.wait()
-        return session.clock.is_spent
+        return AgentEnd.TIMEOUT if session.clock.is_spent else AgentEnd.BUDGET, session.spent_reason
 
     @property
     def is_paused(self) -> bool:

@@ -87,6 +87,8 @@ class Session:
         self.conversations = Conversations()
         self.calls: set[asyncio.Task[object]] = set()
         self.budget_spent = asyncio.Event()
+        self.spent_reason = ""
+        """Which budget was used up first, once one is."""
         self.ended = False
         self.sampled_tokens = 0
         self._completions = 0
@@ -107,10 +109,10 @@ class Session:
         self.refuse_when_over()
         budgets = self.grant.budgets
         open_calls = len(self.calls)
-        self.quota.refuse_more_calls(open_calls + count - 1)
+        self.quota.refuse_calls(count, in_flight=open_calls)
         used = self._completions + open_calls
         if budgets.max_completions is not None and used + count > budgets.max_completions:
-            raise self._spent(f"all {budgets.max_completions} completions are used")
+            raise self._spent(f"all {budgets.max_completions} model calls are used")
         if self.tokens_left == 0:
             raise self._spent(f"all {budgets.max_sampled_tokens} sampled tokens are used")
         self._begun += count
@@ -197,7 +199,7 @@ class Session:
         if self.ended:
             return session_ended()
         if self.clock.is_spent:
-            return self._spent(f"its {self.clock.seconds:g} seconds are over")
+            return self._spent(self._time_over)
         return self._spent(self.quota.spent) if self.quota.spent else None
 
     def refuse_when_over(self) -> None:
@@ -206,18 +208,26 @@ class Session:
 
     def _end_when_wasted(self) -> None:
         if self.quota.spent:
-            self.budget_spent.set()
+            self._spend(self.quota.spent)
 
     def _end_in_time(self) -> None:
-        self.budget_spent.set()
+        self._spend(self._time_over)
         self._end_calls()
 
     def _end_calls(self) -> None:
         for call in self.calls:
             call.cancel()
 
-    def _spent(self, what: str) -> RequestRefused:
+    @property
+    def _time_over(self) -> str:
+        return f"its {self.clock.seconds:g} seconds are over"
+
+    def _spend(self, what: str) -> None:
+        self.spent_reason = self.spent_reason or what
         self.budget_spent.set()
+
+    def _spent(self, what: str) -> RequestRefused:
+        self._spend(what)
         return RequestRefused(Refusal.BUDGET_SPENT, f"The session is out of budget: {what}.")
 
 

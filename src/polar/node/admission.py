@@ -35,7 +35,8 @@ class Breaker:
         self._pauses = 0
         self._opens_at: float | None = None
         """When the next trial may begin; None: the breaker is closed."""
-        self._trials = 0
+        self._trials: set[str] = set()
+        """Leases that began while it was open."""
         self.reason: str | None = None
         """Why it is open."""
 
@@ -50,13 +51,13 @@ class Breaker:
         """Tasks of which a trial would tell little, while the breaker is open: theirs failed here before."""
         return tuple(dict.fromkeys(self._tasks))[-MOST_AVOIDED:] if self.reason else ()
 
-    def began(self, sessions: int) -> None:
+    def began(self, lease: str) -> None:
         if self._opens_at is not None:
-            self._trials += sessions
+            self._trials.add(lease)
 
-    def ended(self, task_id: str, result: SessionResult | None) -> None:
+    def ended(self, lease: str, task_id: str, result: SessionResult | None) -> None:
         """Take notice of a session that has left the node; None: it was given back, or is another's."""
-        self._trials = max(self._trials - 1, 0)
+        self._trials.discard(lease)
         if result is None or result.status is SessionStatus.CANCELLED:
             return
         if result.failure is FailureReason.INFRASTRUCTURE:
@@ -102,8 +103,8 @@ class Admission:
                 return allowed
             await asyncio.sleep(LOOK_SECONDS)
 
-    def ended(self, task_id: str, result: SessionResult | None) -> None:
-        self.breaker.ended(task_id, result)
+    def ended(self, lease: str, task_id: str, result: SessionResult | None) -> None:
+        self.breaker.ended(lease, task_id, result)
         self._tell(self._shortage() or self.breaker.reason)
 
     def _shortage(self) -> str | None:

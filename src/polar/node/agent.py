@@ -25,6 +25,8 @@ class AgentRun:
 
     end: AgentEnd = AgentEnd.NOT_STARTED
     exit_code: int | None = None
+    spent_budget: str = ""
+    """Which budget ended it, if one did."""
     killed_from_outside: bool = False
     stderr: Output | None = None
     """What it wrote there, once it has ended by itself."""
@@ -79,7 +81,7 @@ class AgentRun:
         try:
             await asyncio.wait({agent, budget}, return_when=asyncio.FIRST_COMPLETED)
             if not agent.done():
-                self.end = AgentEnd.TIMEOUT if budget.result() else AgentEnd.BUDGET
+                self.end, self.spent_budget = budget.result()
                 return
             ended = agent.result()
             self.exit_code, self.stderr = ended.exit_code, ended.stderr

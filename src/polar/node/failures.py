@@ -78,12 +78,17 @@ def refuse_disturbed(agent: AgentRun, calls: ModelCalls, task: TaskSpec) -> None
         raise Disturbed(
             "the agent was killed from outside", hint="is memory short on this machine? Did somebody end it?"
         )
-    if calls.outage is not None:
+    # An agent that was answered before and ends well did its work: the call that failed was not needed for
+    # it, as the one that names a session is not. One that fails after an outage may owe that to it.
+    ended_well = bool(calls.answered) and agent.end is AgentEnd.EXITED and agent.exit_code == 0
+    if calls.outage is not None and not ended_well:
         raise Disturbed(f"the engine could not answer the agent's last model call: {calls.outage}")
     if calls.answered or task.allow_no_model_calls:
         return
     if agent.end is AgentEnd.BUDGET:
-        raise BudgetExceeded("budgets: they leave no room for even one model call")
+        raise BudgetExceeded(
+            f"the session was out of budget before any model call was answered: {agent.spent_budget}"
+        )
     raise Disturbed(
         f"the agent ended without a model call ({_ending(agent)})",
         hint="a task that needs none says `allow_no_model_calls: true`",

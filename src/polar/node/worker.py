@@ -151,7 +151,6 @@ class Node:
                     avoid=self._admission.breaker.suspects,
                 )
                 answer = await self._lease(request)
-                self._admission.breaker.began(len(answer.leases))
                 for lease in answer.leases:
                     places.pop()
                     self._start(group, lease, Seat(entrance))
@@ -199,6 +198,7 @@ class Node:
             self._lost.add(self._runs[session_id].name)
         run = SessionRun(lease=lease, services=self._services, changed=lambda: self._tell_soon(session_id))
         self._runs[session_id] = run
+        self._admission.breaker.began(run.name)
         with logs.about(session=session_id, task=lease.task.id):
             self._tasks[session_id] = group.create_task(self._attend(run, seat, former), name=session_id)
         self._tell_soon(session_id)
@@ -230,7 +230,7 @@ class Node:
             log.exception("session %s: lost to an internal error; its lease will expire", session_id)
         finally:
             run.close()
-            self._admission.ended(run.lease.task.id, result)
+            self._admission.ended(run.name, run.lease.task.id, result)
             if self._is_latest(run):
                 del self._runs[session_id]
                 self._tasks.pop(session_id, None)
@@ -281,7 +281,7 @@ class Node:
         self._services.metrics.delivered("stored")
         await asyncio.to_thread(run.clear_away)
         log.info(
-            "session %s %s: reward %s, %d completions, %d tokens%s",
+            "session %s %s: reward %s, %d model calls, %d tokens%s",
             session_id,
             result.status,
             result.reward,

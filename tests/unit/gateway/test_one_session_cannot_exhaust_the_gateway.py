@@ -23,6 +23,7 @@ from polar.gateway.abridgement import MESSAGES_DROPPED
 from polar.gateway.quota import GatewayMemory, SessionQuota, memory_of, values_in
 from polar.gateway.server import new_key
 from polar.models.chat import FinishReason, Message, ToolDefinition
+from polar.models.session import AgentEnd
 from polar.rendering.chatml import ChatML
 from tests.fakes.scripted_engine import Answer
 from tests.unit.gateway.conftest import Scene, SetScene
@@ -48,8 +49,7 @@ async def open_another(scene: Scene) -> Scene:
     return replace(scene, grant=grant)
 
 
-async def budget_spent(scene: Scene) -> bool:
-    """Whether that is the session's time; waits until a budget is spent."""
+async def budget_spent(scene: Scene) -> tuple[AgentEnd, str]:
     return await asyncio.wait_for(scene.gateway.budget_spent(scene.grant.session_id), 20)
 
 
@@ -156,6 +156,14 @@ async def test_calls_in_flight_are_bounded(set_scene: SetScene) -> None:
     assert (await send(scene, orjson.dumps(scene.body())))[0] == 200
 
 
+async def test_more_answers_than_may_be_in_flight_are_refused_for_good(set_scene: SetScene) -> None:
+    scene = await set_scene(["Hello."] * 2, settings=GatewaySettings(max_calls_in_flight=2))
+    status, answer = await send(scene, orjson.dumps(scene.body(n=3)))
+    assert (status, answer["error"]["param"]) == (400, "n")
+    assert answer["error"]["message"] == "3 answers are asked for; one request may ask for 2 at most."
+    assert (await send(scene, orjson.dumps(scene.body(n=2))))[0] == 200
+
+
 async def test_failed_calls_spend_a_budget(set_scene: SetScene) -> None:
     failure = EngineError("no")
     scene = await set_scene([failure, failure, "Hello."], settings=GatewaySettings(max_failed_calls=4))
@@ -167,7 +175,7 @@ async def test_failed_calls_spend_a_budget(set_scene: SetScene) -> None:
         scene.url, data=stream, headers={"Authorization": f"Bearer {scene.grant.key}"}
     ) as response:
         assert b"error" in await response.read()
-    assert not await budget_spent(scene)
+    assert await budget_spent(scene) == (AgentEnd.BUDGET, "4 model calls have failed")
     status, answer = await send(scene, sound)
     assert (status, answer["error"]["code"]) == (400, "insufficient_quota")
 
@@ -184,7 +192,7 @@ async def test_a_capture_over_its_limit_ends_the_agent(set_scene: SetScene) -> N
         ["Hello."], settings=GatewaySettings(max_capture_bytes=64 * 1024), max_context=10**6
     )
     assert (await send(scene, orjson.dumps(scene.body(random.Random(0).randbytes(100_000).hex()))))[0] == 200
-    assert not await budget_spent(scene)
+    assert (await budget_spent(scene))[0] is AgentEnd.BUDGET
     assert (await send(scene, orjson.dumps(scene.body())))[0] == 400
 
 

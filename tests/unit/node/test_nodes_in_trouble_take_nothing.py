@@ -32,7 +32,7 @@ def tripped(clock: Clock) -> Breaker:
     breaker = Breaker(3, 30.0, clock)
     for task in ("a", "b", "a"):
         assert breaker.allowed() == MOST_LEASES
-        breaker.ended(task, BROKEN)
+        breaker.ended(f"{task}@1", task, BROKEN)
     return breaker
 
 
@@ -47,9 +47,9 @@ def test_one_session_is_tried_after_the_pause_and_its_success_opens_the_node() -
     breaker = tripped(clock)
     clock.now += 30.0
     assert breaker.allowed() == 1
-    breaker.began(1)
+    breaker.began("trial@2")
     assert breaker.allowed() == 0
-    breaker.ended("b", FINE)
+    breaker.ended("trial@2", "b", FINE)
     assert (breaker.allowed(), breaker.reason) == (MOST_LEASES, None)
 
 
@@ -61,8 +61,8 @@ def test_a_trial_that_fails_makes_the_next_pause_longer_up_to_a_bound() -> None:
         assert breaker.allowed() == 0
         clock.now += 1.0
         assert breaker.allowed() == 1
-        breaker.began(1)
-        breaker.ended("b", BROKEN)
+        breaker.began("trial@2")
+        breaker.ended("trial@2", "b", BROKEN)
 
 
 def test_a_trial_is_rather_of_a_task_that_did_not_fail_here() -> None:
@@ -70,8 +70,8 @@ def test_a_trial_is_rather_of_a_task_that_did_not_fail_here() -> None:
     breaker = tripped(clock)
     assert list(breaker.suspects) == ["a", "b"]
     clock.now += 30.0
-    breaker.began(1)
-    breaker.ended("c", FINE)
+    breaker.began("trial@2")
+    breaker.ended("trial@2", "c", FINE)
     assert not breaker.suspects
 
 
@@ -79,24 +79,33 @@ def test_a_trial_that_was_given_back_is_followed_by_another() -> None:
     clock = Clock()
     breaker = tripped(clock)
     clock.now += 30.0
-    breaker.began(1)
-    breaker.ended("b", None)
+    breaker.began("trial@2")
+    breaker.ended("trial@2", "b", None)
     assert breaker.allowed() == 1
+
+
+def test_a_session_that_began_earlier_makes_no_room_for_a_second_trial() -> None:
+    clock = Clock()
+    breaker = tripped(clock)
+    clock.now += 30.0
+    breaker.began("trial@2")
+    breaker.ended("earlier@1", "c", ended(SessionStatus.CANCELLED))
+    assert breaker.allowed() == 0
 
 
 @given(st.lists(st.sampled_from([BROKEN, ended(SessionStatus.CANCELLED)]), max_size=20))
 def test_one_task_alone_never_stops_a_node(results: list[SessionResult]) -> None:
     breaker = Breaker(3, 30.0, Clock())
     for result in results:
-        breaker.ended("only", result)
+        breaker.ended("only@1", "only", result)
     assert breaker.allowed() == MOST_LEASES
 
 
 def test_failures_of_the_task_s_own_are_none_of_the_node_s() -> None:
     breaker = Breaker(2, 30.0, Clock())
     for task in "abcd":
-        breaker.ended(task, BROKEN)
-        breaker.ended(task, ended(SessionStatus.FAILED, FailureReason.TASK))
+        breaker.ended(f"{task}@1", task, BROKEN)
+        breaker.ended(f"{task}@1", task, ended(SessionStatus.FAILED, FailureReason.TASK))
     assert breaker.allowed() == MOST_LEASES
 
 

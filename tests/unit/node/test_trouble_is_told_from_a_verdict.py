@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from polar.engines.base import EngineDown
@@ -77,8 +77,19 @@ def test_no_exit_code_lets_an_agent_that_was_answered_escape_its_verdict(
 def test_nothing_is_scored_that_was_not_answered_to_its_end(
     end: AgentEnd, exit_code: int, calls: ModelCalls
 ) -> None:
+    assume(not calls.answered or exit_code or end is not AgentEnd.EXITED)
     with pytest.raises(PolarError):
         refuse_disturbed(AgentRun(end=end, exit_code=exit_code), calls, idle_task())
+
+
+def test_an_agent_that_ends_well_is_scored_although_its_last_call_met_an_outage() -> None:
+    refuse_disturbed(AgentRun(end=AgentEnd.EXITED, exit_code=0), ModelCalls(3, "gone"), idle_task())
+
+
+def test_the_error_names_the_budget_that_no_answer_fitted_in() -> None:
+    agent = AgentRun(end=AgentEnd.BUDGET, spent_budget="3 model calls have failed")
+    with pytest.raises(BudgetExceeded, match="before any model call was answered: 3 model calls have failed"):
+        refuse_disturbed(agent, ModelCalls(), idle_task())
 
 
 def test_an_agent_killed_from_outside_is_not_scored_whatever_the_task_says() -> None:
