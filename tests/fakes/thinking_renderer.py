@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from polar.models.chat import Message
 from polar.rendering.base import MessageDelta, ResponseParser
-from polar.rendering.chatml import ChatML
+from polar.rendering.chatml import ChatML, ToolForm
+from polar.rendering.tokenizer_file import read_tokenizer
 
 
 class ThinkingChatML(ChatML):
+    def __init__(self, tokenizer_file: Path) -> None:
+        super().__init__(read_tokenizer(tokenizer_file), tools=ToolForm.PROMPT)
+
     def parser(self) -> ResponseParser:
         return _FirstLineThinks(super().parser())
 

@@ -20,7 +20,8 @@ from polar.config.settings import DEFAULT_MODEL, GatewaySettings, ServerSettings
 from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.task import Budgets, SamplingPin
-from polar.rendering.chatml import ChatML
+from polar.rendering.chatml import ChatML, ToolForm
+from polar.rendering.tokenizer_file import read_tokenizer
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.scripted_engine import ScriptedEngine
@@ -69,7 +70,8 @@ async def _fuzz_gateway(data_dir: Path, seed: int, requests: int, findings: Find
     model = ensure_model(DEFAULT_MODEL)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     engine = ScriptedEngine(tokenizer, ["Hello."], repeat_last=True)
-    async with Gateway(_SETTINGS, engine, ChatML(model / "tokenizer.json"), engine.info) as gateway:
+    renderer = ChatML(read_tokenizer(model / "tokenizer.json"), tools=ToolForm.PROMPT)
+    async with Gateway(_SETTINGS, engine, renderer, engine.info) as gateway:
         for first in range(0, requests, _A_SESSION):
             grant = SessionGrant(
                 f"s{first}", new_key(), data_dir / f"{first}.capture", SamplingPin(), Budgets()

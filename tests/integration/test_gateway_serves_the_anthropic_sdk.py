@@ -23,7 +23,8 @@ from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
 from polar.recordings.capture import read_capture
 from polar.rendering.base import Renderer
-from polar.rendering.chatml import ChatML
+from polar.rendering.chatml import ChatML, ToolForm
+from polar.rendering.tokenizer_file import read_tokenizer
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
 from tests.fakes.thinking_renderer import ThinkingChatML
 
@@ -84,7 +85,9 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
         ) -> Service:
             tokenizer = Tokenizer.from_file(str(tokenizer_file))
             engine = ScriptedEngine(tokenizer, script, max_context=max_context)
-            renderer: Renderer = ThinkingChatML(tokenizer_file) if thinks else ChatML(tokenizer_file)
+            renderer: Renderer = ChatML(read_tokenizer(tokenizer_file), tools=ToolForm.PROMPT)
+            if thinks:
+                renderer = ThinkingChatML(tokenizer_file)
             gateway = Gateway(GatewaySettings(**settings), engine, renderer, engine.info)
             await stack.enter_async_context(gateway)
             grant = SessionGrant("s1", new_key(), tmp_path / "capture", SamplingPin(), budgets or Budgets())

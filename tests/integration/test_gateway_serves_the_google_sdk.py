@@ -92,7 +92,11 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
                 max_context=max_context,
             )
             tokenizer = directory / "tokenizer.json"
-            renderer = ThinkingChatML(tokenizer) if thinks else renderer_for(DEFAULT_MODEL, directory)
+            renderer = (
+                ThinkingChatML(tokenizer)
+                if thinks
+                else renderer_for(DEFAULT_MODEL, directory, tool_prompt=True)
+            )
             gateway = await stack.enter_async_context(
                 Gateway(GatewaySettings(**settings), engine, renderer, engine.info)
             )

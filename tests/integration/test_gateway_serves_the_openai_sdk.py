@@ -63,7 +63,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
 
         async def service(*script: Script, budgets: Budgets | None = None, **settings: object) -> Service:
             engine = ScriptedEngine(Tokenizer.from_file(str(directory / "tokenizer.json")), script)
-            renderer = renderer_for(DEFAULT_MODEL, directory)
+            renderer = renderer_for(DEFAULT_MODEL, directory, tool_prompt=True)
             gateway = await stack.enter_async_context(
                 Gateway(GatewaySettings(**settings), engine, renderer, engine.info)
             )

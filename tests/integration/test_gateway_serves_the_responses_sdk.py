@@ -83,7 +83,7 @@ def tokens(thinking: bool) -> tuple[Tokenizer, Renderer]:
     """Loaded once: they take most of a second, and no test changes them."""
     directory = ensure_model(DEFAULT_MODEL)
     file = directory / "tokenizer.json"
-    renderer = ThinkingChatML(file) if thinking else renderer_for(DEFAULT_MODEL, directory)
+    renderer = ThinkingChatML(file) if thinking else renderer_for(DEFAULT_MODEL, directory, tool_prompt=True)
     return Tokenizer.from_file(str(file)), renderer
 
 

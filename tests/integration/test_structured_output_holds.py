@@ -69,7 +69,7 @@ async def service(model: SlotModel, tmp_path: Path) -> AsyncIterator[Service]:
         server = await stack.enter_async_context(EmbeddedServer(model))
         engine = VllmEngine(server.url)
         stack.push_async_callback(engine.close)
-        renderer = renderer_for(DEFAULT_MODEL, ensure_model(DEFAULT_MODEL))
+        renderer = renderer_for(DEFAULT_MODEL, ensure_model(DEFAULT_MODEL), tool_prompt=True)
         gateway = Gateway(GatewaySettings(), engine, renderer, await engine.model_info())
         await stack.enter_async_context(gateway)
         pin = SamplingPin(temperature=1.0, seed=3, max_tokens=60)

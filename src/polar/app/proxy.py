@@ -133,6 +133,7 @@ async def _close(gateway: Gateway, session: Wrapped) -> None:
         stats=trajectory.stats,
         model=session.model.name,
         logprobs_mode=session.model.logprobs_mode,
+        renderer=session.model.renderer,
         has_recording=trajectory.stats.completions > 0,
     )
     if session.result.has_recording:

@@ -7,7 +7,7 @@ import logging
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +277,7 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
             )
         await engine.check(Mode.TOKENS if renderer else Mode.CHAT)
         # The check has found out more.
-        model = await engine.model_info()
+        model = replace(await engine.model_info(), renderer=renderer.name if renderer else None)
         say("starting the gateway")
         gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
         collect_rarely()
@@ -326,7 +326,12 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
         return None
     try:
         renderer = await asyncio.to_thread(
-            renderer_for, name, directory, keeps_thoughts=settings.keeps_thoughts
+            renderer_for,
+            name,
+            directory,
+            family=settings.renderer,
+            tool_prompt=settings.tool_prompt,
+            keeps_thoughts=settings.keeps_thoughts,
         )
     except InvalidInput as error:
         if not may_do_without:

@@ -40,7 +40,11 @@ def quickstart(
 
     data_dir = Path(".polar") / "runs" / time.strftime("quickstart-%Y%m%d-%H%M%S")
     settings = load_settings(
-        overrides={"data_dir": data_dir, "server": {"port": 0}, "engine": {"model": model}}
+        overrides={
+            "data_dir": data_dir,
+            "server": {"port": 0},
+            "engine": {"model": model, "tool_prompt": True},
+        }
     )
     specs = load_tasks(tasks or _example_tasks())
     if samples is not None:

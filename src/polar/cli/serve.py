@@ -87,7 +87,14 @@ def serve(
                 "tls": {"cert": tls_cert, "key": tls_key, "client_ca": tls_client_ca} if tls_cert else None,
                 "insecure": insecure or None,
             },
-            "engine": {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model},
+            "engine": {
+                "url": engine_url or None,
+                "kind": engine_kind,
+                "mode": engine_mode,
+                "model": model,
+                # The warm start was trained with it.
+                "tool_prompt": warm_start or None,
+            },
             "node": {"run_slots": run_slots, "count": nodes},
             "log_format": log_format,
         },

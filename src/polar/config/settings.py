@@ -153,6 +153,12 @@ class EngineSettings(Frozen):
     mode: Literal["auto", "tokens", "chat"] = "auto"
     """tokens: the gateway renders prompts, and no history is tokenised twice. chat: the engine renders them
     and says which ids it made. auto: tokens where the model's family has a renderer."""
+    renderer: str | None = None
+    """The family whose renderer is used in tokens mode (chatml, qwen2.5, qwen3 …). None: the one that renders
+    as the model's chat template does; the model's name is never looked at."""
+    tool_prompt: bool = False
+    """Whether to describe tools, and to demonstrate calls in turns of our own, where the model's chat
+    template shows no tools (SmolLM2 and plain ChatML). Small models call none without it."""
     history: Literal["template", "keep"] = "template"
     """What becomes of earlier thoughts in tokens mode. template: what the model's own template does, which in
     many families (Qwen3) drops them at each new question, so that each begins a new trace. keep: they stay as
@@ -163,7 +169,7 @@ class EngineSettings(Frozen):
     api_key: str | None = None
     """The key that the engine asks for. $POLAR_ENGINE_KEY comes before it."""
     model: str = DEFAULT_MODEL
-    """The default's name, a directory, or a Hugging Face model id: names the tokenizer's family too.
+    """The default's name, a directory, or a Hugging Face model id: names the tokenizer and template too.
     Of an openai endpoint: the model's name there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What the embedded engine computes on; auto: a GPU if there is one."""

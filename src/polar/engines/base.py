@@ -106,6 +106,8 @@ class ModelInfo:
     """Of which distribution the logprobs are: `processed_logprobs` is the one sampled from, after temperature
     (SGLang's are before cuts, and tokens that were cut are never trained); `raw_logprobs` the model's own,
     before it; None: the engine neither says so nor shows it to `check`."""
+    renderer: str | None = None
+    """What renders its prompts in tokens mode; None: the engine itself."""
 
 
 @dataclass(frozen=True, slots=True)

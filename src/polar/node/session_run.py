@@ -179,6 +179,7 @@ class SessionRun:
             harness_version=self.agent.harness_version,
             model=self.services.model.name,
             logprobs_mode=self.services.model.logprobs_mode,
+            renderer=self.services.model.renderer,
         )
 
     async def pack(self, result: SessionResult) -> Delivery:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from polar.errors import InvalidInput
 from polar.models.chat import Message, ToolDefinition
@@ -18,37 +17,69 @@ from polar.rendering.adapted_parser import AdaptedParser, Marks, WholeParser
 from polar.rendering.base import IdSequence, Renderer, ResponseParser, TurnForm, Unrenderable
 from polar.rendering.byte_level import Vocabulary
 from polar.rendering.first_render import KeptTexts
-from polar.rendering.tokenizer_file import read_tokenizer
+from polar.rendering.template import message_fields, tool_fields
 from polar.rendering.turn_form import found_form
 
 log = logging.getLogger(__name__)
 
 
-def adapted_renderer(model: str, tokenizer_file: Path, *, keeps_thoughts: bool = False) -> Renderer | None:
-    """The renderer of a model the package knows by its exact name; None if it or the package is absent."""
+PACKAGE_FAMILIES = (
+    "qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "qwen3-vl", "prime-qwen3", "llama-3", "deepseek-v3",
+    "deepseek-r1", "deepseek-v4", "gemma4", "glm-4.5", "glm-5", "glm-5.1", "glm-5.3", "gpt-oss", "hy3",
+    "inkling", "kimi-k2", "kimi-k2.5", "laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1",
+    "minimax-m2", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5",
+)  # fmt: skip
+"""As the package calls them; of two that render alike the first is taken."""
+_HARMONY = "<|channel|>"
+"""Without it gpt-oss is not tried: it fetches its vocabulary from the network first."""
+
+
+def possible_families(tokens: set[str]) -> Iterator[str]:
+    """The package's families that a tokenizer with these added tokens may belong to."""
+    return (family for family in PACKAGE_FAMILIES if family != "gpt-oss" or _HARMONY in tokens)
+
+
+def adapted_renderer(family: str, tokenizer: Tokenizer, *, keeps_thoughts: bool) -> Renderer | None:
+    """A family of the package for a tokenizer; None if the package is absent or the tokenizer another's."""
     try:
         package: Any = import_module("renderers")
-        known = import_module("renderers.base").MODEL_RENDERER_MAP
+        config = _config(family)
     except ImportError:
         return None
-    if model not in known:
+    if config is None:
         return None
     # Some families look their control tokens up as text, so these count in text until all are known.
-    tokens = _Tokens(model, tokenizer_file)
-    config = package.AutoRendererConfig(thinking_retention="all") if keeps_thoughts else None
+    tokens = _Tokens(family, tokenizer)
     try:
-        renderer = package.create_renderer(tokens, config)
-    except ValueError as error:
-        if not keeps_thoughts:
-            raise
-        raise InvalidInput(f"engine.history: {model} cannot keep earlier thoughts: {error}") from None
+        renderer = package.create_renderer(tokens, config(name=family))
+    except Exception as error:  # each family says in its own way that its control tokens are missing
+        log.debug("renderer %s: %s", family, error)
+        return None
+    if keeps_thoughts:
+        try:
+            renderer = package.create_renderer(tokens, config(name=family, thinking_retention="all"))
+        except ValueError as error:
+            raise InvalidInput(f"engine.history: {family} cannot keep earlier thoughts: {error}") from None
     usual = renderer.render_ids(_PROBE, tools=_PROBE_TOOLS, add_generation_prompt=True)
     tokens.control_in_text = False
     if renderer.render_ids(_PROBE, tools=_PROBE_TOOLS, add_generation_prompt=True) != usual:
         # Some also write them as text; then outside text could spell them too.
-        log.warning("%s: its renderer cannot keep control tokens out of messages", model)
+        log.warning("%s: its renderer cannot keep control tokens out of messages", family)
         tokens.control_in_text = True
     return AdaptedRenderer(renderer, tokens)
+
+
+def _config(family: str) -> Any:
+    """The package's type of a family's settings; None where this release has no such family."""
+    configs = vars(import_module("renderers.configs")).values()
+    named = (
+        each for each in configs if isinstance(each, type) and "name" in getattr(each, "model_fields", ())
+    )
+    return next((each for each in named if _default_name(each) == family), None)
+
+
+def _default_name(config: Any) -> Any:
+    return config.model_fields["name"].default
 
 
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
@@ -76,6 +107,10 @@ class AdaptedRenderer(Renderer):
         self._prompt: list[int] = renderer.render_ids(_PROBE[:2], add_generation_prompt=True)
         """Ends as every prompt does; thoughts may have begun there."""
 
+    @property
+    def name(self) -> str:
+        return self._tokens.name_or_path
+
     @cached_property
     def form(self) -> TurnForm:
         return found_form(lambda messages, tools: self._tokens.decode(self.render(messages, tools)))
@@ -87,8 +122,8 @@ class AdaptedRenderer(Renderer):
     def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
         try:
             ids: list[int] = self._renderer.render_ids(
-                [_message_fields(message) for message in messages],
-                tools=[_tool_fields(tool) for tool in tools] or None,
+                [message_fields(message) for message in messages],
+                tools=[tool_fields(tool) for tool in tools] or None,
                 add_generation_prompt=True,
             )
         except _NO_FORM as error:
@@ -102,7 +137,7 @@ class AdaptedRenderer(Renderer):
         new_messages: Sequence[Message],
     ) -> list[int] | None:
         prompt, sampled = self._last_turn(prompt_ids), _listed(sampled_ids)
-        fields = [_message_fields(message) for message in new_messages]
+        fields = [message_fields(message) for message in new_messages]
         try:
             rendered = self._renderer.bridge_to_next_turn(prompt, sampled, fields)
         except _NO_FORM:
@@ -182,11 +217,11 @@ class _Tokens:
     """A tokenizer file as the package wants tokenizers."""
 
     unk_token_id: int | None = None
+    eos_token_id: int | None = None
 
-    def __init__(self, name: str, file: Path) -> None:
+    def __init__(self, name: str, tokenizer: Tokenizer) -> None:
         self.name_or_path = name
-        self._tokenizer = read_tokenizer(file)
-        self.eos_token_id = self._eos(file.with_name("tokenizer_config.json"))
+        self._tokenizer = tokenizer
         self.no_text = frozenset(self._tokenizer.get_added_tokens_decoder())
         self.is_byte_level = "ByteLevel" in repr(self._tokenizer.decoder)
         self.vocabulary = Vocabulary(self._tokenizer)
@@ -219,13 +254,6 @@ class _Tokens:
             return self._tokenizer.token_to_id(tokens)
         return [self._tokenizer.token_to_id(token) for token in tokens]
 
-    def _eos(self, config: Path) -> int | None:
-        if not config.is_file():
-            return None
-        token = json.loads(config.read_text()).get("eos_token")
-        text = token.get("content") if isinstance(token, dict) else token
-        return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
-
 
 def _after(known: list[int], ids: list[int]) -> list[int]:
     """What is left of ids where they are no longer the known ones."""
@@ -236,35 +264,3 @@ def _after(known: list[int], ids: list[int]) -> list[int]:
 def _listed(ids: IdSequence) -> list[int]:
     listed: list[int] = np.asarray(ids, np.int32).tolist()
     return listed
-
-
-def _message_fields(message: Message) -> dict[str, Any]:
-    fields: dict[str, Any] = {"role": message.role.value, "content": message.content}
-    if message.reasoning:
-        fields["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        fields["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _argument_value(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        fields["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        fields["name"] = message.name
-    return fields
-
-
-def _tool_fields(tool: ToolDefinition) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
-
-
-def _argument_value(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments

@@ -81,6 +81,11 @@ class Renderer(ABC):
 
     @property
     @abstractmethod
+    def name(self) -> str:
+        """The family, and what is said beyond its template: recordings disclose it."""
+
+    @property
+    @abstractmethod
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end an assistant turn."""
 

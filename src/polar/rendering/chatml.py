@@ -1,25 +1,25 @@
-"""ChatML (SmolLM2 and plain relatives) in tokens: `<|im_start|>role\\ncontent<|im_end|>\\n`.
+"""ChatML in tokens: `<|im_start|>role\\ncontent<|im_end|>\\n`; plain as in SmolLM2, or with Qwen2.5's tools.
 
-The template knows no tools, so this renderer adds them: definitions after the system message, shown
-calls (see tool_prompt), calls as `<tool_call>` blocks inside the assistant's turn, results as
-`<tool_response>` blocks inside a user turn. A role of its own for results would be a header the
-model never saw in training; a user turn is what the larger ChatML families use as well.
+Calls are `<tool_call>` blocks inside the assistant's turn, results are `<tool_response>` blocks inside a
+user turn, as Qwen2.5's template has them. The plain template has no form for either: a role of its own for
+results would be a header that the model never saw in training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import Enum, auto
 from itertools import groupby
-from pathlib import Path
+
+from tokenizers import Tokenizer
 
 from polar.errors import InvalidInput
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.base import IdSequence, MessageDelta, Renderer, ResponseParser, TurnForm
 from polar.rendering.byte_level import TextStream, Vocabulary
 from polar.rendering.first_render import KeptTexts
-from polar.rendering.tokenizer_file import read_tokenizer
 from polar.rendering.tool_calls import CallReader, write_call
-from polar.rendering.tool_prompt import demonstration, tool_section
+from polar.rendering.tool_prompt import demonstration, hermes_section, tool_section
 
 START = "<|im_start|>"
 END = "<|im_end|>"
@@ -30,29 +30,48 @@ _OTHER_ENDS = ("<|endoftext|>",)
 """Tokens that end a document in pre-training; a model that samples one has nothing more to say."""
 
 
+class ToolForm(Enum):
+    """How tools are described to the model."""
+
+    NONE = auto()
+    """Not at all, as in a template without tools."""
+    PROMPT = auto()
+    """A section and demonstration turns of ours, for small models whose template has no tools."""
+    HERMES = auto()
+    """As JSON in the system message, as in Qwen2.5's template."""
+
+
+_NAMES = {ToolForm.NONE: "chatml", ToolForm.PROMPT: "chatml+tool_prompt", ToolForm.HERMES: "qwen2.5"}
+
+
 class ChatML(Renderer):
     """Renders ChatML; text from outside is always plain text, never a control token."""
 
-    def __init__(self, tokenizer_file: Path, default_system: str | None = SMOLLM_SYSTEM) -> None:
-        self._tokenizer = read_tokenizer(tokenizer_file)
+    def __init__(
+        self, tokenizer: Tokenizer, *, default_system: str | None = SMOLLM_SYSTEM, tools: ToolForm
+    ) -> None:
+        self._tokenizer = tokenizer
         start, end = self._tokenizer.token_to_id(START), self._tokenizer.token_to_id(END)
         if start is None or end is None:
-            raise InvalidInput(f"{tokenizer_file}: not a ChatML tokenizer: it has no {START} and {END}")
+            raise InvalidInput(f"not a ChatML tokenizer: it has no {START} and {END}")
         self._start, self._end = start, end
         self._tokenizer.encode_special_tokens = True
         self._texts = KeptTexts(self._ids_of)
         if {start, end} & set(self._encode(START + END)):
-            raise InvalidInput(
-                f"{tokenizer_file}: {START} and {END} must be special tokens, else messages could forge turns"
-            )
+            raise InvalidInput(f"{START} and {END} must be special tokens, else messages could forge turns")
         if "ByteLevel" not in repr(self._tokenizer.decoder):
-            raise InvalidInput(f"{tokenizer_file}: only byte-level BPE tokenizers are supported for ChatML")
+            raise InvalidInput("only byte-level BPE tokenizers are supported for ChatML")
         others = (self._tokenizer.token_to_id(token) for token in _OTHER_ENDS)
         self._stops = (end, *(id for id in others if id is not None))
         self._default_system = default_system
+        self._tools = tools
         self._vocabulary = Vocabulary(self._tokenizer)
         self._newline = self._encode("\n")
         self._generation_prompt = [start, *self._encode("assistant\n")]
+
+    @property
+    def name(self) -> str:
+        return _NAMES[self._tools]
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -65,10 +84,15 @@ class ChatML(Renderer):
     def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
         has_system = bool(messages) and messages[0].role is Role.SYSTEM
         system = messages[0].content if has_system else self._default_system
-        parts = [part for part in (system, tool_section(tools)) if part]
+        section = self._tool_section(tools)
+        if section:
+            # Qwen2.5's template leaves the gap also after an empty system message.
+            is_alone = not system and self._tools is ToolForm.PROMPT
+            system = section if is_alone else f"{system or ''}\n\n{section}"
         ids: list[int] = []
-        if has_system or parts:
-            ids.extend(self._turn("system", "\n\n".join(parts)))
+        if has_system or system:
+            ids.extend(self._turn("system", system or ""))
+        if self._tools is ToolForm.PROMPT:
             ids.extend(self._turns(demonstration(tools)))
         ids.extend(self._turns(messages[1:] if has_system else messages))
         return ids + self._generation_prompt
@@ -91,6 +115,15 @@ class ChatML(Renderer):
 
     def parser(self) -> ResponseParser:
         return ChatMLParser(self._vocabulary, self._stops)
+
+    def _tool_section(self, tools: Sequence[ToolDefinition]) -> str:
+        match self._tools:
+            case ToolForm.NONE:
+                return ""
+            case ToolForm.PROMPT:
+                return tool_section(tools)
+            case ToolForm.HERMES:
+                return hermes_section(tools)
 
     def _turns(self, messages: Sequence[Message]) -> Iterator[int]:
         for is_tool, group in groupby(messages, key=lambda message: message.role is Role.TOOL):

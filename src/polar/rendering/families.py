@@ -1,56 +1,153 @@
-"""Which renderer a model gets: ChatML of our own, or a family the `renderers` package knows."""
+"""Which renderer a model gets, by what the model is: never by its name or its path.
+
+Every family that the tokenizer has the control tokens for renders probe conversations; the family whose ids
+are those of the model's own template is the model's.
+"""
 
 from __future__ import annotations
 
-import json
+import logging
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from polar.errors import InvalidInput
 from polar.rendering.base import Renderer
-from polar.rendering.chatml import END, SMOLLM_SYSTEM, START, ChatML
+from polar.rendering.chatml import END, SMOLLM_SYSTEM, START, ChatML, ToolForm
+from polar.rendering.template import PROBES, ChatTemplate, read_template
+from polar.rendering.tokenizer_file import read_tokenizer
 
-_FOREIGN_MARKS = ("<tool_call>", "<think>", "<|vision_start|>", "<minimax:tool_call>")
-"""Tokens of families that use ChatML's brackets but have a template with tools of their own."""
+log = logging.getLogger(__name__)
+
+CHATML = "chatml"
+QWEN25 = "qwen2.5"
+_CHATML_HAS_NO = ("<tool_call>", "<think>", "<|vision_start|>", "<minimax:tool_call>")
+"""Tokens of families that use ChatML's brackets but have tools of their own."""
+_ESSENTIAL = frozenset({"a question", "a system message", "a second question", "tools"})
+"""Probes that a family must render as the template does; differences in others are logged."""
+_WORKS_WITH = (
+    "works with: plain ChatML (SmolLM2), Qwen2.5; with pip install 'polar-rl[renderers]' also the families "
+    "of that package (Qwen3 and later, GLM, DeepSeek, Kimi K2, MiniMax M2, Nemotron 3, Llama 3, Gemma 4, "
+    "gpt-oss)"
+)
 
 
-def renderer_for(model: str, directory: Path, *, keeps_thoughts: bool = False) -> Renderer:
-    """The renderer of the model in `directory`; InvalidInput says which families work.
+def renderer_for(
+    model: str,
+    directory: Path,
+    *,
+    family: str | None = None,
+    tool_prompt: bool = False,
+    keeps_thoughts: bool = False,
+) -> Renderer:
+    """The renderer of the model in `directory`; InvalidInput says why there is none.
 
-    With `keeps_thoughts` a conversation is also extended where the model's template drops earlier thoughts.
+    `family` names one instead of the template's choice. `tool_prompt` describes tools to a model whose
+    template shows none, and demonstrates calls. With `keeps_thoughts` a conversation is also extended where
+    the model's template drops earlier thoughts.
     """
-    tokenizer_file = directory / "tokenizer.json"
-    if not tokenizer_file.is_file():
+    if not (directory / "tokenizer.json").is_file():
         raise InvalidInput(
             f"model {model}: {directory} has no tokenizer.json",
             hint="save the fast tokenizer beside the weights",
         )
-    tokens = _added_tokens(tokenizer_file)
-    if {START, END} <= tokens and not tokens.intersection(_FOREIGN_MARKS):
-        return ChatML(tokenizer_file, default_system=SMOLLM_SYSTEM if _is_smollm(model, directory) else None)
-    from polar.rendering.adapter import adapted_renderer
-
-    adapted = adapted_renderer(model, tokenizer_file, keeps_thoughts=keeps_thoughts)
-    if adapted is not None:
-        return adapted
-    raise InvalidInput(
-        f"model {model}: no renderer for its chat template",
-        hint="works with: SmolLM2 and plain ChatML; with pip install 'polar-rl[renderers]' also the families "
-        "of that package (Qwen3 and later, GLM, DeepSeek, Kimi K2, MiniMax M2, Nemotron 3, Llama 3, "
-        "Gemma 4, gpt-oss) under their exact Hugging Face names",
-    )
+    candidates = _Candidates(directory, tool_prompt=tool_prompt, keeps_thoughts=keeps_thoughts)
+    if family is not None:
+        return candidates.named(family)
+    return candidates.proved(model)
 
 
-def _added_tokens(tokenizer_file: Path) -> set[str]:
-    try:
-        document: dict[str, Any] = json.loads(tokenizer_file.read_text())
-        return {token["content"] for token in document.get("added_tokens", [])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{tokenizer_file}: not a tokenizer file: {error}") from None
+class _Candidates:
+    """The families that a model may belong to."""
+
+    def __init__(self, directory: Path, *, tool_prompt: bool, keeps_thoughts: bool) -> None:
+        self._directory = directory
+        # One for all candidates, since reading it takes long; each sets whether control tokens count in text.
+        self._tokenizer = read_tokenizer(directory / "tokenizer.json")
+        self._tokens = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        self._template = read_template(directory, self._tokenizer)
+        self._tool_prompt = tool_prompt
+        self._keeps_thoughts = keeps_thoughts
+
+    def named(self, family: str) -> Renderer:
+        from polar.rendering.adapter import PACKAGE_FAMILIES, adapted_renderer
+
+        renderer: Renderer | None = None
+        if family in (CHATML, QWEN25):
+            renderer = self._chatml(ToolForm.HERMES if family == QWEN25 else self._own_tools)
+        elif family in PACKAGE_FAMILIES:
+            renderer = adapted_renderer(family, self._tokenizer, keeps_thoughts=self._keeps_thoughts)
+        if renderer is None:
+            known = ", ".join((CHATML, QWEN25, *PACKAGE_FAMILIES))
+            raise InvalidInput(f"engine.renderer: {family} is not available here", hint=f"known: {known}")
+        if differences := self._differences(family, renderer):
+            log.warning("renderer %s: the model's template differs in %s", family, ", ".join(differences))
+        return renderer
+
+    def proved(self, model: str) -> Renderer:
+        """The renderer whose ids are the template's; where there is no template, ChatML by its tokens."""
+        if self._template is None:
+            if {START, END} <= self._tokens and not self._tokens.intersection(_CHATML_HAS_NO):
+                return self._chatml(self._own_tools)
+            raise InvalidInput(
+                f"model {model}: it has no chat template", hint="name its family with engine.renderer"
+            )
+        found: dict[str, list[str]] = {}
+        for family, renderer in self._possible():
+            found[family] = self._differences(family, renderer)
+            if not found[family]:
+                log.info("renderer %s: its ids are those of the model's template", family)
+                return renderer
+        nearest = min(found, key=lambda family: len(found[family]), default=None)
+        if nearest is not None and not _ESSENTIAL.intersection(found[nearest]):
+            return self.named(nearest)
+        raise InvalidInput(
+            f"model {model}: no renderer gives the ids of its chat template",
+            hint=_WORKS_WITH if nearest is None else _nearest_hint(nearest, found[nearest]),
+        )
+
+    def _possible(self) -> Iterator[tuple[str, Renderer]]:
+        if {START, END} <= self._tokens:
+            try:
+                if self._template is None or not self._template.shows_tools:
+                    yield CHATML, self._chatml(self._own_tools)
+                yield QWEN25, self._chatml(ToolForm.HERMES)
+            except InvalidInput:
+                pass  # ChatML's brackets around a tokenizer of another kind
+        from polar.rendering.adapter import adapted_renderer, possible_families
+
+        for family in possible_families(self._tokens):
+            renderer = adapted_renderer(family, self._tokenizer, keeps_thoughts=False)
+            if renderer is None:
+                continue
+            if self._keeps_thoughts and not self._differences(family, renderer):
+                renderer = adapted_renderer(family, self._tokenizer, keeps_thoughts=True) or renderer
+            yield family, renderer
+
+    @property
+    def _own_tools(self) -> ToolForm:
+        return ToolForm.PROMPT if self._tool_prompt else ToolForm.NONE
+
+    def _chatml(self, tools: ToolForm) -> ChatML:
+        system = SMOLLM_SYSTEM if self._template is None else _default_system(self._template)
+        return ChatML(self._tokenizer, default_system=system, tools=tools)
+
+    def _differences(self, family: str, renderer: Renderer) -> list[str]:
+        if self._template is None:
+            return []
+        differences = self._template.differences(renderer)
+        if family == CHATML and not self._template.shows_tools:
+            # Its template knows no tools, so what is said of them is ours.
+            return [what for what in differences if not PROBES[what][1]]
+        return differences
 
 
-def _is_smollm(model: str, directory: Path) -> bool:
-    if "smollm" in model.lower():
-        return True
-    templates = [*directory.glob("*.jinja"), directory / "tokenizer_config.json"]
-    return any(SMOLLM_SYSTEM in path.read_text() for path in templates if path.is_file())
+def _default_system(template: ChatTemplate) -> str | None:
+    """What the template says in place of a system message."""
+    text = template.text(*PROBES["a question"]) or ""
+    found = re.match(rf"{re.escape(START)}system\n(.*?){re.escape(END)}\n", text, re.DOTALL)
+    return found[1] if found else None
+
+
+def _nearest_hint(family: str, differences: list[str]) -> str:
+    return f"nearest is {family}, which differs in {', '.join(differences)}; engine.renderer names it anyway"

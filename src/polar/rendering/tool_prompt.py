@@ -1,8 +1,9 @@
-"""Tools for models whose template has none: a short section of the system prompt, and turns that show calls.
+"""How tools are described in the system prompt, and demonstrated to models whose template has none.
 
-The first reader is SmolLM2 with 135M parameters, and the form was chosen by what it makes likely: under
-a coding agent's system prompt, on two or three short asks each, the log-probability of a right call to
-a shell tool was between -15 and -11 for every wording of the section alone, and -2.4 with two shown turns.
+The section and the demonstration of our own were written for SmolLM2 with 135M parameters, and chosen by
+what they make likely: under a coding agent's system prompt, on two or three short asks each, the
+log-probability of a right call to a shell tool was between -15 and -11 for every wording of the section
+alone, and -2.4 with two shown turns.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
+from polar.rendering.template import tool_fields
 from polar.rendering.tool_calls import write_call
 
 _EXAMPLE_VALUES = {
@@ -28,6 +30,29 @@ _EXAMPLE_VALUES = {
     "url": "http://example.com",
 }
 _EXAMPLE_OF_TYPE: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
+
+
+_HERMES = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""  # noqa: E501
+"""The model was trained with exactly these words."""
+
+
+def hermes_section(tools: Sequence[ToolDefinition]) -> str:
+    """Tools as Qwen2.5's template describes them; empty without tools."""
+    if not tools:
+        return ""
+    return _HERMES.format("\n".join(json.dumps(tool_fields(tool), ensure_ascii=False) for tool in tools))
 
 
 def tool_section(tools: Sequence[ToolDefinition]) -> str:

@@ -94,7 +94,8 @@ def compile_template(fields: Mapping[str, Any]) -> Callable[[Names], dict[str, A
 @cache
 def _environment() -> SandboxedEnvironment:
     from jinja2 import StrictUndefined
-    from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+    from jinja2.exceptions import SecurityError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Fields(ImmutableSandboxedEnvironment):
         """`metadata.items` is the field of that name, never the method of a mapping."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,7 +84,8 @@ async def test_tokens_mode_is_taken_where_polar_has_a_renderer(
     async def alike(*_: object) -> None:
         return
 
-    monkeypatch.setattr(polar.app.stack, "renderer_for", lambda name, directory, **options: object())
+    renderer = SimpleNamespace(name="chatml")
+    monkeypatch.setattr(polar.app.stack, "renderer_for", lambda name, directory, **options: renderer)
     monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda name: tmp_path)
     monkeypatch.setattr(polar.app.stack, "_check_tokenizer", alike)
     async with vllm_wire(SAMPLED) as wire:

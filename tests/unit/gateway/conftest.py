@@ -17,7 +17,8 @@ from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
 from polar.recordings.capture import read_capture
-from polar.rendering.chatml import ChatML
+from polar.rendering.chatml import ChatML, ToolForm
+from polar.rendering.tokenizer_file import read_tokenizer
 from tests.fakes.scripted_engine import Script, ScriptedEngine
 
 
@@ -28,7 +29,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def chatml() -> ChatML:
-    return ChatML(ensure_model(DEFAULT_MODEL) / "tokenizer.json")
+    return ChatML(read_tokenizer(ensure_model(DEFAULT_MODEL) / "tokenizer.json"), tools=ToolForm.PROMPT)
 
 
 @dataclass

@@ -139,7 +139,7 @@ async def thinking_scene(tmp_path: Path) -> Any:
     script = [f"{think}I look.\n{CALL}", f"{think}One file.", f"{think}Bye."]
     engine = ScriptedEngine(Tokenizer.from_file(str(directory / "tokenizer.json")), script)
     async with Gateway(
-        GatewaySettings(), engine, renderer_for(QWEN3.model, directory), engine.info
+        GatewaySettings(), engine, renderer_for(QWEN3.name, directory), engine.info
     ) as gateway:
         grant = SessionGrant("s1", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
         gateway.open_session(grant)

@@ -28,7 +28,7 @@ async def conversation(capture: Path, *, keeps_thoughts: bool, echoes: bool) -> 
     """Three questions, each with the whole history; the harness may echo the thoughts or drop them."""
     directory = QWEN3.directory()
     engine = ScriptedEngine(Tokenizer.from_file(str(directory / "tokenizer.json")), ANSWERS)
-    renderer = renderer_for(QWEN3.model, directory, keeps_thoughts=keeps_thoughts)
+    renderer = renderer_for(QWEN3.name, directory, keeps_thoughts=keeps_thoughts)
     async with (
         Gateway(GatewaySettings(), engine, renderer, engine.info) as gateway,
         aiohttp.ClientSession() as http,

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_model
 from polar.rendering.adapter import AdaptedRenderer
-from polar.rendering.chatml import ChatML
+from polar.rendering.chatml import ChatML, ToolForm
 from polar.rendering.families import renderer_for
+from polar.rendering.tokenizer_file import read_tokenizer
 from tests.tokenizers_of_families import DEEPSEEK, LLAMA, QWEN3, Family
 
 
@@ -27,18 +28,18 @@ def tokenizer(model_directory: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def chatml(model_directory: Path) -> ChatML:
-    return ChatML(model_directory / "tokenizer.json")
+    return ChatML(read_tokenizer(model_directory / "tokenizer.json"), tools=ToolForm.PROMPT)
 
 
 def adapted(family: Family) -> AdaptedRenderer:
-    renderer = renderer_for(family.model, family.directory())
+    renderer = renderer_for(family.name, family.directory())
     assert isinstance(renderer, AdaptedRenderer)
     return renderer
 
 
 @pytest.fixture(scope="session")
 def qwen3_with_thoughts() -> AdaptedRenderer:
-    renderer = renderer_for(QWEN3.model, QWEN3.directory(), keeps_thoughts=True)
+    renderer = renderer_for(QWEN3.name, QWEN3.directory(), keeps_thoughts=True)
     assert isinstance(renderer, AdaptedRenderer)
     return renderer
 

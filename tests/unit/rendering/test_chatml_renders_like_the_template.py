@@ -133,7 +133,10 @@ def test_a_model_without_a_renderer_is_refused_with_the_families_that_work(tmp_p
     Tokenizer.from_str('{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,'
         '"pre_tokenizer":null,"post_processor":null,"decoder":null,'
         '"model":{"type":"BPE","vocab":{},"merges":[]}}').save(str(tmp_path / "tokenizer.json"))  # fmt: skip
-    with pytest.raises(InvalidInput, match="works with: SmolLM2"):
+    with pytest.raises(InvalidInput, match="it has no chat template"):
+        renderer_for("some/model", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(InvalidInput, match="works with: plain ChatML"):
         renderer_for("some/model", tmp_path)
     with pytest.raises(InvalidInput, match=r"no tokenizer\.json"):
         renderer_for("some/model", tmp_path / "absent")

@@ -34,7 +34,7 @@ def tokenizer() -> Tokenizer:
 def qwen3(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> AdaptedRenderer:
     directory: Path = tmp_path_factory.mktemp("qwen3")
     tokenizer.save(str(directory / "tokenizer.json"))
-    renderer = renderer_for("Qwen/Qwen3-8B", directory)
+    renderer = renderer_for("tiny", directory, family="qwen3")
     assert isinstance(renderer, AdaptedRenderer)
     return renderer
 

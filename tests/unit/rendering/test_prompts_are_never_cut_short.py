@@ -13,17 +13,18 @@ from polar.rendering.families import renderer_for
 ASKED = [Message(Role.SYSTEM, "Be good."), Message(Role.USER, "a long question " * 20)]
 
 
-@pytest.mark.parametrize("model", ["some/chatml", "Qwen/Qwen3-8B"])
-def test_limits_in_a_tokenizer_file_do_not_cut_or_fill_up_prompts(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["chatml", "qwen2.5", "qwen3"])
+def test_limits_in_a_tokenizer_file_do_not_cut_or_fill_up_prompts(family: str, tmp_path: Path) -> None:
     plain, limited = (tmp_path / name for name in ("plain", "limited"))
     for directory in (plain, limited):
         directory.mkdir()
-    tokenizer = _tokenizer(is_qwen=model.startswith("Qwen"))
+    tokenizer = _tokenizer(is_qwen=family.startswith("qwen"))
     tokenizer.save(str(plain / "tokenizer.json"))
     tokenizer.enable_truncation(max_length=32)
     tokenizer.enable_padding(pad_id=0, pad_token="!", length=64)
     tokenizer.save(str(limited / "tokenizer.json"))
-    assert renderer_for(model, limited).render(ASKED, ()) == renderer_for(model, plain).render(ASKED, ())
+    cut, whole = (renderer_for("tiny", each, family=family).render(ASKED, ()) for each in (limited, plain))
+    assert cut == whole
 
 
 def _tokenizer(*, is_qwen: bool) -> Tokenizer:

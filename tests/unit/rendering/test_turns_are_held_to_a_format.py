@@ -40,10 +40,10 @@ def qwen_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_family_s_form_is_found_from_how_it_renders(qwen_directory: Path, chatml: ChatML) -> None:
     assert chatml.form == TurnForm(is_plain=True, writes_calls=True)
-    qwen3 = renderer_for("Qwen/Qwen3-8B", qwen_directory)
+    qwen3 = renderer_for("tiny", qwen_directory, family="qwen3")
     assert qwen3.form == TurnForm(True, True, Thinking("<think>", "</think>\n\n"))
     # Its calls are XML, and its prompt begins the thoughts.
-    qwen35 = renderer_for("Qwen/Qwen3.5-4B", qwen_directory)
+    qwen35 = renderer_for("tiny", qwen_directory, family="qwen3.5")
     assert qwen35.form == TurnForm(True, False, Thinking("", "</think>\n\n"))
 
 
@@ -95,7 +95,7 @@ def test_objects_are_closed_unless_they_say_otherwise() -> None:
 
 def test_tokens_of_thoughts_are_counted_with_their_marks(qwen_directory: Path) -> None:
     tokenizer = Tokenizer.from_file(str(qwen_directory / "tokenizer.json"))
-    renderer = renderer_for("Qwen/Qwen3-8B", qwen_directory)
+    renderer = renderer_for("tiny", qwen_directory, family="qwen3")
     for text, thought in (("<think>\nhm\n</think>\n\nok<|im_end|>", 6), ("ok<|im_end|>", 0)):
         parser = limited(renderer.parser(), ToolChoice(ToolUse.NONE))
         for id in tokenizer.encode(text, add_special_tokens=False).ids:

@@ -73,7 +73,7 @@ async def _findings(settings: Settings, engine: Engine) -> AsyncIterator[Finding
     name = settings.engine.model if is_named else model.name
     try:
         directory = await asyncio.to_thread(ensure_tokenizer, name)
-        renderer = await asyncio.to_thread(renderer_for, name, directory)
+        renderer = await asyncio.to_thread(renderer_for, name, directory, family=settings.engine.renderer)
     except PolarError as error:
         fix = f"{error.hint or ''} (without it the engine renders: engine.mode chat)".strip()
         yield AREA.warning("renderer", error.message, fix)

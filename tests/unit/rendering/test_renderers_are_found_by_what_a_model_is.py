@@ -1,0 +1,77 @@
+"""A model's family is the one that renders as its chat template does, whatever the model is called."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from polar.errors import InvalidInput
+from polar.models.chat import Message, Role, ToolCall, ToolDefinition
+from polar.rendering.adapter import AdaptedRenderer
+from polar.rendering.chatml import ChatML
+from polar.rendering.families import renderer_for
+from tests.tokenizers_of_families import DEEPSEEK, LLAMA, QWEN3, QWEN25, Family
+
+ASKED = [Message(Role.USER, "Hi")]
+TOOLS = [ToolDefinition("bash", "Run.", {"type": "object"})]
+
+
+@pytest.mark.parametrize("family", [QWEN25, QWEN3, LLAMA, DEEPSEEK], ids=lambda family: family.name)
+def test_a_copy_under_any_name_is_rendered_as_its_family(family: Family, tmp_path: Path) -> None:
+    copy = tmp_path / "my-finetune-of-llama-qwen3-deepseek"
+    shutil.copytree(family.directory(), copy)
+    found = renderer_for(str(copy), copy)
+    named = renderer_for("-", family.directory(), family=family.name)
+    assert type(found) is type(named)
+    call = Message(Role.ASSISTANT, "", "hm", (ToolCall("call_0", "bash", '{"command": "ls"}'),))
+    for conversation in ([*ASKED], [*ASKED, call, Message(Role.TOOL, "a", tool_call_id="call_0")]):
+        assert found.render(conversation, TOOLS) == named.render(conversation, TOOLS)
+
+
+def test_qwen_s_generations_are_told_apart_by_their_templates() -> None:
+    assert isinstance(renderer_for("x", QWEN25.directory()), ChatML)
+    assert isinstance(renderer_for("x", QWEN3.directory()), AdaptedRenderer)
+
+
+def test_a_template_with_other_words_for_tools_is_refused_and_the_nearest_family_named(
+    tmp_path: Path,
+) -> None:
+    copy = tmp_path / "Qwen2.5"
+    shutil.copytree(QWEN25.directory(), copy)
+    file = copy / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["chat_template"] = config["chat_template"].replace("You may call one or more", "Feel free to call")
+    file.write_text(json.dumps(config))
+    with pytest.raises(InvalidInput, match="no renderer gives the ids") as refused:
+        renderer_for("Qwen/Qwen2.5-7B-Instruct", copy)
+    assert refused.value.hint is not None
+    assert "nearest is qwen2.5, which differs in tools" in refused.value.hint
+    assert isinstance(renderer_for("x", copy, family="qwen2.5"), ChatML)
+
+
+def test_the_default_system_message_is_the_template_s_own(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(QWEN25.directory(), copy)
+    file = copy / "tokenizer_config.json"
+    file.write_text(file.read_text().replace("You are Qwen, created by Alibaba Cloud.", "You are Kim."))
+    renderer = renderer_for("x", copy)
+    prompt = b"".join(map(renderer.spelling, renderer.render(ASKED, ()))).decode()
+    assert prompt.startswith("<|im_start|>system\nYou are Kim. You are a helpful assistant.<|im_end|>\n")
+
+
+def test_a_family_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(InvalidInput, match=r"engine\.renderer: qwen9") as refused:
+        renderer_for("x", QWEN25.directory(), family="qwen9")
+    assert refused.value.hint is not None
+    assert "qwen2.5" in refused.value.hint
+
+
+def test_tools_are_described_to_a_plain_template_only_if_asked(model_directory: Path) -> None:
+    plain = renderer_for("x", model_directory)
+    asked = renderer_for("x", model_directory, tool_prompt=True)
+    assert plain.render(ASKED, TOOLS) == plain.render(ASKED, ())
+    assert len(asked.render(ASKED, TOOLS)) > len(plain.render(ASKED, ())) + 40
+    assert asked.render(ASKED, ()) == plain.render(ASKED, ())
