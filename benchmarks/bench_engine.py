@@ -137,9 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if torch.cuda.is_available():
-        from benchmarks import engine_on_gpu
-
-        engine_on_gpu.main(EngineSettings().model)
-    else:
-        main()
+    main()

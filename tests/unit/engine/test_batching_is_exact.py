@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from polar.engines.embedded import attention
 from polar.engines.embedded.model import SlotModel
-from polar.engines.embedded.scheduler import Chunks, Generation, Sampled, Scheduler, gpu_chunks
+from polar.engines.embedded.scheduler import Chunks, Generation, Sampled, Scheduler
 from polar.models.chat import FinishReason
 
 Reference = Callable[[list[int], list[int]], list[float]]
@@ -132,13 +132,6 @@ def test_a_long_chunk_is_attended_in_parts(
     monkeypatch.setattr(attention, "MASKED_AT_ONCE", 10)
     (answer,) = run(Scheduler(tiny, Chunks(shared=64, alone=64)), Generation(prompt(1, 150), 12, seed=1))
     assert logprobs(answer) == pytest.approx(reference_logprobs(prompt(1, 150), ids(answer)), abs=TOLERANCE)
-
-
-def test_a_gpu_step_takes_as_many_prompt_tokens_as_it_has_time_for() -> None:
-    small, large, tiny, vast = (gpu_chunks(int(size)).shared for size in (135e6, 1.5e9, 1e6, 70e9))
-    assert 10_000 < small < 16_384 == tiny
-    assert small / large == pytest.approx(1.5e9 / 135e6, rel=1e-2)
-    assert vast == 512
 
 
 def test_a_shared_prefix_does_not_overwrite_another_conversation(tiny: SlotModel) -> None:

@@ -5,19 +5,15 @@ queries, keys and values of all tokens of a step in one packed row, writes keys 
 their slots, and attends each token to its own slot only. So the linear layers see one dense
 matrix whatever the mix of decoding requests and prefill chunks, nothing is padded or copied,
 and any model with transformers' attention interface works unchanged.
-
-On a GPU short segments attend token by token (token_attention.py); a step of short ones alone is
-replayed from a CUDA graph (graphs.py).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +23,6 @@ PADDED_WORK_LIMIT = 2.0
 """On a CPU single tokens share one attention call unless padding more than doubles the work."""
 MASKED_AT_ONCE = 4096
 """Tokens that one call attends under a mask: it and the scores have a column for each key of the slot."""
-SHORT_ON_GPU = 32
-"""Tokens of a segment up to which reading all keys for each of them is cheaper than a call of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +55,6 @@ class SlotCache:
     def __init__(self, slots: int, context: int) -> None:
         self.slots = slots
         self.context = context
-        self.spare = slots
-        """A row of the buffers on a GPU that belongs to no request."""
         self._layers: dict[int, Layer] = {}
 
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> Layer:
@@ -81,19 +73,19 @@ class SlotCache:
     def _buffer(self, sample: torch.Tensor) -> torch.Tensor:
         shape = (self.slots, sample.shape[1], self.context, sample.shape[3])
         if sample.device.type != "cpu":
-            return torch.zeros((self.slots + 1, *shape[1:]), dtype=sample.dtype, device=sample.device)
+            return torch.zeros(shape, dtype=sample.dtype, device=sample.device)
         # Anonymous memory is zero and takes no room until written: a short context stays cheap.
         memory = mmap.mmap(-1, math.prod(shape) * sample.element_size())
         return torch.frombuffer(memory, dtype=sample.dtype).view(shape)
 
 
 class Packed:
-    """Segments in one row of tokens, short ones first."""
+    """Segments in one row of tokens, single tokens first."""
 
-    def __init__(self, segments: Sequence[Segment], short: int = 1) -> None:
-        self.short = sorted((s for s in segments if len(s.ids) <= short), key=lambda s: s.slot)
-        self.long = [s for s in segments if len(s.ids) > short]
-        self.segments = [*self.short, *self.long]
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.singles = sorted((s for s in segments if len(s.ids) == 1), key=lambda s: s.slot)
+        self.chunks = [s for s in segments if len(s.ids) > 1]
+        self.segments = [*self.singles, *self.chunks]
         """In the order of the row; logits come back in this order."""
         self.ids = [id for s in self.segments for id in s.ids]
         self.positions = [p for s in self.segments for p in range(s.start, s.end)]
@@ -107,14 +99,6 @@ class Packed:
                 self.lasts.append(offset - 1)
 
 
-class Attending(Protocol):
-    """What the model's attention layers are given."""
-
-    def attend(
-        self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-    ) -> torch.Tensor: ...
-
-
 class Step:
     """One forward pass over a packed row, and how each of its tokens attends."""
 
@@ -124,9 +108,9 @@ class Step:
         self.positions = torch.tensor(packed.positions, device=device)
         self.rows = torch.tensor(packed.rows, device=device)
         self.lasts = torch.tensor(packed.lasts, dtype=torch.long, device=device)
-        self._short_count = sum(len(s.ids) for s in packed.short)
-        self._singles = [] if reads_by_token(device) else _singles(packed.short, device, dtype)
-        self._chunks = [_Chunk(part, device, dtype) for s in packed.long for part in _parts(s)]
+        self._single_count = len(packed.singles)
+        self._singles = _singles(packed.singles, device, dtype)
+        self._chunks = [_Chunk(part, device, dtype) for s in packed.chunks for part in _parts(s)]
 
     def attend(
         self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -136,14 +120,8 @@ class Step:
         layer.keys[self.rows, :, self.positions] = key[0].transpose(0, 1)
         layer.values[self.rows, :, self.positions] = value[0].transpose(0, 1)
         query = query[0].transpose(0, 1)
-        offset = self._short_count
-        short = query[:offset]
-        parts = [single.attend(layer, short, scale) for single in self._singles]
-        if offset and not self._singles:
-            from polar.engines.embedded.token_attention import attend_tokens
-
-            rows, positions = self.rows[:offset], self.positions[:offset]
-            parts.append(attend_tokens(short, layer.keys, layer.values, rows, positions, scale))
+        offset = self._single_count
+        parts = [single.attend(layer, query[:offset], scale) for single in self._singles]
         for chunk in self._chunks:
             parts.append(chunk.attend(layer, query[offset : offset + chunk.length], scale))
             offset += chunk.length
@@ -185,11 +163,6 @@ class _Singles:
         if not self.is_dense:
             out = out[self.at]
         return out.reshape(self.count, heads, values.shape[3])
-
-
-def reads_by_token(device: Any) -> bool:
-    """Whether short segments attend token by token there."""
-    return torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def _singles(segments: Sequence[Segment], device: Any, dtype: Any) -> list[_Singles]:
@@ -247,7 +220,7 @@ def _attention(
     value: torch.Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    slot_step: Attending | None = None,
+    slot_step: Step | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     if slot_step is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -15,14 +15,11 @@ from transformers.utils import logging as transformers_logging
 
 from polar.config.settings import EngineSettings
 from polar.engines.embedded import attention
-from polar.engines.embedded.attention import SHORT_ON_GPU, Packed, Segment, SlotCache, Step, reads_by_token
+from polar.engines.embedded.attention import Packed, Segment, SlotCache, Step
 from polar.engines.embedded.head import widen_logits
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.rendering.tokenizer_file import unlimited
-
-if TYPE_CHECKING:
-    from polar.engines.embedded.graphs import GraphInput, Graphs
 
 log = logging.getLogger(__name__)
 
@@ -51,47 +48,22 @@ class SlotModel:
         self._mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=model.device)
         """Stands for a ready-made mask, so that the model does not make one; the slots know theirs."""
         self.cache = SlotCache(slots, context)
-        self._short = SHORT_ON_GPU if reads_by_token(model.device) else 1
-        self._graphs: Graphs | None = None
 
     @property
     def is_on_cpu(self) -> bool:
         return str(self._device.type) == "cpu"
 
-    @property
-    def parameters(self) -> int:
-        return sum(one.numel() for one in self._model.parameters())
-
     def forward(self, segments: Sequence[Segment]) -> tuple[list[Segment], torch.Tensor]:
         """Compute the segments; the ones that want logits, and a row of logits for each."""
-        packed = Packed(segments, self._short)
-        logits = self._graphs.compute(packed) if self._graphs else None
-        if logits is None:
-            step = Step(self.cache, packed, self._device, self._dtype)
-            logits = self._compute(step, step.lasts)
-        return [s for s in packed.segments if s.wants_logits], logits
+        packed = Packed(segments)
+        step = Step(self.cache, packed, self._device, self._dtype)
+        return [s for s in packed.segments if s.wants_logits], self._compute(step, step.lasts)
 
     def logits(self, segment: Segment) -> torch.Tensor:
         """Compute one segment; a row of logits for each of its tokens."""
-        packed = Packed([segment], self._short)
-        return self._compute(Step(self.cache, packed, self._device, self._dtype), 0)
+        return self._compute(Step(self.cache, Packed([segment]), self._device, self._dtype), 0)
 
-    def record_graphs(self) -> None:
-        """Compute short steps by CUDA graphs from now on, where the device and the model can."""
-        if not reads_by_token(self._device):
-            return
-        from polar.engines.embedded.graphs import Graphs
-
-        graphs = Graphs(self.cache, self._device, lambda tokens: self._compute(tokens, tokens.lasts))
-        try:
-            graphs.record_all()
-        except Exception as error:
-            # The model's code asks the GPU for a value in the middle of a step, most likely.
-            log.warning("no CUDA graphs, every step is launched anew: %s", _first_line(error))
-            return
-        self._graphs = graphs
-
-    def _compute(self, step: Step | GraphInput, kept: torch.Tensor | int) -> torch.Tensor:
+    def _compute(self, step: Step, kept: torch.Tensor | int) -> torch.Tensor:
         """The logits of the kept positions of the packed row; 0 keeps all."""
         with torch.inference_mode():
             out = self._model(
@@ -169,7 +141,6 @@ def load(settings: EngineSettings) -> SlotModel:
         raise NotInstalled(
             f"model {settings.model}: the embedded engine cannot run it: {_first_line(error)}", hint=USE_VLLM
         ) from None
-    loaded.record_graphs()
     log.info("model %s on %s, %d slots of %d tokens", settings.model, device, slots, context)
     return loaded
 

@@ -43,16 +43,7 @@ class Chunks:
 
 
 CPU_CHUNKS = Chunks(shared=128, alone=512)
-GPU_WORK = 4e12
-"""Operations that a step's prompt tokens may take on a GPU: milliseconds of a large one. A step's kernels are
-not launched in less, so fewer tokens would not make it shorter, only more steps of them."""
-GPU_LEAST, GPU_MOST = 512, 16_384
-
-
-def gpu_chunks(parameters: int) -> Chunks:
-    """For a model with this many parameters, each of which is multiplied and added once a token."""
-    tokens = min(max(int(GPU_WORK / (2 * parameters)), GPU_LEAST), GPU_MOST)
-    return Chunks(shared=tokens, alone=tokens)
+GPU_CHUNKS = Chunks(shared=2048, alone=4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +122,7 @@ class Scheduler:
         self.policy_version = 0
         self.counts = Counts()
         self.table = SlotTable(model.cache.slots, model.context)
-        self._chunks = chunks or (CPU_CHUNKS if model.is_on_cpu else gpu_chunks(model.parameters))
+        self._chunks = chunks or (CPU_CHUNKS if model.is_on_cpu else GPU_CHUNKS)
         self._waiting: deque[tuple[int, Generation]] = deque()
         self._running: dict[int, _Running] = {}
         """By slot index."""
