@@ -46,10 +46,11 @@ WRITE = """
 import resource, sys
 from pathlib import Path
 from polar.tasksets.expressions import parse_acceptance
-from polar.tasksets.sft import Attempt, Group, write_dataset
+from polar.tasksets.sft import TaskSessions, write_dataset
+from polar.trajectory.learnable import EndedSession
 from tests.fakes.recordings import recording
 made = recording()
-groups = (Group(f"t{n}", "pi", {}, [Attempt(made.result, made)]) for n in range(int(sys.argv[2])))
+groups = (TaskSessions(f"t{n}", "pi", {}, [EndedSession(made.result, made)]) for n in range(int(sys.argv[2])))
 written = write_dataset(groups, Path(sys.argv[1]), parse_acceptance("reward >= 1"))
 print(written.tasks, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """

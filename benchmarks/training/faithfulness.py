@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from polar.engines.base import Engine
 from polar.recordings.recording import Recording
-from polar.training.groups import is_off_distribution
 from polar.training.policy import load_policy
 from polar.training.settings import ModelSettings
+from polar.trajectory.learnable import is_off_distribution
 from polar.trajectory.materialise import materialise
 from polar.trajectory.packing.rows import Row, row
 from polar.trajectory.packing.tree import pack_trees

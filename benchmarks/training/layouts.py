@@ -9,10 +9,10 @@ from pathlib import Path
 
 from polar.recordings.growth import grow
 from polar.recordings.recording import Recording, decode
-from polar.training.groups import Group, Material, Sample, material
+from polar.training.material import Material, PolicyVersions, material
 from polar.training.settings import BatchSettings, ObjectiveSettings, Pack
-from polar.training.versions import Versions
 from polar.trajectory.base import Builder
+from polar.trajectory.learnable import EndedSession, Group
 from polar.trajectory.per_request import PerRequest
 from polar.trajectory.prefix_merging import PrefixMerging
 
@@ -56,17 +56,17 @@ def reduced(recording: Recording, calls: int, vocabulary: int | None) -> Recordi
 
 def groups(recordings: Sequence[Recording], builder: Builder) -> list[Group]:
     """The sessions by task, their traces built anew."""
-    found: dict[str, list[Sample]] = defaultdict(list)
+    found: dict[str, list[EndedSession]] = defaultdict(list)
     for one in sorted(recordings, key=lambda one: (one.result.task_id, one.result.sample)):
         built = builder.build(one.tree).with_reward(one.result.reward or 0.0)
-        found[one.result.task_id].append(Sample(one.result, replace(one, trajectory=built)))
+        found[one.result.task_id].append(EndedSession(one.result, replace(one, trajectory=built)))
     return [Group(task, tuple(samples)) for task, samples in found.items()]
 
 
 def laid_out(recordings: Sequence[Recording], layout: Layout, budget: int) -> Material:
     """One step's batches of so many tokens."""
     batch = BatchSettings(tokens=budget, pack=layout.pack)
-    made = material(groups(recordings, layout.builder), OBJECTIVE, batch, Versions(0))
+    made = material(groups(recordings, layout.builder), OBJECTIVE, batch, PolicyVersions(0))
     if left_out := {name: count for name, count in made.excluded.items() if count}:
         raise SystemExit(f"{layout.name}: not all sessions can be trained: {left_out}")
     return made

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.training.layouts import OBJECTIVE, Layout, laid_out
 from polar.recordings.recording import Recording
-from polar.training.gpu import Busy
 from polar.training.learner import Learner
+from polar.training.metrics import GpuUsage
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import Policy, load_policy
 from polar.training.settings import Limits, ModelSettings, OptimizerSettings
@@ -74,7 +74,7 @@ def measure(
     if is_gpu:
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
-    with Busy(policy.device) as busy:
+    with GpuUsage(policy.device) as busy:
         began = time.perf_counter()
         while not numbers or time.perf_counter() - began < least_seconds:
             numbers.append(learner.learn(batches))

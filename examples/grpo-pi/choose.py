@@ -20,11 +20,11 @@ import shutil
 from bisect import bisect_left
 from pathlib import Path
 
-from polar.app.datagen.place import DATA
+from polar.app.own_system import DATA
 from polar.client import Client
 from polar.tasksets.files import load_tasks
 from polar.training.rollouts import HELD_OUT, HeldOut
-from polar.training.server import rollout_server
+from polar.training.run import rollout_server
 from polar.training.settings import GrpoSettings, load_run
 
 

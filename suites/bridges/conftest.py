@@ -97,7 +97,7 @@ def without_its_imports(package: str) -> None:
 def session() -> ScoredSession:
     """Two turns that are one trace, with reward 1."""
     made = sample(turns((1, 2, 3), [[10, 11], [13]]), 1.0)
-    return scored(made.result, made.recording, 1.0)
+    return scored(made, 1.0)
 
 
 @pytest.fixture
@@ -110,6 +110,6 @@ def _session(number: int, reward: float | None, *, traces: int) -> ScoredSession
     calls = [turns((trace, 2, 3), [[20 + trace, 21]])[0] for trace in range(traces)]
     named = tuple(replace(call, id=f"c{place}", index=place) for place, call in enumerate(calls))
     made = sample(named, reward, number=number)
-    found = scored(made.result, made.recording, 1.0)
+    found = scored(made, 1.0)
     assert len(found.traces) == (0 if reward is None else traces)
     return found

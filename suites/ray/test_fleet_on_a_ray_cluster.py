@@ -17,8 +17,7 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from polar.app.fleet import control
-from polar.app.fleet.planning import NodeState
-from polar.app.fleet.views import FleetView
+from polar.app.fleet.planning import FleetView, NodeState
 from polar.app.stack import serving
 from polar.client import AsyncClient
 from polar.config.settings import ServerSettings, Settings

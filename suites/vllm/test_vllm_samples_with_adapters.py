@@ -13,11 +13,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from polar.config.settings import DEFAULT_MODEL
-from polar.engines.base import PROCESSED, GenerateRequest, WeightUpdate
+from polar.engines.base import GenerateRequest, WeightUpdate
 from polar.engines.embedded.weights import ensure_model
 from polar.engines.pausable import PausableEngine
 from polar.engines.vllm import VllmEngine
 from polar.models.chat import Sampling
+from polar.models.session import PROCESSED
 
 PROMPT = [1, 4093, 198, 9690, 198]
 CLOSE = 0.1

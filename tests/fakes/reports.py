@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polar.evals.attempts import Attempt
-from polar.evals.report import Cell, Report, TaskOutcome, cell_of
+from polar.evals.report import Attempt, Cell, Report, TaskOutcome, cell_of
 from polar.models.session import AgentEnd, SessionStatus
 
 

@@ -8,7 +8,7 @@ from polar.errors import NotFound, Unavailable
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import ResultPage, TaskView
-from polar.training.groups import Group
+from polar.trajectory.learnable import Group
 from tests.fakes.recordings import encoded
 from tests.fakes.scripted_rollouts import group
 

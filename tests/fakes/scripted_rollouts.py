@@ -14,8 +14,8 @@ from polar.models.completion import Completion
 from polar.models.session import AgentEnd, SessionResult, SessionStatus, Verdict
 from polar.recordings.growth import grow
 from polar.recordings.recording import Recording
-from polar.training.groups import Group, Sample
 from polar.trajectory.base import Builder
+from polar.trajectory.learnable import EndedSession, Group
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.recordings import encoded
 
@@ -60,7 +60,7 @@ def sample(
     task_id: str = "task",
     number: int = 0,
     builder: Builder = MERGING,
-) -> Sample:
+) -> EndedSession:
     """The session with these completions; without a reward it failed."""
     tree = grow(completions)
     trajectory = builder.build(tree)
@@ -80,7 +80,7 @@ def sample(
         policy_version_max=max(versions, default=None),
         has_recording=True,
     )
-    return Sample(result, Recording(tree, trajectory, result))
+    return EndedSession(result, Recording(tree, trajectory, result))
 
 
 def group(
@@ -107,7 +107,7 @@ def group(
     return Group(task_id, samples)
 
 
-def with_completions(one: Sample, **changed: Any) -> Sample:
+def with_completions(one: EndedSession, **changed: Any) -> EndedSession:
     """The same session with something else recorded of every completion."""
     assert one.recording is not None
     completions = tuple(replace(c, **changed) for c in one.recording.completions)

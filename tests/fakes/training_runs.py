@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from polar.training.groups import Group, material
+from polar.training.material import PolicyVersions, material
 from polar.training.policy import load_policy
 from polar.training.settings import BatchSettings, GrpoSettings, ModelSettings, ObjectiveSettings
-from polar.training.versions import Versions
+from polar.trajectory.learnable import Group
 from tests.fakes.scripted_rollouts import group, write_recordings
 
 GOOD, BAD = [[10, 11, 12], [13]], [[20, 21, 22], [23]]
@@ -71,7 +71,9 @@ def same_tensors(one: Path, other: Path) -> bool:
 def preference(model: ModelSettings, weights: Path | None = None) -> float:
     """How much likelier the rewarded answers are than the others, in mean logprobs."""
     policy = load_policy(model, weights=weights)
-    made = material(groups(), ObjectiveSettings(max_staleness=100), BatchSettings(), versions=Versions(0))
+    made = material(
+        groups(), ObjectiveSettings(max_staleness=100), BatchSettings(), versions=PolicyVersions(0)
+    )
     total = 0.0
     for batch in made.packing.batches:
         good = torch.as_tensor(batch.terms.advantages > 0)

@@ -13,7 +13,7 @@ import pytest
 from openai.types.responses import Response
 
 from polar.bridges.nemo_gym import Agent, app
-from polar.bridges.sessions import Order, ScoredSession, roll_out, task_row
+from polar.bridges.sessions import Order, ScoredSession, roll_out_groups, task_row
 from polar.models.session import SessionResult
 from polar.recordings.recording import decode
 from polar.trajectory.materialise import materialise
@@ -105,7 +105,7 @@ async def test_prime_rl_gets_samples_of_a_rolled_out_group(running: System) -> N
         TALK + "\nif [ $((0x$(head -c1 /proc/sys/kernel/random/uuid) % 2)) = 0 ]; then rm answer.txt; fi"
     )
     sessions: tuple[ScoredSession, ...]
-    (sessions,) = await roll_out(running.client, [Order(shell_task("coin", command), samples=4)])
+    (sessions,) = await roll_out_groups(running.client, [Order(shell_task("coin", command), samples=4)])
     made = prime_rl.training_samples(sessions)
     rewards = [session.reward for session in sessions]
     assert len(made) == (len(sessions) if len(set(rewards)) > 1 else 0)

@@ -13,14 +13,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from polar.app.datagen.plan import plan
-from polar.app.datagen.progress import Tally
-from polar.app.datagen.run import Generation
+from polar.app.datagen import Generation, plan
 from polar.client import AsyncClient, Client
 from polar.models.session import SessionStatus
 from polar.models.task import SamplingPin, TaskSpec
 from polar.tasksets.expressions import parse_acceptance
-from polar.tasksets.sft import Attempt, Table
+from polar.tasksets.sft import Table
+from polar.trajectory.learnable import EndedSession
 from tests.fakes.answering_engine import AnsweringEngine, answering_engine
 from tests.systems import ASK, TOKEN, System, shell_task, system
 
@@ -29,15 +28,14 @@ ACCEPT = parse_acceptance("reward >= 1")
 
 async def generated(
     running: System, tasks: Sequence[TaskSpec], *, retries: int
-) -> tuple[Generation, dict[str, list[Attempt]]]:
-    wanted = sum(task.samples for task in tasks)
-    generation = Generation(plan(tasks), ACCEPT, retries, Tally(wanted))
+) -> tuple[Generation, dict[str, list[EndedSession]]]:
+    generation = Generation(plan(tasks), ACCEPT, retries, 4)
     async with asyncio.timeout(60):
-        await generation.run(running.client, 4)
+        await generation.run(running.client)
 
-    def read() -> dict[str, list[Attempt]]:
+    def read() -> dict[str, list[EndedSession]]:
         with Client(running.server.url, TOKEN) as client:
-            return {group.task: list(group.attempts) for group in generation.groups(client)}
+            return {each.task: list(each.attempts) for each in generation.sessions(client)}
 
     return generation, await asyncio.to_thread(read)
 

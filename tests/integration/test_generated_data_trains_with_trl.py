@@ -11,7 +11,8 @@ import pytest
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_model
 from polar.tasksets.expressions import parse_acceptance
-from polar.tasksets.sft import CARD, Attempt, Group, Table, card, write_dataset
+from polar.tasksets.sft import CARD, Table, TaskSessions, card, write_dataset
+from polar.trajectory.learnable import EndedSession
 from tests.fakes.recordings import recording
 
 pytestmark = pytest.mark.model
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.model
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("generated")
     made = recording("s1")
-    groups = [Group(f"t{number}", "pi", {}, [Attempt(made.result, made)]) for number in range(2)]
+    groups = [TaskSessions(f"t{number}", "pi", {}, [EndedSession(made.result, made)]) for number in range(2)]
     written = write_dataset(groups, out, parse_acceptance("reward >= 1"))
     (out / CARD).write_text(card("generated", written, {}))
     return out

@@ -50,7 +50,7 @@ async def test_an_adapter_becomes_the_policy(tmp_path: Path) -> None:
     assert [result.status for result in run.results] == [SessionStatus.COMPLETED] * 2
     assert {(r.policy_version_min, r.policy_version_max) for r in run.results} == {(1, 1)}
     console.print(quickstart.summary(run, settings.data_dir))
-    assert "ask: 1.00  1.00  (mean 1.00, deviation 0.00)" in shown.getvalue()
+    assert "ask: 1.00  1.00  (mean 1.00, standard deviation 0.00)" in shown.getvalue()
     said: list[str] = []
     async with running(settings, said.append, policy=adapter):
         assert said[-1] == "the policy goes on at version 1"

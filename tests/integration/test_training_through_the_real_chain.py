@@ -10,12 +10,11 @@ import pytest
 import torch
 import yaml
 
-from polar.training.groups import Material
+from polar.training.material import Material, PolicyVersions
 from polar.training.policy import load_policy
 from polar.training.run import train
 from polar.training.settings import GrpoSettings
 from polar.training.sources import Recordings
-from polar.training.versions import Versions
 from tests.fakes.tiny_llama import write_tiny_llama
 from tests.fakes.training_runs import quiet
 from tests.systems import ASK
@@ -97,6 +96,6 @@ def test_a_run_improves_its_objective_and_goes_on_with_what_is_in_flight(
     offline = offline.model_copy(
         update={"objective": offline.objective.model_copy(update={"max_staleness": 99})}
     )
-    made = Recordings(offline, settings.out / ".polar" / "recordings").take(Versions(0))
+    made = Recordings(offline, settings.out / ".polar" / "recordings").take(PolicyVersions(0))
     assert made.packing.batches
     assert objective(settings, made, kept.weights) > objective(settings, made, None)

@@ -16,7 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from polar.bridges.trl import REWARD, Rollouts, reward
 from polar.client import Client
 from polar.tasksets.files import load_tasks
-from polar.training.server import rollout_server
+from polar.training.run import rollout_server
 from polar.training.settings import GrpoSettings, RolloutSettings
 from tests.fakes.tiny_llama import write_tiny_llama
 from tests.systems import ASK

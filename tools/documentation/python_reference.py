@@ -21,7 +21,7 @@ CLIENT = (
     ("polar.models.session", ("SessionResult", "SessionStatus", "AgentEnd", "TrajectoryStats")),
     ("polar.models.trace", ("Trajectory", "Trace")),
     ("polar.recordings.recording", ("decode", "Recording")),
-    ("polar.bridges.sessions", ("Order", "roll_out")),
+    ("polar.bridges.sessions", ("Order", "ScoredSession", "roll_out_groups")),
     ("polar.callbacks", ("verify", "Recent", "Notice", "Refused", "Replayed")),
 )
 PLUGINS = (

@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 from polar.bridges.prime_rl import training_samples
-from polar.bridges.sessions import Order, roll_out
+from polar.bridges.sessions import Order, roll_out_groups
 from polar.client import AsyncClient
 from polar.tasksets.files import load_tasks
 
@@ -22,7 +22,7 @@ async def main() -> None:
     given = parser.parse_args()
     async with AsyncClient() as client:
         orders = [Order(task, given.samples) for task in load_tasks(given.tasks)]
-        groups = await roll_out(client, orders)
+        groups = await roll_out_groups(client, orders)
     for order, group in zip(orders, groups, strict=True):
         samples = training_samples(group, env_name=order.task.id)
         tokens = sum(sum(sample.mask) for sample in samples)

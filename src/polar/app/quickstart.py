@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from polar import plugins
-from polar.app.stack import running
+from polar.app.own_system import own_system
+from polar.app.rollouts import roll_out
 from polar.assets.shipped import WARM_START
 from polar.client import AsyncClient
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
@@ -24,6 +25,7 @@ from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.views import SessionView
 from polar.runtimes.base import Runtime
+from polar.trajectory.learnable import EndedSession, Group
 
 REFRESH_SECONDS = 0.5
 
@@ -59,18 +61,24 @@ async def run(
     """Start everything, roll the tasks out with the policy if one is given, end everything."""
     started = time.monotonic()
     tasks = await _in_working_sandbox(tasks, console)
-    settings = _allowing(settings, tasks)
-    await _install_harnesses(tasks, console)
+    # Whoever runs the quickstart owns the machine, so the runtimes of its tasks are allowed.
+    runtimes = tuple(sorted({*settings.node.runtimes, *(task.runtime.name for task in tasks)}))
+    settings = settings.model_copy(update={"node": settings.node.model_copy(update={"runtimes": runtimes})})
+    results: list[SessionResult] = []
     async with (
-        running(settings, lambda step: console.print(f"[dim]•[/] {step}"), policy=policy) as stack,
-        AsyncClient(stack.url, stack.token) as client,
+        own_system(settings, tasks, lambda step: console.print(f"[dim]•[/] {step}"), policy=policy) as system,
+        AsyncClient(system.url, system.token) as client,
     ):
-        for task in tasks:
-            await client.submit(task)
         sessions = sum(task.samples for task in tasks)
-        console.print(f"[dim]•[/] {len(tasks)} tasks submitted, {sessions} sessions\n")
-        await _watch(client, {task.id for task in tasks}, console)
-        results = await client.wait([task.id for task in tasks])
+        console.print(f"[dim]•[/] {len(tasks)} tasks, {sessions} sessions\n")
+        rolling = asyncio.create_task(
+            roll_out(client, tasks, lambda ended: results.append(ended.result), with_recordings=False)
+        )
+        try:
+            await _watch(client, rolling, {task.id for task in tasks}, console)
+            await rolling
+        finally:
+            rolling.cancel()
     return Run(tuple(results), time.monotonic() - started)
 
 
@@ -90,35 +98,22 @@ async def _in_working_sandbox(tasks: Sequence[TaskSpec], console: Console) -> li
     return usable
 
 
-def _allowing(settings: Settings, tasks: Sequence[TaskSpec]) -> Settings:
-    """The settings with the runtimes of these tasks allowed: who runs the quickstart owns the machine."""
-    runtimes = tuple(sorted({*settings.node.runtimes, *(task.runtime.name for task in tasks)}))
-    return settings.model_copy(update={"node": settings.node.model_copy(update={"runtimes": runtimes})})
-
-
-async def _install_harnesses(tasks: Sequence[TaskSpec], console: Console) -> None:
-    for name, task in {task.harness.name: task for task in tasks}.items():
-        console.print(f"[dim]•[/] preparing harness {name} (downloaded once)")
-        installation = await plugins.create("harnesses", "harness", task.harness).install()
-        console.print(f"[dim]•[/] {name} {installation.version}")
-
-
-async def _watch(client: AsyncClient, task_ids: set[str], console: Console) -> None:
+async def _watch(
+    client: AsyncClient, rolling: asyncio.Task[None], task_ids: set[str], console: Console
+) -> None:
     """Show every session until all have ended: a live table, or a line each where there is no terminal."""
     seen: set[str] = set()
     with Live(console=console, auto_refresh=False, transient=False) as live:
-        while True:
+        is_over = False
+        while not is_over:
+            is_over = bool((await asyncio.wait([rolling], timeout=REFRESH_SECONDS))[0])
             sessions = [session async for session in client.sessions() if session.task_id in task_ids]
             if console.is_terminal:
                 live.update(_table(sessions), refresh=True)
             for session in sessions:
-                if session.status.ended and session.id not in seen:
+                if session.status.ended and session.id not in seen and not console.is_terminal:
                     seen.add(session.id)
-                    if not console.is_terminal:
-                        console.print(_line(session))
-            if len(seen) == len(sessions):
-                return
-            await asyncio.sleep(REFRESH_SECONDS)
+                    console.print(_line(session))
 
 
 def _table(sessions: Sequence[SessionView]) -> Table:
@@ -166,8 +161,8 @@ def summary(run: Run, data_dir: Path) -> Table:
     table.add_column(overflow="fold")
     table.add_row("sessions", f"{len(run.results)} ended, {len(failed)} failed, {run.seconds:.0f} s in all")
     table.add_row("mean reward", f"{sum(rewards) / len(rewards):.3f}" if rewards else "none")
-    if group := _widest(run.results):
-        table.add_row("one group", f"{group[0].task_id}: {_spread(group)}")
+    if group := _most_different(run.results):
+        table.add_row("one group", _described(group))
     table.add_row(
         "tokens trained",
         f"{sum(r.stats.trainable_tokens for r in run.results)}"
@@ -180,22 +175,18 @@ def summary(run: Run, data_dir: Path) -> Table:
     return table
 
 
-def _widest(results: Iterable[SessionResult]) -> list[SessionResult]:
-    """The samples of the task whose rewards differ most; none where no task has two rewards."""
-    groups: dict[str, list[SessionResult]] = {}
-    for result in results:
+def _most_different(results: Iterable[SessionResult]) -> Group | None:
+    """The group whose rewards differ most; None where no task has two rewards."""
+    samples: dict[str, list[EndedSession]] = {}
+    for result in sorted(results, key=lambda result: result.sample):
         if result.reward is not None:
-            groups.setdefault(result.task_id, []).append(result)
-    several = [group for group in groups.values() if len(group) > 1]
-    return max(several, key=lambda group: pstdev(_rewards(group)), default=[])
+            samples.setdefault(result.task_id, []).append(EndedSession(result))
+    groups = [Group(task_id, tuple(found)) for task_id, found in samples.items() if len(found) > 1]
+    return max(groups, key=lambda group: pstdev(group.rewards), default=None)
 
 
-def _spread(group: Sequence[SessionResult]) -> str:
-    """Rewards in the order of the samples, and what they deviate from their mean by: what training weighs."""
-    rewards = _rewards(sorted(group, key=lambda result: result.sample))
-    shown = "  ".join(f"{reward:.2f}" for reward in rewards)
-    return f"{shown}  (mean {fmean(rewards):.2f}, deviation {pstdev(rewards):.2f})"
-
-
-def _rewards(group: Iterable[SessionResult]) -> list[float]:
-    return [result.reward for result in group if result.reward is not None]
+def _described(group: Group) -> str:
+    """The rewards with their mean and standard deviation, which is what training learns from."""
+    shown = "  ".join(f"{reward:.2f}" for reward in group.rewards)
+    deviation = pstdev(group.rewards)
+    return f"{group.task_id}: {shown}  (mean {fmean(group.rewards):.2f}, standard deviation {deviation:.2f})"

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from polar.app.stack import connected
 from polar.config.settings import Settings
-from polar.engines.base import RAW, Engine, EngineDown, EngineError, ModelInfo
+from polar.engines.base import Engine, EngineDown, EngineError, ModelInfo
 from polar.errors import InvalidInput, NotFound
 from polar.models.completion import Completion, Ids
+from polar.models.session import RAW
 from polar.models.trace import Trace
 from polar.recordings.recording import FAMILY, DamagedRecording, Recording, decode
 from polar.store.blobs import RECORDINGS

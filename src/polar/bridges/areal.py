@@ -16,10 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from polar.bridges.advantages import advantages
-from polar.bridges.packages import trainer_module
-from polar.bridges.sequences import Aligned, aligned
-from polar.bridges.sessions import Order, ScoredSession, client_of_this_loop, roll_out, task_of
+from polar.bridges.sessions import (
+    Aligned,
+    Order,
+    ScoredSession,
+    advantages,
+    aligned,
+    client_of_this_loop,
+    roll_out_groups,
+    task_of,
+    trainer_module,
+)
 from polar.errors import InvalidInput
 
 _HINT = "install AReaL as its documentation says"
@@ -50,7 +57,7 @@ class PolarWorkflow(_areal.RolloutWorkflow):  # type: ignore[misc,name-defined]
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
         orders = [Order(task_of(data), self._samples)]
-        (group,) = await roll_out(client_of_this_loop(), orders, self._temperature)
+        (group,) = await roll_out_groups(client_of_this_loop(), orders, self._temperature)
         report(group)
         return episode(group)
 

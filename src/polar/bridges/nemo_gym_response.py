@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from polar.bridges.sequences import Aligned, aligned
-from polar.bridges.sessions import ScoredSession
+from polar.bridges.sessions import Aligned, ScoredSession, aligned
 from polar.dialects.responses_output import message_item, text_part
 from polar.models.chat import Message, Role
 from polar.models.completion import Completion

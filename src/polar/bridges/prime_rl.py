@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polar.bridges.advantages import advantages
-from polar.bridges.packages import trainer_module
-from polar.bridges.sequences import aligned
-from polar.bridges.sessions import ScoredSession
+from polar.bridges.sessions import ScoredSession, advantages, aligned, trainer_module
 from polar.models.trace import Trace
-from polar.training.settings import Advantage
+from polar.trajectory.learnable import Advantage
 
 _prime_rl = trainer_module(
     "prime_rl.transports.rollouts.types", hint="install prime-rl as its documentation says; it is not on PyPI"

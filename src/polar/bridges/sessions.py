@@ -1,133 +1,130 @@
-"""Sessions as trainers take them: tasks are rolled out and come back as rewards and traces.
+"""Sessions as trainers take them: tasks are rolled out and come back as rewards, traces and advantages.
 
 Every bridge begins here. A session has one trace or several (sub-agents, compacted contexts); a bridge whose
-trainer takes one sequence a session narrows it, and whatever is left out on the way is counted by name.
+trainer takes one sequence per session narrows it, and whatever is left out on the way is counted by name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
-import logging
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from polar.app.rollouts import RolledOut, roll_out, training_task
 from polar.client import AsyncClient
-from polar.errors import InvalidInput, NotFound, explain, retry_async
-from polar.models.session import SessionResult, SessionStatus
+from polar.errors import InvalidInput, NotInstalled, explain
+from polar.models.completion import Ids, Logprobs, Versions
 from polar.models.task import TaskSpec
 from polar.models.trace import Trace
-from polar.recordings.recording import DamagedRecording, Recording, decode
-from polar.training.groups import Excluded, learnable
-from polar.training.rollouts import rollout_of
-from polar.training.settings import ObjectiveSettings
-from polar.training.versions import Versions
+from polar.trajectory.learnable import (
+    Advantage,
+    EndedSession,
+    Excluded,
+    baselines,
+    learnable,
+    trained_tokens,
+)
 from polar.trajectory.materialise import materialise
-
-log = logging.getLogger(__name__)
 
 TASK = "polar_task"
 """In a trainer's row: the task, as JSON or as a mapping."""
 
-DOWNLOADS = 8
-"""How many recordings are read at once."""
 
-T = TypeVar("T")
-
-
-class LeftOut(StrEnum):
-    """Why a session or its tokens do not reach a trainer; the names beside `Excluded`'s."""
-
-    SESSIONS_UNTRAINABLE = "sessions_untrainable"
-    """Nothing trainable was recorded; `result.stats` says why. Their rewards still count."""
-    TOKENS_BEYOND_ONE_TRACE = "tokens_beyond_one_trace"
-    """The trainer takes one sequence a session, and these stand in another."""
-    TOKENS_OVER_LENGTH = "tokens_over_length"
-    """They stand after the longest prompt or response that the trainer takes."""
+def trainer_module(name: str, *, hint: str) -> Any:
+    """The module with a trainer's types, from a package that Polar does not depend on."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise NotInstalled(f"this bridge needs {package}: {error}", hint=hint) from error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScoredSession:
-    """An ended session.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ScoredSession(EndedSession):
+    """An ended session with what can be learnt from it.
 
     The tokens that its traces train and those counted in `excluded` are together what its recording says is
     trainable.
     """
 
-    result: SessionResult
-    recording: Recording | None
-    traces: tuple[Trace, ...]
+    traces: tuple[Trace, ...] = ()
     """Each has at least one trained token; none where the session has no reward or no recording."""
     excluded: Counter[str]
-
-    @property
-    def reward(self) -> float | None:
-        """None where it failed: such a session says nothing about the policy."""
-        return self.result.reward if self.result.status is SessionStatus.COMPLETED else None
 
     @property
     def trained_tokens(self) -> int:
         return sum(map(trained_tokens, self.traces))
 
     def narrowed(self) -> ScoredSession:
-        """Only the trace that trains most, for trainers that take one sequence a session."""
-        best = max(range(len(self.traces)), key=lambda at: trained_tokens(self.traces[at]), default=None)
-        if best is None:
-            return self
-        chosen = self.traces[best]
-        others = Counter({LeftOut.TOKENS_BEYOND_ONE_TRACE: self.trained_tokens - trained_tokens(chosen)})
-        return replace(self, traces=(chosen,), excluded=+(self.excluded + others))
+        """Only the trace that trains most, for trainers that take one sequence per session."""
+        best = max(self.traces, key=trained_tokens, default=None)
+        return self if best is None else self._with((best,), Excluded.TOKENS_BEYOND_ONE_TRACE)
 
     def cut(self, prompt_tokens: int, response_tokens: int) -> ScoredSession:
         """As much of each trace as a trainer with these limits takes.
 
         A prompt is never cut: its trace would train tokens in a context that the policy did not have.
         """
-        kept = [
+        fitting = (
             _shortened(trace, response_tokens)
             for trace in self.traces
             if len(trace.prompt_ids) <= prompt_tokens
-        ]
-        traces = tuple(trace for trace in kept if trace.loss_mask.any())
-        lost = self.trained_tokens - sum(map(trained_tokens, traces))
-        return replace(
-            self, traces=traces, excluded=+(self.excluded + Counter({LeftOut.TOKENS_OVER_LENGTH: lost}))
+        )
+        return self._with(
+            tuple(trace for trace in fitting if trace.loss_mask.any()), Excluded.TOKENS_OVER_LENGTH
         )
 
+    def _with(self, traces: tuple[Trace, ...], reason: Excluded) -> ScoredSession:
+        lost = Counter({reason: self.trained_tokens - sum(map(trained_tokens, traces))})
+        return replace(self, traces=traces, excluded=+(self.excluded + lost))
 
-def trained_tokens(trace: Trace) -> int:
-    return int(np.count_nonzero(trace.loss_mask))
 
-
-def scored(result: SessionResult, recording: Recording | None, temperature: float) -> ScoredSession:
+def scored(session: EndedSession, temperature: float) -> ScoredSession:
     """What a trainer that computes logprobs at this temperature can learn from a session."""
+    result, recording = session.result, session.recording
     excluded: Counter[str] = Counter()
-    if result.status is not SessionStatus.COMPLETED or result.verdict is None:
+    if session.reward is None:
         excluded[Excluded.SESSIONS_FAILED] += 1
-        return ScoredSession(result, recording, (), excluded)
+        return ScoredSession(result, recording, excluded=excluded)
     if recording is None:
-        excluded[Excluded.SESSIONS_UNREADABLE if result.has_recording else LeftOut.SESSIONS_UNTRAINABLE] += 1
-        return ScoredSession(result, None, (), excluded)
+        unreadable, untrainable = Excluded.SESSIONS_UNREADABLE, Excluded.SESSIONS_UNTRAINABLE
+        excluded[unreadable if result.has_recording else untrainable] += 1
+        return ScoredSession(result, excluded=excluded)
     if not recording.trajectory.traces:
-        excluded[LeftOut.SESSIONS_UNTRAINABLE] += 1
-    objective = ObjectiveSettings(temperature=temperature)
-    traces = [
+        excluded[Excluded.SESSIONS_UNTRAINABLE] += 1
+    found = [
         # How stale a token may be is for the trainer to say: it gets the versions.
-        learnable(materialise(recording.trajectory, ref), recording, objective, Versions(0), excluded)
+        learnable(materialise(recording.trajectory, ref), recording, temperature, excluded)
         for ref in recording.trajectory.traces
     ]
-    return ScoredSession(
-        result, recording, tuple(trace for trace in traces if trace.loss_mask.any()), +excluded
-    )
+    traces = tuple(trace for trace in found if trace.loss_mask.any())
+    return ScoredSession(result, recording, traces=traces, excluded=+excluded)
+
+
+def advantages(group: Sequence[ScoredSession], kind: Advantage = Advantage.GROUP) -> list[list[float]]:
+    """For each session, the advantage of each of its traces, by its share of the session's reward.
+
+    Each session counts once; one that failed is not compared. All are 0 where no two rewards differ: then
+    there is nothing to learn.
+    """
+    rewards = [[] if session.reward is None else [session.reward] for session in group]
+    return [
+        [
+            0.0 if baseline is None else baseline.advantage(session.reward or 0.0, trace.share)
+            for trace in session.traces
+        ]
+        for session, baseline in zip(group, baselines(rewards, kind), strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,38 +135,30 @@ class Order:
     samples: int = 1
 
 
-async def roll_out(
+async def roll_out_groups(
     client: AsyncClient, orders: Sequence[Order], temperature: float = 1.0
 ) -> list[tuple[ScoredSession, ...]]:
     """Each order's sessions in the order of their samples, once all have ended."""
     run = secrets.token_hex(4)
-    specs = [
-        rollout_of(order.task, f"{run}-{number}", order.samples, temperature)
+    tasks = [
+        training_task(order.task, f"{run}-{number}", order.samples, temperature)
         for number, order in enumerate(orders)
     ]
-    for spec in specs:
-        await retry_async(partial(client.submit, spec))
-    results = await retry_async(lambda: client.wait([spec.id for spec in specs]))
-    turns = asyncio.Semaphore(DOWNLOADS)
-
-    async def read(result: SessionResult) -> ScoredSession:
-        async with turns:
-            data = await _recording(client, result)
-            return await asyncio.to_thread(_read, result, data, temperature)
-
-    async with asyncio.TaskGroup() as group:
-        reading = [group.create_task(read(result)) for result in results]
-    found: dict[str, list[ScoredSession]] = {spec.id: [] for spec in specs}
-    for one in sorted((task.result() for task in reading), key=lambda one: one.result.sample):
-        found[one.result.task_id].append(one)
-    return [tuple(found[spec.id]) for spec in specs]
+    found: dict[str, list[RolledOut]] = {task.id: [] for task in tasks}
+    await roll_out(client, tasks, lambda ended: found[ended.task.id].append(ended))
+    return await asyncio.to_thread(
+        lambda: [
+            tuple(scored(one, temperature) for one in sorted(group, key=lambda one: one.result.sample))
+            for group in found.values()
+        ]
+    )
 
 
 async def one_session(client: AsyncClient, task: TaskSpec, temperature: float = 1.0) -> ScoredSession:
     """One session of a task, for trainers that ask for the samples of a group one by one."""
     # With a fixed seed all of the group would be the same.
     sampling = task.sampling.model_copy(update={"seed": None})
-    ((session,),) = await roll_out(
+    ((session,),) = await roll_out_groups(
         client, [Order(task.model_copy(update={"sampling": sampling}))], temperature
     )
     return session
@@ -207,30 +196,49 @@ def client_of_this_loop() -> AsyncClient:
     return _CLIENTS[loop]
 
 
-def _shortened(trace: Trace, response_tokens: int) -> Trace:
-    return replace(
-        trace,
-        response_ids=trace.response_ids[:response_tokens],
-        loss_mask=trace.loss_mask[:response_tokens],
-        logprobs=trace.logprobs[:response_tokens],
-        policy_versions=trace.policy_versions[:response_tokens],
+@dataclass(frozen=True, slots=True, eq=False)
+class Aligned:
+    """A trace as one sequence, prompt and response together.
+
+    All arrays have one length; over the prompt the mask is 0, logprobs are 0.0 and versions -1.
+    """
+
+    ids: Ids
+    mask: NDArray[np.uint8]
+    logprobs: Logprobs
+    versions: Versions
+
+    def up_to_the_last_trained(self) -> Aligned:
+        """Without the tokens at the end that are not trained: nothing that is trained stands after them."""
+        end = int(np.flatnonzero(self.mask)[-1]) + 1
+        return Aligned(self.ids[:end], self.mask[:end], self.logprobs[:end], self.versions[:end])
+
+
+def aligned(trace: Trace) -> Aligned:
+    prompt = len(trace.prompt_ids)
+    return Aligned(
+        np.concatenate([trace.prompt_ids, trace.response_ids]),
+        np.concatenate([np.zeros(prompt, np.uint8), trace.loss_mask]),
+        np.concatenate([np.zeros(prompt, np.float32), trace.logprobs]),
+        np.concatenate([np.full(prompt, -1, np.int32), trace.policy_versions]),
     )
 
 
-def _read(result: SessionResult, data: bytes | None, temperature: float) -> ScoredSession:
-    try:
-        recording = None if data is None else decode(data)
-    except DamagedRecording as error:
-        log.warning("session %s: %s", result.session_id, error)
-        recording = None
-    return scored(result, recording, temperature)
+def response_lists(trace: Trace) -> tuple[list[int], list[int], list[int], list[float]]:
+    """Prompt, response, mask and logprobs, for trainers that take prompt and response apart."""
+    return (
+        trace.prompt_ids.tolist(),
+        trace.response_ids.tolist(),
+        trace.loss_mask.tolist(),
+        trace.logprobs.tolist(),
+    )
 
 
-async def _recording(client: AsyncClient, result: SessionResult) -> bytes | None:
-    if not result.has_recording:
-        return None
-    try:
-        return await retry_async(lambda: client.recording(result.session_id))
-    except NotFound as error:
-        log.warning("session %s: %s", result.session_id, error)
-        return None
+def filling(token: int) -> tuple[list[int], list[int], list[int], list[float]]:
+    """As `response_lists`, for a session that there is nothing to learn from: two tokens, not trained."""
+    return [token], [token], [0], [0.0]
+
+
+def _shortened(trace: Trace, response_tokens: int) -> Trace:
+    arrays = ("response_ids", "loss_mask", "logprobs", "policy_versions")
+    return replace(trace, **{name: getattr(trace, name)[:response_tokens] for name in arrays})

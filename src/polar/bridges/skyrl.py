@@ -16,8 +16,15 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from polar.bridges.packages import trainer_module
-from polar.bridges.sessions import Order, ScoredSession, roll_out, task_of
+from polar.bridges.sessions import (
+    Order,
+    ScoredSession,
+    filling,
+    response_lists,
+    roll_out_groups,
+    task_of,
+    trainer_module,
+)
 from polar.client import AsyncClient
 from polar.errors import InvalidInput
 from polar.models.session import AgentEnd
@@ -44,7 +51,7 @@ class PolarGenerator(_skyrl.GeneratorInterface):  # type: ignore[misc,name-defin
         orders = [Order(tasks[numbers[0]], len(numbers)) for numbers in places.values()]
         temperature = float((input_batch.get("sampling_params") or {}).get("temperature", 1.0))
         async with AsyncClient(self._server, self._token) as client:
-            groups = await roll_out(client, orders, temperature)
+            groups = await roll_out_groups(client, orders, temperature)
         found: dict[int, ScoredSession] = {}
         for numbers, group in zip(places.values(), groups, strict=True):
             found |= zip(numbers, group, strict=True)
@@ -77,7 +84,7 @@ def output(
         session = given if step_wise else given.narrowed()
         excluded += session.excluded
         identity = None if ids is None else ids[number]
-        steps = _steps(session, filler)
+        steps = [response_lists(trace) for trace in session.traces] or [filling(filler)]
         for at, step in enumerate(steps):
             is_last = at == len(steps) - 1
             reward = rewards[number] if is_last else 0.0
@@ -103,28 +110,14 @@ def _rewards(sessions: Sequence[ScoredSession], ids: Sequence[Any] | None) -> li
     ]
 
 
-def _steps(session: ScoredSession, filler: int) -> list[tuple[Any, ...]]:
-    """Prompt, response, mask and logprobs of each trace."""
-    return [
-        (
-            trace.prompt_ids.tolist(),
-            trace.response_ids.tolist(),
-            trace.loss_mask.tolist(),
-            trace.logprobs.tolist(),
-        )
-        for trace in session.traces
-    ] or [([filler], [filler], [0], [0.0])]
-
-
 def _stop_reason(session: ScoredSession) -> str:
     if session.reward is None:
         return "error"
     return "stop" if session.result.agent_end is AgentEnd.EXITED else "length"
 
 
-def _extras(input_batch: Any) -> Sequence[Any]:
+def _extras(input_batch: Any) -> list[Any]:
     extras = input_batch.get("env_extras")
     if extras is None:
         raise InvalidInput("the batch has no env_extras", hint="the dataset's rows need a column polar_task")
-    found: Sequence[Any] = extras
-    return found
+    return list(extras)

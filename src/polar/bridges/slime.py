@@ -17,11 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from polar.bridges.packages import trainer_module
-from polar.bridges.sessions import ScoredSession, client_of_this_loop, one_session, task_of
+from polar.bridges.sessions import ScoredSession, client_of_this_loop, one_session, task_of, trainer_module
 from polar.models.trace import Trace
-from polar.training.groups import baselines
-from polar.training.settings import Advantage
+from polar.trajectory.learnable import Advantage, baselines
 
 _slime = trainer_module(
     "slime.utils.types", hint="install slime as its documentation says; it is not on PyPI"
@@ -91,9 +89,8 @@ def normalise(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[floa
             groups[one.group_index][one.rollout_id] = one.metadata[REWARD]
     baseline_of = {
         # The same for all of the group.
-        group: found[0]
+        group: baselines([[reward] for reward in sessions.values()], Advantage.GROUP)[0]
         for group, sessions in groups.items()
-        if (found := baselines(list(sessions.values()), Advantage.GROUP))
     }
     normalised = [0.0] * len(flat)
     for number, one in enumerate(flat):

@@ -18,12 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polar.bridges.packages import trainer_module
-from polar.bridges.sessions import Order, ScoredSession, roll_out
+from polar.app.weights import EngineWeights
+from polar.bridges.sessions import (
+    Order,
+    ScoredSession,
+    filling,
+    response_lists,
+    roll_out_groups,
+    trainer_module,
+)
 from polar.client import AsyncClient, Client
 from polar.errors import InvalidInput
 from polar.models.task import TaskSpec
-from polar.training.sinks import Engines
 
 trainer_module("trl", hint="pip install 'trl>=1.16,<2'")
 
@@ -53,7 +59,7 @@ class Rollouts:
         self._weights = weights
         self._pushed: int | None = None
         """The trainer's step whose weights the engines have."""
-        self._sink: Engines | None = None
+        self._sink: EngineWeights | None = None
         self.excluded: Counter[str] = Counter()
         """What was rolled out and not learnt from so far, by name."""
 
@@ -81,7 +87,7 @@ class Rollouts:
 
     async def _roll_out(self, orders: Sequence[Order], temperature: float) -> list[tuple[ScoredSession, ...]]:
         async with AsyncClient(self._server, self._token) as client:
-            return await roll_out(client, orders, temperature)
+            return await roll_out_groups(client, orders, temperature)
 
     def _push(self, trainer: Any) -> None:
         """Give the engines the weights of this step; of several processes one does it."""
@@ -95,7 +101,7 @@ class Rollouts:
             )
         if trainer.accelerator.is_main_process and self._sink is None:
             client = Client(self._server, self._token)
-            self._sink = Engines(client, Path(trainer.args.output_dir), self._weights)
+            self._sink = EngineWeights(client, Path(trainer.args.output_dir), self._weights)
         if self._sink is not None:
             self._sink.push(_Trained(trainer))
         trainer.accelerator.wait_for_everyone()
@@ -113,19 +119,10 @@ def columns(sessions: Sequence[ScoredSession], filler: int) -> dict[str, list[An
     One that there is nothing to learn from is a row of two filling tokens that are not trained.
     """
     found: dict[str, list[Any]] = {
-        name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", REWARD, "polar_session")
+        name: [] for name in ("prompt_ids", "completion_ids", "env_mask", "logprobs", REWARD, "polar_session")
     }
     for session in sessions:
-        if session.traces:
-            (trace,) = session.traces
-            row = (
-                trace.prompt_ids.tolist(),
-                trace.response_ids.tolist(),
-                trace.logprobs.tolist(),
-                trace.loss_mask.tolist(),
-            )
-        else:
-            row = ([filler], [filler], [0.0], [0])
+        row = response_lists(*session.traces) if session.traces else filling(filler)
         values = (*row, session.reward, session.result.session_id)
         for name, value in zip(found, values, strict=True):
             found[name].append(value)

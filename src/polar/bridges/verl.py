@@ -9,8 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from polar.bridges.packages import trainer_module
-from polar.bridges.sessions import ScoredSession, client_of_this_loop, one_session, task_of
+from polar.bridges.sessions import (
+    ScoredSession,
+    client_of_this_loop,
+    filling,
+    one_session,
+    response_lists,
+    task_of,
+    trainer_module,
+)
 
 _verl = trainer_module(
     "verl.experimental.agent_loop.agent_loop", hint="install verl 0.9 as its documentation says"
@@ -38,23 +45,11 @@ def output(session: ScoredSession, filler: int) -> Any:
     tokens that are not trained; where it failed its reward is 0, since verl has no word for none.
     """
     session = session.narrowed()
-    fields: dict[str, Any] = {
-        "prompt_ids": [filler],
-        "response_ids": [filler],
-        "response_mask": [0],
-        "response_logprobs": [0.0],
-    }
-    versions: list[int] = []
-    for trace in session.traces:
-        fields = {
-            "prompt_ids": trace.prompt_ids.tolist(),
-            "response_ids": trace.response_ids.tolist(),
-            "response_mask": trace.loss_mask.tolist(),
-            "response_logprobs": trace.logprobs.tolist(),
-        }
-        versions = trace.policy_versions[trace.loss_mask == 1].tolist()
+    row = response_lists(*session.traces) if session.traces else filling(filler)
+    names = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
+    versions = [v for trace in session.traces for v in trace.policy_versions[trace.loss_mask == 1].tolist()]
     return _verl.AgentLoopOutput(
-        **fields,
+        **dict(zip(names, row, strict=True)),
         reward_score=session.reward or 0.0,
         num_turns=2 * session.result.stats.completions,
         metrics=_verl.AgentLoopMetrics(generate_sequences=session.result.seconds.running),

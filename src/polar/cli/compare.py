@@ -41,7 +41,7 @@ def compare(
     from polar.cli.output import print_json, print_parts
     from polar.cli.report_tables import grid_parts
     from polar.evals import comparison
-    from polar.evals.files import comparison_files, write
+    from polar.evals.documents import comparison_files, write
     from polar.evals.grids import comparison_grids
     from polar.evals.report import load_report, only_harness
 

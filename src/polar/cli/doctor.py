@@ -12,7 +12,7 @@ from polar.cli.options import AsJson, EngineKind
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from polar.app.diagnosis.finding import Finding
+    from polar.app.doctor import Finding
     from polar.config.settings import Settings
 
 EMBEDDED = "embedded"
@@ -51,7 +51,7 @@ def doctor(
     """
     import asyncio
 
-    from polar.app.diagnosis.finding import Level
+    from polar.app.doctor import Severity
     from polar.cli.output import print_json_line
 
     async def look() -> list[Finding]:
@@ -62,8 +62,8 @@ def doctor(
         return found
 
     found = asyncio.run(look())
-    problems = sum(finding.level is Level.PROBLEM for finding in found)
-    warnings = sum(finding.level is Level.WARNING for finding in found)
+    problems = sum(finding.level is Severity.PROBLEM for finding in found)
+    warnings = sum(finding.level is Severity.WARNING for finding in found)
     if not as_json:
         typer.echo(f"\n{len(found)} checks: {problems} problems, {warnings} warnings")
     if problems:
@@ -71,18 +71,14 @@ def doctor(
 
 
 async def _findings(config: Path | None, engines: list[str], asked: dict[str, Any]) -> AsyncIterator[Finding]:
-    from polar.app.diagnosis import engine, harnesses, machine, sandboxes
+    from polar.app import doctor, doctor_engine
 
-    settings, finding = machine.settings_found(config)
+    settings, finding = doctor.settings_found(config)
     yield finding
-    for found in machine.findings(settings):
-        yield found
-    async for found in sandboxes.findings(settings.node):
-        yield found
-    async for found in harnesses.findings():
+    async for found in doctor.findings(settings):
         yield found
     if engines or settings.engine.urls:
-        async for found in engine.findings(_with_engine(settings, engines, asked), _say):
+        async for found in doctor_engine.findings(_with_engine(settings, engines, asked), _say):
             yield found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,11 +14,10 @@ from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
     from polar.config.settings import Settings
-    from polar.evals.attempts import Attempt
     from polar.evals.comparison import Comparison
-    from polar.evals.journal import Journal
     from polar.evals.plan import Plan
-    from polar.evals.report import Report
+    from polar.evals.report import Attempt, Report
+    from polar.evals.run import Journal
 
 
 def eval(
@@ -58,7 +57,7 @@ def eval(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Sample n of a task gets the seed + n.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=10, help="Whatever harnesses ask.")] = None,
-    pass_reward: Annotated[float, typer.Option(help="The reward from which on a session has passed.")] = 1.0,
+    pass_reward: Annotated[float, typer.Option(help="Minimum reward for a session to pass.")] = 1.0,
     runtime: Annotated[
         str | None, typer.Option(help="The sandbox for all tasks. Default: the one that each names.")
     ] = None,
@@ -96,12 +95,14 @@ def eval(
       polar eval --taskset examples/quickstart --harness pi --samples 4 --out evals/pi
       polar eval --taskset tasks.yaml --harness pi --harness codex --out evals/both --fail-under pass@1=0.4
     """
+    from contextlib import asynccontextmanager
+
+    from polar.app.own_system import rollout_server
     from polar.cli.interruption import until_interrupted
     from polar.cli.output import print_json, visible
+    from polar.client import AsyncClient
     from polar.evals.comparison import check_comparable, compare
-    from polar.evals.files import report_files, write
-    from polar.evals.gates import failures, parse_gate
-    from polar.evals.journal import Journal
+    from polar.evals.documents import report_files, write
     from polar.evals.plan import (
         OWN,
         Conditions,
@@ -113,8 +114,8 @@ def eval(
         new_run,
         parse_harness,
     )
-    from polar.evals.report import load_report
-    from polar.evals.run import carry_out, given_server, own_server, report_of
+    from polar.evals.report import below_gates, load_report, parse_gate
+    from polar.evals.run import Journal, report_of, run_plan
 
     ks = _ks(k, samples)
     gates = [parse_gate(text, ks) for text in fail_under or ()]
@@ -135,16 +136,22 @@ def eval(
     journal = Journal(out)
     engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode}
 
-    async def work(say: Callable[[str], None], ended: Callable[[Attempt], None]) -> None:
-        if server:
-            host = given_server(server, token)
-        else:
-            host = own_server(plan, _settings(plan, out, config, engine, concurrency), say)
-        await carry_out(plan, journal, host, ended)
+    settings = {} if server else _settings(plan, out, config, engine, concurrency)
 
     try:
         with _progress(plan, journal) as (say, ended):
-            until_interrupted(work(say, ended))
+
+            @asynccontextmanager
+            async def connect(model: str | None) -> AsyncIterator[AsyncClient]:
+                tasks = [task.spec for task in plan.tasks(model)]
+                async with (
+                    rollout_server(server, token, settings.get(model), tasks, say) as address,
+                    AsyncClient(address.url, address.token) as client,
+                ):
+                    await client.health()
+                    yield client
+
+            until_interrupted(run_plan(plan, journal, connect, ended))
     except typer.Exit:
         typer.echo("not all sessions have ended; the same command goes on from here", err=True)
         raise
@@ -154,7 +161,7 @@ def eval(
     comparison = compare(earlier, report, (str(baseline), str(out))) if earlier else None
     if comparison:
         write(report_files(report, comparison), out)
-    below = failures(report, gates)
+    below = below_gates(report, gates)
     if as_json:
         print_json(_summary(report, comparison, below, out))
     else:
@@ -177,7 +184,7 @@ def _settings(
     plan: Plan, out: Path, config: Path | None, engine: dict[str, Any], concurrency: int | None
 ) -> dict[str | None, Settings]:
     """For each model a system of its own, which keeps its data in the evaluation's directory."""
-    from polar.app.datagen.place import own_settings
+    from polar.app.own_system import own_settings
     from polar.telemetry.logs import log_to_file
 
     models = list(dict.fromkeys(cell.model for cell in plan.cells))
@@ -199,7 +206,7 @@ def _progress(
     from polar.cli.output import console, visible
 
     terminal = console(stderr=True)
-    done = [attempt.passed(plan.threshold) for attempt in journal]
+    done = [attempt.passed(plan.threshold) for attempt in journal.attempts.values()]
     if done:
         typer.echo(f"going on: {len(done)} of {plan.sessions} sessions had ended", err=True)
     columns = (

@@ -12,7 +12,7 @@ from polar.cli.options import AsJson, EngineKind, EngineMode, Server, Token, one
 from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from polar.app.fleet.views import FleetView
+    from polar.app.fleet.planning import FleetView
 
 
 class Action(StrEnum):
@@ -81,7 +81,7 @@ def fleet(
       polar fleet down
     """
     from polar.app.fleet import control
-    from polar.app.fleet.views import FleetOrder
+    from polar.app.fleet.planning import FleetOrder
     from polar.client.address import server_address, server_token
     from polar.config.settings import load_settings
 

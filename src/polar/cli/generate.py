@@ -31,7 +31,7 @@ def generate(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the dataset goes.")],
     harness: Annotated[str | None, typer.Option(help="The harness of every task.")] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Sessions a task, instead of what the tasks say.")
+        int | None, typer.Option(min=1, max=1024, help="Sessions per task, instead of what the tasks say.")
     ] = None,
     accept: Annotated[
         str,
@@ -88,9 +88,8 @@ def generate(
       polar generate -t taskset.yaml --harness pi --samples 8 --accept 'reward >= 1' --out data
       polar generate -t tasks.jsonl --out data --engine-url http://127.0.0.1:8000 --concurrency 32
     """
-    from polar.app.datagen.job import Job
-    from polar.app.datagen.place import DATA, Place, alone, own_settings, own_system
-    from polar.app.datagen.plan import plan
+    from polar.app import datagen
+    from polar.app.own_system import DATA, only_writer, own_settings, rollout_server
     from polar.cli.interruption import until_interrupted
     from polar.cli.output import console, print_json, print_parts, visible
     from polar.config.settings import load_settings
@@ -119,22 +118,23 @@ def generate(
         "seed": seed,
         "accept": accept,
     }
-    planned = plan(loaded.tasks, run)
-    job = Job(planned, condition, out, retries, concurrency or TASKS_AT_ONCE, made_with)
+    plan = datagen.plan(loaded.tasks, run)
+    generation = datagen.Generation(plan, condition, retries, concurrency or TASKS_AT_ONCE)
 
     async def work() -> None:
-        if server is not None:
-            written = await job.carry_out(Place(server, token), notes)
-        else:
-            async with own_system(settings, planned, lambda step: typer.echo(f"• {step}", err=True)) as place:
-                written = await job.carry_out(place, notes)
+        async with rollout_server(server, token, settings, loaded.tasks, _say) as address:
+            written = await datagen.generate(generation, address, out, made_with, notes)
         if as_json:
             print_json(_document(written, out))
         else:
             print_parts(*_lines(written, out))
 
-    with alone(out):
+    with only_writer(out, "generate"):
         until_interrupted(work())
+
+
+def _say(step: str) -> None:
+    typer.echo(f"• {step}", err=True)
 
 
 def _over(harness: str | None, samples: int | None, seed: int | None) -> dict[str, Any]:

@@ -18,7 +18,9 @@ def quickstart(
     model: Annotated[
         str | None, typer.Option(help="Another model: a directory or a Hugging Face model id.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Samples a task instead of the file's.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples per task, instead of the file's.")
+    ] = None,
 ) -> None:
     """Roll out the example tasks from start to finish.
 

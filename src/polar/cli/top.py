@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from polar.app.diagnosis.vitals import EngineSigns, NodeSigns, PoolSigns, Vitals
+    from polar.app.vitals import EngineSigns, NodeSigns, PoolSigns, Vitals
     from polar.client import Client
 
 HELD = ("init", "ready", "running", "postrun")
@@ -33,7 +33,7 @@ def top(
 ) -> None:
     """Show nodes, pools, throughput, rewards, the policy and the engines, until Ctrl-C.
 
-    A token that may only read will do. Pools, tokens a second and engines are those of the server's own
+    A token that may only read will do. Pools, tokens per second and engines are those of the server's own
     process; nodes that run apart show theirs at their own `/metrics`.
 
     Example: polar top --once --json
@@ -50,7 +50,7 @@ def top(
 
 def _looks(client: Client, interval: float) -> Iterator[Vitals | Unavailable]:
     """What every look finds, or that the server could not be looked at; the first look must succeed."""
-    from polar.app.diagnosis.vitals import Look, Vitals
+    from polar.app.vitals import Look, Vitals
 
     before = Look.at_server(client)
     while True:
@@ -129,8 +129,8 @@ def _rates(vitals: Vitals) -> Table:
     share = None if vitals.usable_share is None else f"{vitals.usable_share:.0%}"
     columns = {
         "sessions/s": f"{vitals.sessions_per_second:.2f}",
-        "completions/s": f"{vitals.completions_a_second:.2f}",
-        "tokens/s": f"{vitals.sampled_tokens_a_second:.1f}",
+        "completions/s": f"{vitals.completions_per_second:.2f}",
+        "tokens/s": f"{vitals.sampled_tokens_per_second:.1f}",
         "first token p50": _seconds(vitals.first_token_p50),
         "p95": _seconds(vitals.first_token_p95),
         "mean reward": vitals.mean_reward,

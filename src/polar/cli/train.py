@@ -24,12 +24,14 @@ def train(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The run's directory, instead of what the file says.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="How many steps, instead of what it says.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="How many steps, instead of what the file says.")
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(min=0.001, help="End with the step being made then; the same command goes on."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="The seed, instead of what it says.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The seed, instead of what the file says.")] = None,
     sync: Annotated[
         bool, typer.Option("--sync", help="Roll out and train in turns; nothing is sampled while training.")
     ] = False,

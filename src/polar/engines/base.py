@@ -21,10 +21,6 @@ HALF_REPLACED = 2**31 - 1
 """The version of weights of which some may be old and others new. Nobody asks for it, so they are loaded
 again, whichever are wanted."""
 
-PROCESSED = "processed_logprobs"
-RAW = "raw_logprobs"
-"""What vLLM calls logprobs after temperature, and before it."""
-
 
 class Mode(StrEnum):
     """Who renders the prompt."""

@@ -13,8 +13,6 @@ from uuid import uuid4
 import orjson
 
 from polar.engines.base import (
-    PROCESSED,
-    RAW,
     ChatCall,
     ContextOverflow,
     Engine,
@@ -27,6 +25,7 @@ from polar.engines.base import (
 from polar.engines.connections import Connections, Disconnected, Response
 from polar.errors import Backoff
 from polar.models.chat import ChatRequest, Message, Role, Sampling, ToolDefinition
+from polar.models.session import PROCESSED, RAW
 from polar.telemetry.readings import Readings, read
 
 log = logging.getLogger(__name__)

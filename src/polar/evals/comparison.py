@@ -44,8 +44,8 @@ class TaskPair(Frozen):
         return Change.WORSE if after else Change.LOST
 
 
-class Outcomes(Frozen):
-    """How often each thing happened to a pair of samples: McNemar's table."""
+class PairCounts(Frozen):
+    """McNemar's table: in how many pairs of samples both passed, one did, or neither."""
 
     both: int = 0
     only_before: int = 0
@@ -66,9 +66,9 @@ class PairedCells(Frozen):
     reward_difference: Estimate
     p: float
     """How often a difference this large would come about by chance; over tasks, two-sided."""
-    outcomes: Outcomes
+    outcomes: PairCounts
     tokens_before: float
-    """Prompt and sampled tokens a session, as are the others."""
+    """Prompt and sampled tokens per session; the next three are means per session too."""
     tokens_after: float
     seconds_before: float
     seconds_after: float
@@ -190,7 +190,7 @@ def _paired(before: Cell, after: Cell, threshold: float) -> PairedCells:
         pass_difference=pass_difference,
         reward_difference=reward_difference,
         p=sign_flip_p(passes),
-        outcomes=Outcomes(both=kinds[0], only_before=kinds[1], only_after=kinds[2], neither=kinds[3]),
+        outcomes=PairCounts(both=kinds[0], only_before=kinds[1], only_after=kinds[2], neither=kinds[3]),
         tokens_before=_tokens(before),
         tokens_after=_tokens(after),
         seconds_before=before.cost.per_session(before.cost.seconds),

@@ -31,7 +31,7 @@ class Grid:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: int = 1
-    """So many columns at the left are text, the others numbers."""
+    """The number of columns at the left that hold text; the others hold numbers."""
     note: str = ""
 
 
@@ -39,18 +39,13 @@ def report_grids(report: Report) -> Iterator[Grid]:
     """All tables of a report but those of single tasks."""
     yield results_grid(report)
     yield cost_grid(report)
-    failures = failures_grid(report)
-    if failures.rows:
-        yield failures
-    excluded = _excluded_grid(report)
-    if excluded.rows:
-        yield excluded
+    yield from (grid for grid in (failures_grid(report), _excluded_grid(report)) if grid.rows)
 
 
 def facts(report: Report) -> str:
     """The line under the title."""
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(report.created_at))
-    samples = f"{report.samples} sample{'s' * (report.samples != 1)} a task"
+    samples = f"{report.samples} sample{'s' * (report.samples != 1)} per task"
     seed = "" if report.seed is None else f", seed {report.seed}"
     about = f"Run {report.run} {_subject(report)}".strip()
     return f"{about}: {samples}{seed}. {made}, Polar {report.polar_version}."
@@ -103,9 +98,9 @@ def cost_grid(report: Report) -> Grid:
     parts = _telling(report)
     columns = (
         *(*parts, "completions", "prompt tokens", "of these cached", "sampled tokens"),
-        *("agent s", "all s", "tokens in all", "tokens a pass"),
+        *("agent s", "all s", "tokens in all", "tokens per pass"),
     )
-    note = "Means a session, but for the last two. Cached is what the engine says; some do not say it."
+    note = "Means per session, but for the last two. Cached is what the engine says; some do not say it."
     return Grid("Cost", columns, tuple(rows), len(parts), note)
 
 
@@ -160,10 +155,7 @@ def task_grids(report: Report) -> Iterator[Grid]:
 
 def comparison_grids(comparison: Comparison) -> Iterator[Grid]:
     yield _differences_grid(comparison)
-    for cells in comparison.cells:
-        changed = changed_grid(cells)
-        if changed.rows:
-            yield changed
+    yield from (grid for grid in map(changed_grid, comparison.cells) if grid.rows)
 
 
 def _differences_grid(comparison: Comparison) -> Grid:
@@ -185,7 +177,7 @@ def _differences_grid(comparison: Comparison) -> Grid:
     ]
     columns = (
         *("taskset", "before", "after", "tasks", "pass@1", "difference", "p", "reward difference"),
-        *("passed only before : after", "tokens a session", "seconds"),
+        *("passed only before : after", "tokens per session", "seconds"),
     )
     seeds = "with the same seeds" if comparison.seeds_match else "by their numbers, not by seed"
     unpaired = sum(cells.unpaired for cells in comparison.cells)
@@ -210,13 +202,14 @@ def changed_grid(cells: PairedCells) -> Grid:
 _PARTS = ("taskset", "harness", "model")
 
 
+def differs(part: str, report: Report) -> bool:
+    """Whether the cells of a report differ in this part of their name."""
+    return len({getattr(cell, part) for cell in report.cells}) > 1
+
+
 def _telling(report: Report) -> tuple[str, ...]:
     """The parts of a cell's name that tell it from the others, and always the harness."""
-    return tuple(
-        part
-        for part in _PARTS
-        if part == "harness" or len({getattr(cell, part) for cell in report.cells}) > 1
-    )
+    return tuple(part for part in _PARTS if part == "harness" or differs(part, report))
 
 
 def _names(cell: Cell, report: Report) -> tuple[str, ...]:

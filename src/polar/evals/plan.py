@@ -64,7 +64,11 @@ class Plan:
     ks: tuple[int, ...]
     cells: tuple[PlannedCell, ...]
     problems: tuple[str, ...] = ()
-    """What of the tasksets cannot be run, a line each; the rest is evaluated."""
+    """Why some tasks of the tasksets cannot be run, a line each; the others are evaluated."""
+
+    def tasks(self, model: str | None) -> list[PlannedTask]:
+        """All tasks that a model is evaluated on."""
+        return [task for cell in self.cells if cell.model == model for task in cell.tasks]
 
     @property
     def sessions(self) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 
 from polar.evals.comparison import Comparison
-from polar.evals.grids import printable
+from polar.evals.grids import differs, printable
 from polar.evals.report import Cell, Report
 from polar.evals.statistics import Estimate
 
@@ -95,7 +94,7 @@ def plots(report: Report, comparison: Comparison | None = None) -> dict[str, str
 TITLES = {
     "pass-at-k": "pass@k with 95 % confidence intervals",
     "tasks": "Each task a square, hardest first: the fuller, the more samples passed",
-    "cost": "Tokens a session: prompt, of it cached, sampled",
+    "cost": "Tokens per session: prompt, of it cached, sampled",
     "failures": "Why sessions did not pass",
     "comparison": "Difference of pass@1, after − before",
 }
@@ -231,7 +230,7 @@ def failures_plot(report: Report) -> str | None:
     return drawing.svg()
 
 
-def _most_frequent(cell: Cell) -> Sequence[tuple[str, int]]:
+def _most_frequent(cell: Cell) -> list[tuple[str, int]]:
     reasons = list(cell.failures.items())
     if len(reasons) <= MAX_REASONS:
         return reasons
@@ -240,11 +239,6 @@ def _most_frequent(cell: Cell) -> Sequence[tuple[str, int]]:
 
 
 def _name(cell: Cell, report: Report) -> str:
-    """What tells the cell from the others, and no more: a phone is narrow."""
-    parts = {
-        "harness": len({one.harness for one in report.cells}) > 1,
-        "model": len({one.model for one in report.cells}) > 1,
-        "taskset": len({one.taskset for one in report.cells}) > 1,
-    }
-    told = [getattr(cell, part) for part, differs in parts.items() if differs]
-    return " · ".join(told) or f"{cell.harness} · {cell.model}"
+    """The parts of a cell's name that differ in this report, and no more: a phone is narrow."""
+    differing = [part for part in ("harness", "model", "taskset") if differs(part, report)]
+    return " · ".join(getattr(cell, part) for part in differing or ("harness", "model"))

@@ -1,24 +1,131 @@
-"""What came of an evaluation as one frozen value, from which every form of report is written."""
+"""An evaluation's attempts and what came of them: one frozen value that every report is made of."""
 
 from __future__ import annotations
 
+import difflib
+import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError
 
 from polar.errors import InvalidInput, explain
-from polar.evals.attempts import Attempt
 from polar.evals.statistics import Estimate, mean_of_outcomes, mean_of_values, pass_at_k
+from polar.models.completion import Completion
 from polar.models.component import Frozen
-from polar.models.session import SessionStatus
+from polar.models.session import AgentEnd, SessionResult, SessionStatus
 
+LONGEST_ERROR = 2_000
+LONGEST_REASON = 100
 REPORT_FILE = "report.json"
 MEAN_REWARD = "mean_reward"
 COMPLETED = "completed"
 """The metric: the share of sessions that came to a verdict."""
+
+
+class Attempt(Frozen):
+    """One sample of one task, ended."""
+
+    session_id: str
+    task_id: str
+    """As the server knows it; the report groups by the taskset's own ids."""
+    sample: int
+    status: SessionStatus
+    agent_end: AgentEnd
+    exit_code: int | None = None
+    reward: float | None = None
+    error: str | None = None
+    completions: int = 0
+    prompt_tokens: int = 0
+    """Of all model calls, each with its whole history."""
+    cached_tokens: int = 0
+    """Prompt tokens that, the engine says, came from its cache."""
+    sampled_tokens: int = 0
+    excluded: dict[str, int] = Field(default_factory=dict)
+    """Sampled tokens that are not trainable, by reason."""
+    seconds: float = 0.0
+    """From making the sandbox to the verdict, without time in queues."""
+    agent_seconds: float = 0.0
+    harness_version: str | None = None
+    model: str | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is an attempt at all: what a user cancelled says nothing of the agent."""
+        return self.status is not SessionStatus.CANCELLED
+
+    def passed(self, threshold: float) -> bool:
+        """A session that failed has not passed, whatever the cause."""
+        if self.status is not SessionStatus.COMPLETED or self.reward is None:
+            return False
+        return self.reward >= threshold - 1e-9
+
+    def reason(self, threshold: float) -> str | None:
+        """Why it did not pass, in words that many sessions share; None if it did."""
+        if self.passed(threshold):
+            return None
+        if self.status is SessionStatus.CANCELLED:
+            return "cancelled"
+        if self.status is SessionStatus.FAILED:
+            return f"failed: {error_class(self.error or 'no reason given')}"
+        match self.agent_end:
+            case AgentEnd.TIMEOUT:
+                return "agent ran out of time"
+            case AgentEnd.BUDGET:
+                return "agent ran out of its budget of completions or tokens"
+            case AgentEnd.EXITED if not self.completions:
+                return "agent made no model call"
+            case AgentEnd.EXITED if self.exit_code:
+                return f"agent exited with {self.exit_code}"
+            case AgentEnd.EXITED:
+                return "agent finished, reward too low"
+            case _:
+                return f"agent {self.agent_end.replace('_', ' ')}"
+
+
+def attempt_of(result: SessionResult, completions: Iterable[Completion]) -> Attempt:
+    seconds = result.seconds
+    calls = tuple(completions)
+    return Attempt(
+        session_id=result.session_id,
+        task_id=result.task_id,
+        sample=result.sample,
+        status=result.status,
+        agent_end=result.agent_end,
+        exit_code=result.exit_code,
+        reward=result.reward,
+        error=result.error and result.error[:LONGEST_ERROR],
+        completions=result.stats.completions,
+        prompt_tokens=sum(call.prompt_tokens for call in calls),
+        cached_tokens=sum(call.cached_tokens for call in calls),
+        sampled_tokens=result.stats.sampled_tokens,
+        excluded=result.stats.excluded,
+        seconds=seconds.init + seconds.running + seconds.postrun,
+        agent_seconds=seconds.running,
+        harness_version=result.harness_version,
+        model=result.model,
+    )
+
+
+_PARTICULARS = (
+    (re.compile(r"https?://\S+"), "URL"),
+    (re.compile(r"(?<![\w.])~?/[\w.+@-]+(?:/[\w.+@-]+)*/?"), "PATH"),
+    (re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}(?:-[0-9a-f]{4,})*\b", re.IGNORECASE), "ID"),
+    (re.compile(r"\d+(?:\.\d+)?"), "N"),
+)
+
+
+def error_class(error: str) -> str:
+    """An error's first line without what is particular to one session: equal faults count together."""
+    lines = error.strip().splitlines()
+    text = " ".join(lines[0].split()) if lines else ""
+    for pattern, word in _PARTICULARS:
+        text = pattern.sub(word, text)
+    return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
 
 
 class TaskOutcome(Frozen):
@@ -99,9 +206,12 @@ class Report(Frozen):
     samples: int
     seed: int | None
     threshold: float
-    """The least reward with which a session has passed."""
+    """Minimum reward for a session to pass."""
     ks: tuple[int, ...]
     cells: tuple[Cell, ...] = Field(min_length=1)
+
+
+_COUNTED = ("completions", "prompt_tokens", "cached_tokens", "sampled_tokens", "seconds", "agent_seconds")
 
 
 def cell_of(
@@ -129,13 +239,7 @@ def cell_of(
         tasks=tuple(tasks),
         metrics=_metrics(tasks, threshold, ks),
         cost=Cost(
-            sessions=len(counted),
-            completions=sum(attempt.completions for attempt in counted),
-            prompt_tokens=sum(attempt.prompt_tokens for attempt in counted),
-            cached_tokens=sum(attempt.cached_tokens for attempt in counted),
-            sampled_tokens=sum(attempt.sampled_tokens for attempt in counted),
-            seconds=sum(attempt.seconds for attempt in counted),
-            agent_seconds=sum(attempt.agent_seconds for attempt in counted),
+            sessions=len(counted), **{name: sum(getattr(one, name) for one in counted) for name in _COUNTED}
         ),
         failures=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
         excluded=dict(sorted(excluded.items())),
@@ -182,3 +286,43 @@ def load_report(path: Path) -> Report:
     except ValidationError as error:
         first = explain(error).split("; ")[0]
         raise InvalidInput(f"{file}: not a report of this version of Polar: {first}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What an evaluation must reach for a pipeline to go on."""
+
+    metric: str
+    minimum: float
+
+
+def parse_gate(text: str, ks: Sequence[int]) -> Gate:
+    """`pass@1=0.4`; a metric that the report will not have is an error before anything runs."""
+    metric, found, number = (part.strip() for part in text.partition("="))
+    if not found:
+        raise InvalidInput(f"--fail-under: {text!r} is not METRIC=MINIMUM", hint="for example pass@1=0.4")
+    known = [*(f"pass@{k}" for k in ks), MEAN_REWARD, COMPLETED]
+    if metric not in known:
+        near = difflib.get_close_matches(metric, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        raise InvalidInput(f"--fail-under: unknown metric {metric!r}", hint=hint)
+    try:
+        minimum = float(number)
+    except ValueError:
+        minimum = math.nan
+    if not math.isfinite(minimum):
+        raise InvalidInput(f"--fail-under: {number!r} is not a number")
+    return Gate(metric, minimum)
+
+
+def below_gates(report: Report, gates: Sequence[Gate]) -> list[str]:
+    """One line for each harness, model and taskset that stays below a gate. Its estimate decides."""
+    lines = []
+    for gate in gates:
+        for cell in report.cells:
+            estimate = cell.metrics.get(gate.metric)
+            if estimate is None:
+                lines.append(f"{cell.name}: {gate.metric} is not there: no task has enough samples")
+            elif estimate.value < gate.minimum - 1e-9:
+                lines.append(f"{cell.name}: {gate.metric} is {estimate.value:.3f}, under {gate.minimum:g}")
+    return lines

@@ -1,108 +1,78 @@
-"""Runs a plan to its end: submits what is missing, keeps what comes, and goes on where it was stopped."""
+"""Runs a plan to its end: keeps every attempt in a journal, and goes on where it was stopped."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from itertools import groupby
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from polar import __version__
-from polar.app.datagen.place import Say, own_system
-from polar.app.datagen.plan import PlannedTask as Submitted
+from polar.app.rollouts import RolledOut, roll_out
 from polar.client import AsyncClient
-from polar.config.settings import Settings
-from polar.errors import NotFound
-from polar.evals.attempts import Attempt, attempt_of
-from polar.evals.journal import Journal
-from polar.evals.plan import Plan, PlannedCell, PlannedTask
-from polar.evals.report import Cell, Report, TaskOutcome, cell_of
-from polar.models.completion import Completion
-from polar.models.session import SessionResult
-from polar.recordings.recording import DamagedRecording, decode
+from polar.errors import InvalidInput
+from polar.evals.plan import Plan, PlannedCell
+from polar.evals.report import Attempt, Cell, Report, TaskOutcome, attempt_of, cell_of
+from polar.files import lock
 
-log = logging.getLogger(__name__)
-
-Ended = Callable[[Attempt], None]
-"""Told of every attempt that is new."""
-
-Server = Callable[[PlannedCell], AbstractAsyncContextManager[AsyncClient]]
-"""Gives the client of a server that runs the cell's model, for as long as it is needed."""
+JOURNAL_FILE = "attempts.jsonl"
 
 
-async def carry_out(plan: Plan, journal: Journal, server: Server, ended: Ended) -> None:
-    """Have every attempt of the plan in the journal."""
-    for _, group in groupby(sorted(plan.cells, key=_model), key=_model):
-        cells = tuple(group)
-        tasks = [task for one in cells for task in one.tasks if not _is_done(task, journal)]
-        if tasks:
-            async with server(cells[0]) as client:
-                await _roll_out(client, tasks, journal, ended)
+class Journal:
+    """The attempts of an evaluation as they end, a line each: what is in it is not run again.
+
+    One process at a time appends to it. A line that a kill cut short is dropped at the next opening.
+    """
+
+    def __init__(self, out: Path) -> None:
+        path = out / JOURNAL_FILE
+        self.attempts: dict[tuple[str, int], Attempt] = {}
+        """By task and sample."""
+        self._file = path.open("a+b")
+        lock(self._file, busy=InvalidInput(f"{out}: another evaluation is at work there"))
+        self._file.seek(0)
+        data = self._file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            self._file.truncate(len(whole))
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                attempt = Attempt.model_validate_json(line)
+            except ValidationError:
+                raise InvalidInput(
+                    f"{path}:{number}: not an attempt of this version of Polar", hint="give another --out"
+                ) from None
+            self.attempts[attempt.task_id, attempt.sample] = attempt
+
+    def append(self, attempt: Attempt) -> None:
+        self._file.write(attempt.model_dump_json().encode() + b"\n")
+        self._file.flush()
+        self.attempts[attempt.task_id, attempt.sample] = attempt
 
 
-def _model(cell: PlannedCell) -> str:
-    return cell.model or ""
+Connect = Callable[[str | None], AbstractAsyncContextManager[AsyncClient]]
+"""Gives the client of a server that runs a model, for as long as it is needed."""
 
 
-def _is_done(task: PlannedTask, journal: Journal) -> bool:
-    return all((task.spec.id, sample) in journal for sample in range(task.spec.samples))
+async def run_plan(plan: Plan, journal: Journal, connect: Connect, ended: Callable[[Attempt], None]) -> None:
+    """Have every attempt of the plan in the journal, one model after another; `ended` gets the new ones."""
 
-
-async def _roll_out(
-    client: AsyncClient, tasks: Sequence[PlannedTask], journal: Journal, ended: Ended
-) -> None:
-    for task in tasks:
-        # The same content under the same id: what an earlier run submitted is left as it is.
-        await client.submit(task.spec)
-    async for result in client.results([task.spec.id for task in tasks], follow=True):
-        if (result.task_id, result.sample) in journal:
-            continue
-        attempt = attempt_of(result, await _completions(client, result))
+    def keep(session: RolledOut) -> None:
+        calls = session.recording.completions if session.recording else ()
+        attempt = attempt_of(session.result, calls)
         journal.append(attempt)
         ended(attempt)
 
-
-async def _completions(client: AsyncClient, result: SessionResult) -> Iterable[Completion]:
-    """The session's model calls; none where no sound recording is there, which costs only token counts."""
-    if not result.has_recording:
-        return ()
-    try:
-        data = await client.recording(result.session_id)
-        return (await asyncio.to_thread(decode, data)).completions
-    except (NotFound, DamagedRecording) as error:
-        log.warning("session %s: its tokens are not counted: %s", result.session_id, error)
-        return ()
-
-
-def given_server(url: str, token: str | None) -> Server:
-    """A server that is running already, whatever its model."""
-
-    @asynccontextmanager
-    async def connect(_cell: PlannedCell) -> AsyncIterator[AsyncClient]:
-        async with AsyncClient(url, token) as client:
-            await client.health()
-            yield client
-
-    return connect
-
-
-def own_server(plan: Plan, settings: Mapping[str | None, Settings], say: Say) -> Server:
-    """A whole system for each model, started when it is needed and ended with it."""
-
-    @asynccontextmanager
-    async def start(cell: PlannedCell) -> AsyncIterator[AsyncClient]:
-        tasks = [task for one in plan.cells if one.model == cell.model for task in one.tasks]
-        submitted = [Submitted(task.id, task.spec) for task in tasks]
-        async with (
-            own_system(settings[cell.model], submitted, say) as place,
-            AsyncClient(place.url, place.token) as client,
-        ):
-            yield client
-
-    return start
+    for model in dict.fromkeys(cell.model for cell in plan.cells):
+        specs = [task.spec for task in plan.tasks(model)]
+        wanted = {spec.id: {(spec.id, number) for number in range(spec.samples)} for spec in specs}
+        missing = [spec for spec in specs if wanted[spec.id] - journal.attempts.keys()]
+        if missing:
+            async with connect(model) as client:
+                # The same content under the same id: what an earlier run submitted is left as it is.
+                await roll_out(client, missing, keep, skip=journal.attempts)
 
 
 def report_of(plan: Plan, journal: Journal) -> Report:
@@ -121,7 +91,15 @@ def report_of(plan: Plan, journal: Journal) -> Report:
 
 def _cell(planned: PlannedCell, plan: Plan, journal: Journal) -> Cell:
     outcomes = [
-        TaskOutcome(id=task.id, digest=task.digest, attempts=journal.of(task.spec.id))
+        TaskOutcome(
+            id=task.id,
+            digest=task.digest,
+            attempts=tuple(
+                journal.attempts[key]
+                for number in range(plan.samples)
+                if (key := (task.spec.id, number)) in journal.attempts
+            ),
+        )
         for task in planned.tasks
     ]
     served = sorted({attempt.model for task in outcomes for attempt in task.attempts if attempt.model})
@@ -130,6 +108,6 @@ def _cell(planned: PlannedCell, plan: Plan, journal: Journal) -> Cell:
 
 
 def _model_name(given: str) -> str:
-    """Of a directory its name alone: the rest of the path says nothing of the model."""
+    """The name of a directory without the rest of its path, which says nothing of the model."""
     path = Path(given)
     return path.resolve().name if path.is_dir() else given

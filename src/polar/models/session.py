@@ -9,6 +9,10 @@ from pydantic import Field
 from polar.models.component import Frozen
 from polar.models.task import Id, TaskSpec
 
+PROCESSED = "processed_logprobs"
+RAW = "raw_logprobs"
+"""What vLLM calls logprobs after temperature, and before it."""
+
 
 class SessionStatus(StrEnum):
     QUEUED = "queued"

@@ -19,10 +19,10 @@ from polar import __version__
 from polar.errors import PolarError
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Lineage
-from polar.recordings.recording import Recording
 from polar.tasksets.conversations import Conversation, conversations, digest
 from polar.tasksets.expressions import CannotJudge, Condition, session_names
 from polar.tasksets.parquet_file import ParquetFile, make_directory, parquet_file
+from polar.trajectory.learnable import EndedSession
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,22 +62,14 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One ended session as a dataset takes it."""
-
-    result: SessionResult
-    recording: Recording | None
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Everything that was tried of one task."""
+class TaskSessions:
+    """Everything that was tried of one task, with what a dataset says of it."""
 
     task: str
     """The task's id in the taskset."""
     harness: str
     metadata: Mapping[str, JsonValue]
-    attempts: Iterable[Attempt]
+    attempts: Iterable[EndedSession]
     """In an order that does not depend on when they ended."""
 
 
@@ -96,7 +88,7 @@ class Written:
     """Why the condition could not be applied to some session, the first time that it could not."""
 
 
-def write_dataset(groups: Iterable[Group], directory: Path, accept: Condition) -> Written:
+def write_dataset(groups: Iterable[TaskSessions], directory: Path, accept: Condition) -> Written:
     """Write all tables, a group at a time; they appear under their names only when they are complete."""
     make_directory(directory)
     written = Written()
@@ -123,7 +115,7 @@ class _Main:
 
 
 def _write_group(
-    group: Group, files: Mapping[Table, ParquetFile], accept: Condition, written: Written
+    group: TaskSessions, files: Mapping[Table, ParquetFile], accept: Condition, written: Written
 ) -> None:
     seen: set[bytes] = set()
     mains: dict[Fate, list[_Main]] = {Fate.ACCEPTED: [], Fate.REJECTED: []}
@@ -152,8 +144,8 @@ def _write_group(
 
 
 def _fate(
-    group: Group,
-    attempt: Attempt,
+    group: TaskSessions,
+    attempt: EndedSession,
     found: list[Conversation],
     seen: set[bytes],
     accept: Condition,
@@ -217,7 +209,7 @@ def _token_row(conversation: Conversation) -> dict[str, Any]:
     }
 
 
-def _pair_row(group: Group, chosen: _Main, rejected: _Main) -> dict[str, Any]:
+def _pair_row(group: TaskSessions, chosen: _Main, rejected: _Main) -> dict[str, Any]:
     return {
         "prompt": chosen.conversation.prompt,
         "chosen": chosen.conversation.answer,
@@ -236,7 +228,7 @@ def _pair_row(group: Group, chosen: _Main, rejected: _Main) -> dict[str, Any]:
     }
 
 
-def _provenance(group: Group, result: SessionResult) -> dict[str, Any]:
+def _provenance(group: TaskSessions, result: SessionResult) -> dict[str, Any]:
     """Where a row comes from; nothing in it depends on when and how fast it was made."""
     stats = result.stats
     return {

@@ -8,29 +8,38 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint
-from polar.training.gpu import Busy
-from polar.training.groups import Material
 from polar.training.learner import Diverged, Learner
-from polar.training.metrics import Board
+from polar.training.material import Material, PolicyVersions
+from polar.training.metrics import Board, GpuUsage
+from polar.training.policy import Policy
 from polar.training.settings import RunSettings
-from polar.training.sinks import WeightSink
 from polar.training.sources import Source
-from polar.training.versions import Versions
 
 log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 
+
+class WeightSink(Protocol):
+    """Takes the policy after each update."""
+
+    def push(self, policy: Policy) -> int:
+        """Have everything that is sampled from now on sampled with these weights; the version they carry."""
+
+
+class Nowhere:
+    """Nobody samples: recordings and datasets are learnt from as they are."""
+
+    def push(self, policy: Policy) -> int:
+        return 0
+
+
 HeldOutNumbers = Callable[[int, bool], dict[str, float]]
-"""What is known of the policy after a step, and whether that is the last, from tasks not learnt from."""
-
-
-def nothing_held_out(_step: int, _is_last: bool) -> dict[str, float]:
-    return {}
+"""A step, and whether it is the last → how well the policy does on tasks that are not learnt from."""
 
 
 @dataclass(slots=True)
@@ -41,26 +50,26 @@ class Training:
     source: Source
     learner: Learner
     sink: WeightSink
-    held_out: HeldOutNumbers = nothing_held_out
+    held_out: HeldOutNumbers | None = None
     step: int = 0
-    versions: Versions = Versions(0)
+    versions: PolicyVersions = PolicyVersions(0)
 
     def run(self, board: Board) -> Checkpoint:
         """Train to the last step, or as long as there is time; the checkpoint it ends with."""
         ends_at = time.monotonic() + (self.settings.seconds or math.inf)
         again = self.sink.push(self.learner.policy)
-        self.versions = Versions(again, kept=self.versions.kept, again=again)
+        self.versions = PolicyVersions(again, kept=self.versions.kept, again=again)
         kept = self._keep() if self.step == 0 else checkpoint.latest(self.directory)
         assert kept is not None
-        if self.step == 0 and (before := self.held_out(0, False)):
+        if self.step == 0 and (before := self._held_out(is_last=False)):
             board.write(0, before)
-        with Busy(self.learner.policy.device) as busy:
-            return self._train(board, kept, busy, ends_at)
+        with GpuUsage(self.learner.policy.device) as usage:
+            return self._train(board, kept, usage, ends_at)
 
-    def _train(self, board: Board, kept: Checkpoint, busy: Busy, ends_at: float) -> Checkpoint:
+    def _train(self, board: Board, kept: Checkpoint, usage: GpuUsage, ends_at: float) -> Checkpoint:
         is_last = self.step >= self.settings.steps
         while not is_last:
-            busy.begin()
+            usage.begin()
             began = time.monotonic()
             material = self.source.take(self.versions)
             taken = time.monotonic()
@@ -72,14 +81,14 @@ class Training:
             self.step += 1
             is_last = self.step == self.settings.steps or learnt >= ends_at
             if material.packing.batches:
-                self.versions = self.versions.learnt()
+                self.versions = self.versions.after_update()
             if self.versions.ahead:
-                self.versions = self.versions.at(self.sink.push(self.learner.policy))
+                self.versions = self.versions.after_push(self.sink.push(self.learner.policy))
             numbers |= _speed(material, began, taken, learnt, time.monotonic())
             numbers["version"] = self.versions.now
-            if (share := busy.share()) is not None:
+            if (share := usage.share()) is not None:
                 numbers["gpu_busy"] = share
-            board.write(self.step, numbers | _told(self.step, material) | self.held_out(self.step, is_last))
+            board.write(self.step, numbers | _counted(self.step, material) | self._held_out(is_last=is_last))
             if self.step % self.settings.checkpoint.every == 0 or is_last:
                 kept = self._keep()
         return kept
@@ -92,10 +101,13 @@ class Training:
         """Go on after a checkpoint, whose weights the learner's policy has."""
         state = found.state()
         self.step = found.step
-        self.versions = Versions(0, kept=state.get("version"))
+        self.versions = PolicyVersions(0, kept=state.get("version"))
         self.learner.restore(state["learner"])
         self.source.restore(state["source"])
         checkpoint.restore_random(state["random"])
+
+    def _held_out(self, *, is_last: bool) -> dict[str, float]:
+        return self.held_out(self.step, is_last) if self.held_out else {}
 
     def _keep(self) -> Checkpoint:
         state: dict[str, Any] = {
@@ -108,8 +120,8 @@ class Training:
         return checkpoint.write(self.directory, self.step, save, state, self.settings.checkpoint.keep)
 
 
-def _told(step: int, material: Material) -> dict[str, float]:
-    """The material's numbers; what of it was left out is also logged, by name."""
+def _counted(step: int, material: Material) -> dict[str, float]:
+    """The material's numbers and its exclusions, which are also logged."""
     left_out = {name: count for name, count in material.excluded.items() if count}
     if left_out:
         named = ", ".join(f"{count} {name}" for name, count in sorted(left_out.items()))

@@ -1,16 +1,21 @@
-"""Where a run's numbers go: a table in the terminal, metrics.jsonl, and TensorBoard or W&B if asked for."""
+"""A run's numbers: a table in the terminal, metrics.jsonl, TensorBoard or W&B if asked for; GPU usage."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import secrets
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import torch
 
 from polar.errors import NotInstalled
 from polar.training.settings import MetricsSettings
@@ -34,6 +39,9 @@ COLUMNS = (
 """What the terminal shows of the numbers that there are; the file has them all."""
 LINES = 20
 """How many steps the terminal shows."""
+NVML = "libnvidia-ml.so.1"
+SAMPLE_SECONDS = 0.1
+"""The driver averages over the last sixth of a second to a second, depending on the GPU."""
 
 
 class Writer(Protocol):
@@ -176,3 +184,60 @@ def _step(line: str) -> float:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class GpuUsage:
+    """The share of time in which the GPU computes anything, for whichever process, as its driver says.
+
+    Unknown on a machine without a GPU, and where the driver does not say.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._samples: list[float] = []
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        opened = _open(device)
+        if opened is not None:
+            self._thread = threading.Thread(target=self._watch, args=opened, name="polar-gpu", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def begin(self) -> None:
+        self._samples = []
+
+    def share(self) -> float | None:
+        """Since `begin`, between 0 and 1; None: not known."""
+        return fmean(self._samples) if self._samples else None
+
+    def _watch(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
+        found = _Utilization()
+        while not self._ending.wait(SAMPLE_SECONDS):
+            if library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(found)) == 0:
+                self._samples.append(found.gpu / 100)
+
+
+def _open(device: torch.device) -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
+    """The driver's library and its handle of this device, found by an id that all processes share."""
+    if device.type != "cuda":
+        return None
+    try:
+        library = ctypes.CDLL(NVML)
+    except OSError:
+        return None
+    handle = ctypes.c_void_p()
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+    if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)):
+        return None
+    return library, handle

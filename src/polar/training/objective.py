@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polar.training.placing import placed
+from polar.training.head import to_device
 from polar.training.settings import MOST_TOKEN_KL, ObjectiveSettings
 from polar.trajectory.packing.batch import Batch
 
@@ -48,7 +48,7 @@ def policy_loss(batch: Batch, measured: Measured, settings: ObjectiveSettings) -
     """
     terms, now = batch.terms, measured.logprobs
     weights, advantages, recorded = (
-        placed(array, now.device) for array in (terms.weights, terms.advantages, terms.logprobs)
+        to_device(array, now.device) for array in (terms.weights, terms.advantages, terms.logprobs)
     )
     old = now.detach() if measured.old is None else measured.old
     importance = _ratio(old, recorded)
@@ -73,7 +73,7 @@ def policy_loss(batch: Batch, measured: Measured, settings: ObjectiveSettings) -
 
 def likelihood_loss(batch: Batch, measured: Measured) -> Loss:
     """The negative log-likelihood: fine-tuning on what was sampled."""
-    weights = placed(batch.terms.weights, measured.logprobs.device)
+    weights = to_device(batch.terms.weights, measured.logprobs.device)
     sums = {"entropy": measured.entropy.detach().sum()}
     return Loss(-(weights * measured.logprobs).sum(), sums)
 

@@ -11,7 +11,6 @@ import copy
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from torch import Tensor, nn
 
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled
-from polar.training.head import Manner, score
-from polar.training.placing import placed
+from polar.training.head import Manner, score, to_device
 from polar.training.settings import Lora, ModelSettings
 from polar.trajectory.packing.batch import Batch
 from polar.trajectory.packing.masks import BLOCK, block_mask_of, dense_mask
@@ -37,6 +35,8 @@ _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "
 ADAPTER = "adapter_config.json"
 FULL = "full_attention"
 FLEX = "flex_attention"
+Placement = tuple[torch.device, str]
+"""The device that a model is loaded to, and how it computes attention there."""
 PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -121,7 +121,7 @@ class Policy:
         # A token that several rows train is computed once and stands in several terms.
         targets, inverse = np.unique(batch.terms.targets, return_inverse=True)
         sources, labels, back = (
-            placed(array, self._device).long()
+            to_device(array, self._device).long()
             for array in (batch.predecessors[targets], batch.ids[targets], inverse)
         )
         with self._precision():
@@ -134,16 +134,18 @@ class Policy:
         mask: Any = None
         if self._is_packed:
             batch, mask = self._masked(batch)
-        ids, positions = (placed(array, self._device).long()[None] for array in (batch.ids, batch.positions))
+        ids, positions = (
+            to_device(array, self._device).long()[None] for array in (batch.ids, batch.positions)
+        )
         made = causal.base_model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
         hidden: Tensor = made.last_hidden_state[0]
         return hidden
 
     def _masked(self, batch: Batch) -> tuple[Batch, Any]:
         if not self._has_blocks:
-            return batch, placed(dense_mask(batch), self._device)[None, None]
+            return batch, to_device(dense_mask(batch), self._device)[None, None]
         batch = batch.padded(-(-len(batch) // self._granule) * self._granule)
-        return batch, block_mask_of(placed(batch.ends, self._device))
+        return batch, block_mask_of(to_device(batch.ends, self._device))
 
     def _precision(self) -> Any:
         is_mixed = self._dtype is torch.bfloat16
@@ -207,7 +209,7 @@ def load_policy(
     dtype = _computed_in(settings, device)
     # What is computed in float64 is to check everything else, FlexAttention's kernels among it.
     has_blocks = device.type == "cuda" and is_packed and dtype is not torch.float64
-    place = Place(device, FLEX if has_blocks else "sdpa")
+    place: Placement = (device, FLEX if has_blocks else "sdpa")
     model = (
         _adapted(settings.lora, directory, start, place, dtype)
         if settings.lora
@@ -257,32 +259,23 @@ def _rounded(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tenso
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a model is loaded to, and how it computes attention there."""
-
-    device: torch.device
-    attention: str
-
-
-def _load(directory: Path, place: Place, dtype: torch.dtype = torch.float32) -> Any:
+def _load(directory: Path, place: Placement, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    device, attention = place
     logging.disable_progress_bar()
     if not (directory / "config.json").is_file():
         raise InvalidInput(f"{directory}: holds no model", hint="to begin with an adapter, set model.lora")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, attn_implementation=place.attention
-        )
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInput(f"model {directory.name}: cannot be trained: {reason}") from None
-    return model.to(place.device)
+    return model.to(device)
 
 
-def _adapted(lora: Lora, directory: Path, start: Path | None, place: Place, dtype: torch.dtype) -> Any:
+def _adapted(lora: Lora, directory: Path, start: Path | None, place: Placement, dtype: torch.dtype) -> Any:
     """The model with a new adapter, or with the one it starts with, whose rank is its own."""
     model = _with_adapter(lora, directory, start, place, dtype)
     for module in model.modules():
@@ -292,7 +285,9 @@ def _adapted(lora: Lora, directory: Path, start: Path | None, place: Place, dtyp
     return model
 
 
-def _with_adapter(lora: Lora, directory: Path, start: Path | None, place: Place, dtype: torch.dtype) -> Any:
+def _with_adapter(
+    lora: Lora, directory: Path, start: Path | None, place: Placement, dtype: torch.dtype
+) -> Any:
     try:
         from peft import LoraConfig, PeftModel, get_peft_model
     except ImportError:
@@ -318,7 +313,7 @@ def _replace(policy: Policy, weights: Path) -> None:
     else:
         # Files lack what is tied to other weights, and hold each expert's apart: only a model reads them.
         dtype = next(policy.model.parameters()).dtype
-        saved = _load(weights, Place(torch.device("cpu"), "sdpa"), dtype)
+        saved = _load(weights, (torch.device("cpu"), "sdpa"), dtype)
         policy.model.load_state_dict(saved.state_dict())
 
 

@@ -1,4 +1,4 @@
-"""Groups from a rollout server, that runs ahead of training by as many steps as tokens may be stale."""
+"""Groups from a rollout server that runs ahead of training by as many steps as tokens may be stale."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from polar.app.rollouts import training_task
 from polar.client import Client
 from polar.errors import NotFound, retry
 from polar.evals.statistics import mean_of_outcomes
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
 from polar.recordings.recording import DamagedRecording, Recording, decode
-from polar.training.groups import Excluded, Group, Material, Sample, material
+from polar.training.material import Material, PolicyVersions, material
 from polar.training.settings import GrpoSettings, RolloutSettings
 from polar.training.sources import Shuffled
-from polar.training.versions import Versions
+from polar.trajectory.learnable import EndedSession, Excluded, Group
 
 log = logging.getLogger(__name__)
-
-MAX_ID = 128
-"""How long a task's id may be."""
 
 MOST_URGENT = 100
 """The highest priority that a task may have."""
 
 HELD_OUT = "held-out.jsonl"
-"""In the run's directory: which held-out tasks were passed, each time they were tried."""
+"""In the run's directory: which held-out tasks passed, each time they were tried."""
 
 
-class Turn(NamedTuple):
-    """When a task is rolled out: in which round through all of them, and for which step at the latest."""
+class Scheduled(NamedTuple):
+    """A task in flight: in which round through all tasks, and for which step at the latest."""
 
     round: int
     task: int
     due: int
-    """Later its first tokens might be too old."""
+    """The step after which its first tokens might be too stale."""
 
 
 class Rollouts:
@@ -63,22 +61,22 @@ class Rollouts:
         self._run = secrets.token_hex(4)
         self._cursor = 0
         self._page = 0
-        """Where in the feed the page begins that was read last."""
-        self._in_flight: dict[str, Turn] = {}
+        """Where in the feed the page that was read last begins."""
+        self._in_flight: dict[str, Scheduled] = {}
         """Submitted and not taken, oldest first."""
         self._results: dict[str, dict[int, SessionResult]] = defaultdict(dict)
         self._complete: list[str] = []
-        """Of those in flight: the tasks all of whose sessions have ended, in the order they did."""
+        """The tasks in flight all of whose sessions have ended, in the order in which they did."""
         self._seen_from: dict[str, int] = {}
-        """Of those in flight: where in the feed their first result stands."""
+        """Where in the feed the first result of each task in flight stands."""
         self._resting: dict[int, int] = {}
-        """Task → the last round that it sits out."""
+        """Task → the last round in which it is skipped."""
         self._passed_over = 0
-        """How many turns of resting tasks have come since the last step."""
+        """Turns of resting tasks since the last step."""
         self._step = 0
-        """Which step is being supplied."""
+        """The step that is being supplied."""
 
-    def take(self, versions: Versions) -> Material:
+    def take(self, versions: PolicyVersions) -> Material:
         groups: list[Group] = []
         missing, spares = self._settings.groups, self._rollouts.spares
         ahead = self._settings.groups * self._settings.ahead
@@ -88,7 +86,7 @@ class Rollouts:
             urgent = self._urgent(missing)
             retry(partial(self._read_until_one_is_complete, urgent))
             groups.append(group := self._pop(urgent))
-            if group.has_spread or not spares:
+            if group.rewards_differ or not spares:
                 missing -= 1
             else:
                 spares -= 1
@@ -124,20 +122,20 @@ class Rollouts:
         self._run = state["run"]
         self._cursor = self._page = state["cursor"]
         self._order.position = state["position"]
-        self._in_flight = {id: Turn(*turn) for id, turn in state["in_flight"].items()}
+        self._in_flight = {id: Scheduled(*turn) for id, turn in state["in_flight"].items()}
         self._resting = dict(state["resting"])
         self._step = state["step"]
 
     def _submit(self) -> None:
         """Have the task whose turn it is rolled out, unless it rests."""
         position, round = self._order.position, self._order.round
-        turn = Turn(round, self._order.next(), self._step + self._settings.ahead)
+        turn = Scheduled(round, self._order.next(), self._step + self._settings.ahead)
         if turn.round <= self._resting.get(turn.task, -1):
             self._passed_over += 1
             return
         temperature = self._settings.objective.temperature
         prefix = f"{self._run}-{position}"
-        spec = rollout_of(self._tasks[turn.task], prefix, self._rollouts.samples, temperature)
+        spec = training_task(self._tasks[turn.task], prefix, self._rollouts.samples, temperature)
         known = retry(lambda: self._client.submit(spec))
         self._in_flight[spec.id] = turn
         if known.status is not TaskStatus.QUEUED:
@@ -188,9 +186,9 @@ class Rollouts:
         turn = self._in_flight.pop(task_id)
         results = [result for _, result in sorted(self._results.pop(task_id, {}).items())]
         self._seen_from.pop(task_id, None)
-        group = Group(task_id, tuple(Sample(result, None) for result in results))
-        if group.has_spread:
-            return Group(task_id, tuple(Sample(result, self._recording(result)) for result in results))
+        group = Group(task_id, tuple(EndedSession(result) for result in results))
+        if group.rewards_differ:
+            return Group(task_id, tuple(EndedSession(result, self._recording(result)) for result in results))
         # What was recorded need not be read.
         self._resting[turn.task] = turn.round + self._rollouts.rest
         return group
@@ -209,21 +207,21 @@ class HeldOut:
     """Tasks that are not learnt from, rolled out now and then to see how well the policy does."""
 
     def __init__(
-        self, client: Client, tasks: Sequence[TaskSpec], samples: int, temperature: float, told: Path
+        self, client: Client, tasks: Sequence[TaskSpec], samples: int, temperature: float, log_file: Path
     ) -> None:
-        """`told` is a file that is given a line each time: what share of its samples each task passed."""
+        """`log_file` gets a line each time: the share of samples that passed, by task."""
         self._client = client
         self._tasks = tasks
         self._samples = samples
         self._temperature = temperature
-        self._told = told
+        self._log_file = log_file
         self._run = secrets.token_hex(4)
 
     def numbers(self, step: int) -> dict[str, float]:
-        """Mean reward, and the share of sessions with the full one; a session that failed has 0."""
+        """Mean reward, and the share of sessions with the full reward; a failed session counts as 0."""
         specs = [
             # Nothing is learnt until they have ended, so they go before what is rolled out ahead.
-            rollout_of(
+            training_task(
                 task, f"{self._run}-held-out-{step}-{number}", self._samples, self._temperature
             ).model_copy(update={"priority": MOST_URGENT})
             for number, task in enumerate(self._tasks)
@@ -242,7 +240,7 @@ class HeldOut:
         success = mean_of_outcomes(list(passed.values()))
         if success is None:
             return {}
-        with self._told.open("a") as file:
+        with self._log_file.open("a") as file:
             file.write(json.dumps({"step": step, "passed": passed}) + "\n")
         numbers = {
             "held_out_reward": fmean(result.reward or 0.0 for result in results),
@@ -251,10 +249,3 @@ class HeldOut:
         if success.has_interval:
             numbers |= {"held_out_low": success.low, "held_out_high": success.high}
         return numbers
-
-
-def rollout_of(task: TaskSpec, prefix: str, samples: int, temperature: float) -> TaskSpec:
-    """The task under a name of its own, sampled as the trainer computes logprobs: nothing cut."""
-    name = f"{prefix}-{task.id}"[:MAX_ID]
-    sampling = task.sampling.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
-    return task.model_copy(update={"id": name, "samples": samples, "sampling": sampling, "early_stop": None})

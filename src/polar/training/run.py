@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polar.app.datagen.place import DATA
+from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, own_system
+from polar.app.stack import Say
+from polar.app.weights import EngineWeights
 from polar.client import Client
-from polar.errors import Conflict, InvalidInput
-from polar.files import locked
+from polar.errors import InvalidInput
+from polar.models.task import TaskSpec
 from polar.tasksets.files import load_tasks
 from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint
 from polar.training.learner import Learner, LossOf
-from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Training, nothing_held_out
+from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Nowhere, Training, WeightSink
 from polar.training.metrics import board, require
 from polar.training.objective import likelihood_loss, policy_loss
 from polar.training.policy import load_policy
 from polar.training.rollouts import HELD_OUT, HeldOut, Rollouts
-from polar.training.server import Say, rollout_server
 from polar.training.settings import GrpoSettings, Pack, RolloutSettings, RunSettings, SftSettings
-from polar.training.sinks import Engines, Nowhere, WeightSink
 from polar.training.sources import Dataset, Recordings, Source
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 log = logging.getLogger(__name__)
+
+TURN_SECONDS = 0.0005
+"""How long the server may keep the trainer from the interpreter, or the trainer the server; a tenth of what
+Python allows by itself."""
 
 
 def train(settings: RunSettings, console: Console) -> Checkpoint:
@@ -42,7 +50,7 @@ def train(settings: RunSettings, console: Console) -> Checkpoint:
         more = f"--steps {done.step + settings.steps}"
         console.print(f"finished: {done.step} steps are done; {more} trains on, --out DIR begins anew")
         return done
-    with _alone(settings.out), ExitStack() as stack:
+    with only_writer(settings.out, "train"), ExitStack() as stack:
         training = assemble(settings, stack, lambda step: console.print(f"• {step}", markup=False))
         shown = stack.enter_context(board(settings.metrics, settings.out, training.step, console))
         return training.run(shown)
@@ -66,22 +74,22 @@ def assemble(settings: RunSettings, stack: ExitStack, say: Say) -> Training:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What stands at both ends of a step."""
+    """Where a step's material comes from and its weights go to."""
 
     source: Source
     sink: WeightSink = field(default_factory=Nowhere)
-    held_out: HeldOutNumbers = nothing_held_out
+    held_out: HeldOutNumbers | None = None
 
 
 def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
     match settings:
         case GrpoSettings(rollouts=RolloutSettings() as rollouts):
             tasks = load_tasks(*rollouts.tasks)
-            place = stack.enter_context(rollout_server(settings, rollouts, tasks, say))
-            client = stack.enter_context(Client(place.url, place.token))
+            address = stack.enter_context(rollout_server(settings, rollouts, tasks, say))
+            client = stack.enter_context(Client(address.url, address.token))
             return Supply(
                 Rollouts(settings, rollouts, client, tasks),
-                Engines(client, settings.out, _weights(settings, rollouts)),
+                EngineWeights(client, settings.out, _weights(settings, rollouts)),
                 _held_out(settings, rollouts, client),
             )
         case GrpoSettings(recordings=Path() as recordings):
@@ -118,10 +126,10 @@ def _learner(settings: RunSettings, found: Checkpoint | None) -> Learner:
     )
 
 
-def _held_out(settings: GrpoSettings, rollouts: RolloutSettings, client: Client) -> HeldOutNumbers:
+def _held_out(settings: GrpoSettings, rollouts: RolloutSettings, client: Client) -> HeldOutNumbers | None:
     asked = rollouts.held_out
     if asked is None:
-        return nothing_held_out
+        return None
     every = asked.every
     tasks = HeldOut(
         client,
@@ -134,7 +142,51 @@ def _held_out(settings: GrpoSettings, rollouts: RolloutSettings, client: Client)
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Nobody else trains into this directory meanwhile; the lock ends with the process."""
-    with locked(out / ".lock", busy=Conflict(f"{out}: another `polar train` is writing there")):
+def rollout_server(
+    settings: GrpoSettings, rollouts: RolloutSettings, tasks: Sequence[TaskSpec], say: Say
+) -> Iterator[ServerAddress]:
+    """The server that the settings name, or a whole system for this run, on a thread beside the trainer."""
+    if rollouts.server is not None:
+        yield ServerAddress(rollouts.server, None)
+        return
+    system = own_settings(settings.out, rollouts.config, {"model": settings.model.name}, rollouts.concurrency)
+    started: Future[ServerAddress] = Future()
+    loop = asyncio.new_event_loop()
+    ending = asyncio.Event()
+
+    async def serve() -> None:
+        async with own_system(system, tasks, say) as address:
+            started.set_result(address)
+            await ending.wait()
+
+    def work() -> None:
+        try:
+            loop.run_until_complete(serve())
+        except BaseException as error:
+            if started.done():
+                # The trainer sees a server that does not answer, and gives up after a while.
+                log.error("the run's own rollout server has ended: %s", error)
+            else:
+                started.set_exception(error)
+
+    thread = threading.Thread(target=work, name="polar-rollouts")
+    with _short_turns():
+        thread.start()
+        try:
+            yield started.result()
+        finally:
+            # Closed here and not by the thread, which may have ended already.
+            loop.call_soon_threadsafe(ending.set)
+            thread.join()
+            loop.close()
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Let threads wait less for each other: every kernel launch and every answer waits for its turn."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_SECONDS)
+    try:
         yield
+    finally:
+        sys.setswitchinterval(before)

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from polar.config.settings import DEFAULT_MODEL
 from polar.config.yaml_document import read_yaml
 from polar.errors import InvalidInput, explain
 from polar.models.component import Frozen
-
-MIN_STD = 1e-4
-"""Rewards that lie closer together than this are not blown up to advantages of 1."""
+from polar.trajectory.learnable import MIN_STD, Advantage
 
 
-class Advantage(StrEnum):
-    """What a reward is compared with."""
+def _from_file(path: Path, info: ValidationInfo) -> Path:
+    return info.context / path if isinstance(info.context, Path) else path
 
-    GROUP = "group"
-    """The group's mean, divided by the group's standard deviation (GRPO)."""
-    MEAN = "mean"
-    """The group's mean, and no more (Dr. GRPO)."""
-    LEAVE_ONE_OUT = "leave_one_out"
-    """The mean of the group's other samples (RLOO)."""
+
+def _model_from_file(name: str, info: ValidationInfo) -> str:
+    """A name is a path only where it leads to a directory: others are known by it."""
+    path = _from_file(Path(name), info)
+    return str(path) if info.context and name != DEFAULT_MODEL and path.is_dir() else name
+
+
+FromFile = Annotated[Path, AfterValidator(_from_file)]
+"""A path relative to the directory of the run's file, once `load_run` has read it."""
 
 
 class Level(StrEnum):
@@ -66,9 +67,9 @@ class Lora(Frozen):
 class ModelSettings(Frozen):
     """The policy: where it starts and how it is computed."""
 
-    name: str = DEFAULT_MODEL
+    name: Annotated[str, AfterValidator(_model_from_file)] = DEFAULT_MODEL
     """The default model, a directory, or a Hugging Face model id."""
-    start: Path | None = None
+    start: FromFile | None = None
     """Weights or an adapter to begin with, as a checkpoint's `weights` holds them; None: the model's own
     weights. `polar examples` writes an adapter to `examples/warm-start`."""
     lora: Lora | None = None
@@ -198,7 +199,7 @@ class RunSettings(Frozen):
 class HeldOutSettings(Frozen):
     """Tasks that are not learnt from, to see how well the policy does."""
 
-    tasks: tuple[Path, ...] = Field(min_length=1)
+    tasks: tuple[FromFile, ...] = Field(min_length=1)
     """Task files, tasksets, or directories of them."""
     samples: int = Field(default=1, ge=1, le=1024)
     """Sessions of each task."""
@@ -209,7 +210,7 @@ class HeldOutSettings(Frozen):
 class RolloutSettings(Frozen):
     """Tasks that are rolled out with the policy as it learns."""
 
-    tasks: tuple[Path, ...] = Field(min_length=1)
+    tasks: tuple[FromFile, ...] = Field(min_length=1)
     """Task files, tasksets, or directories of them."""
     samples: int = Field(default=8, ge=2, le=1024)
     """Sessions of each group."""
@@ -220,13 +221,13 @@ class RolloutSettings(Frozen):
     server: str | None = None
     """The URL of a `polar serve` that runs the model; its token comes from $POLAR_TOKEN or its data
     directory. None: a whole system is started for this run, with its data in `out`."""
-    config: Path | None = None
+    config: FromFile | None = None
     """Settings of that system (a polar.yaml): its engine, its node."""
     concurrency: int | None = Field(default=None, ge=1)
     """Agents that it runs at once."""
     synchronous: bool = False
     """Roll out and train in turns; otherwise rollouts go on while training, `max_staleness` steps ahead."""
-    weights: Path | None = None
+    weights: FromFile | None = None
     """A directory that nodes read weights from (below their `weight_roots`); None: shared memory, or the
     data of a system of the run's own."""
     held_out: HeldOutSettings | None = None
@@ -238,7 +239,7 @@ class GrpoSettings(RunSettings):
     groups: int = Field(default=4, ge=1)
     """Of each step."""
     rollouts: RolloutSettings | None = None
-    recordings: Path | None = None
+    recordings: FromFile | None = None
     """A directory of recordings to learn from, instead of rolling out: no engine is needed."""
     objective: ObjectiveSettings = ObjectiveSettings()
 
@@ -258,7 +259,7 @@ class GrpoSettings(RunSettings):
 class SftSettings(RunSettings):
     """`polar train sft RUN.yaml`."""
 
-    data: tuple[Path, ...] = Field(min_length=1)
+    data: tuple[FromFile, ...] = Field(min_length=1)
     """Datasets of `polar generate`: directories, or their tokens.parquet."""
     rows: int = Field(default=16, ge=1)
     """Of each step; after the last row all are shuffled and read again."""
@@ -275,40 +276,6 @@ def load_run(path: Path, kind: type[R]) -> R:
     if not isinstance(document, dict):
         raise InvalidInput(f"{path}: must be a mapping of settings")
     try:
-        return _relative_to(path.parent, kind.model_validate(document))
+        return kind.model_validate(document, context=path.parent)
     except ValidationError as error:
         raise InvalidInput(f"{path}: {explain(error)}") from None
-
-
-def _relative_to(directory: Path, run: R) -> R:
-    changed: dict[str, Any] = {"model": run.model.model_copy(update=_model_relative_to(directory, run.model))}
-    match run:
-        case GrpoSettings(rollouts=RolloutSettings() as rollouts):
-            changed["rollouts"] = rollouts.model_copy(update=_tasks_relative_to(directory, rollouts))
-        case GrpoSettings(recordings=Path() as recordings):
-            changed["recordings"] = directory / recordings
-        case SftSettings(data=data):
-            changed["data"] = tuple(directory / one for one in data)
-    return run.model_copy(update=changed)
-
-
-def _model_relative_to(directory: Path, model: ModelSettings) -> dict[str, Any]:
-    changed: dict[str, Any] = {}
-    if model.start is not None:
-        changed["start"] = directory / model.start
-    # A name is a path only where it leads to a directory: others are known by it.
-    if model.name != DEFAULT_MODEL and (directory / model.name).is_dir():
-        changed["name"] = str(directory / model.name)
-    return changed
-
-
-def _tasks_relative_to(directory: Path, rollouts: RolloutSettings) -> dict[str, Any]:
-    changed: dict[str, Any] = {"tasks": tuple(directory / one for one in rollouts.tasks)}
-    if rollouts.config is not None:
-        changed["config"] = directory / rollouts.config
-    if rollouts.weights is not None:
-        changed["weights"] = directory / rollouts.weights
-    if rollouts.held_out is not None:
-        tasks = tuple(directory / one for one in rollouts.held_out.tasks)
-        changed["held_out"] = rollouts.held_out.model_copy(update={"tasks": tasks})
-    return changed

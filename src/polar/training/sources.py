@@ -14,9 +14,9 @@ import numpy as np
 from polar.errors import InvalidInput
 from polar.models.trace import Trace
 from polar.recordings.recording import FAMILY, DamagedRecording, decode
-from polar.training.groups import Excluded, Group, Material, Sample, material, pack
+from polar.training.material import Material, PolicyVersions, material, pack
 from polar.training.settings import GrpoSettings, Level, SftSettings
-from polar.training.versions import Versions
+from polar.trajectory.learnable import EndedSession, Excluded, Group
 from polar.trajectory.packing.rows import Row, row
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ TOKENS_FILE = "tokens.parquet"
 class Source(Protocol):
     """Where each step's material comes from."""
 
-    def take(self, versions: Versions) -> Material:
+    def take(self, versions: PolicyVersions) -> Material:
         """The next step's, for the policy of now; waits until it is there."""
 
     def state(self) -> dict[str, Any]:
@@ -64,11 +64,11 @@ class Recordings:
         self._groups, self._newest = _index(directory)
         self._order = Shuffled(len(self._groups), settings.seed)
 
-    def take(self, versions: Versions) -> Material:
+    def take(self, versions: PolicyVersions) -> Material:
         chosen = [self._groups[self._order.next()] for _ in range(self._settings.groups)]
         groups = [_read_group(task_id, files) for task_id, files in chosen]
         # How stale a token is, is counted from the newest policy recorded.
-        return material(groups, self._settings.objective, self._settings.batch, Versions(self._newest))
+        return material(groups, self._settings.objective, self._settings.batch, PolicyVersions(self._newest))
 
     def state(self) -> dict[str, Any]:
         return {"position": self._order.position}
@@ -87,7 +87,7 @@ class Dataset:
             raise InvalidInput("the datasets hold no rows", hint="generate with another --accept condition")
         self._order = Shuffled(len(self._traces), settings.seed)
 
-    def take(self, versions: Versions) -> Material:
+    def take(self, versions: PolicyVersions) -> Material:
         chosen = [self._order.next() for _ in range(self._settings.rows)]
         # A row that comes twice in a step keeps two names.
         rows = [row(f"{place}-{number}", self._traces[number]) for place, number in enumerate(chosen)]
@@ -128,7 +128,7 @@ def _index(directory: Path) -> tuple[list[tuple[str, list[Path]]], int]:
 
 def _read_group(task_id: str, files: Sequence[Path]) -> Group:
     recordings = [decode(path.read_bytes()) for path in files]
-    return Group(task_id, tuple(Sample(recording.result, recording) for recording in recordings))
+    return Group(task_id, tuple(EndedSession(recording.result, recording) for recording in recordings))
 
 
 def _read_traces(path: Path) -> list[Trace]:

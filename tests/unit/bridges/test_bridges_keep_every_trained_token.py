@@ -47,7 +47,7 @@ def sessions(draw: st.DrawFn, number: int = 0) -> ScoredSession:
     )
     reward = draw(st.sampled_from([0.0, 0.5, 1.0, None]))
     made = sample(completions, reward, number=number, builder=PrefixMerging(options))
-    return scored(made.result, made.recording, 1.0)
+    return scored(made, 1.0)
 
 
 @st.composite
@@ -351,7 +351,7 @@ def two_turns(*, drift: DriftPolicy = DriftPolicy.FORK, logprob: float = -0.5) -
         drifted = np.array([1, 2, 3, 20, 12, 7, 8], np.int32)
         second = replace(second, prompt_ids=drifted, parent=None, follows=first.id)
     made = sample((first, second), 1.0, builder=PrefixMerging(PrefixMerging.Options(drift=drift)))
-    return scored(made.result, made.recording, 1.0)
+    return scored(made, 1.0)
 
 
 def test_nemo_gym_gets_the_prompts_of_the_trace_where_the_harness_sent_other_tokens() -> None:
@@ -382,7 +382,7 @@ def test_nemo_gym_shows_a_call_that_must_not_be_trained_as_context() -> None:
     first, second, third = turns((1, 2, 3), [[10, 11], [13], [14]])
     second = replace(second, used=Sampling(temperature=0.2))
     made = sample((first, second, third), 1.0)
-    session = scored(made.result, made.recording, 1.0)
+    session = scored(made, 1.0)
     assert session.trained_tokens == 3
     assert_nemo_rl_trains_the_trace(session)
     said = [item for item in response(session, {})["output"] if item.get("role") == "assistant"]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import pytest
 
 from polar import errors
 from polar.bridges import sessions
-from polar.bridges.sessions import Order, ScoredSession, one_session, roll_out, task_of, task_row
+from polar.bridges.sessions import Order, ScoredSession, one_session, roll_out_groups, task_of, task_row
 from polar.client import AsyncClient
 from polar.errors import Backoff, InvalidInput
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec
+from polar.models.views import TaskView
 from tests.fakes.rollout_client import RolloutClient
 from tests.systems import shell_task
 
@@ -25,12 +26,14 @@ class AsyncRolloutClient:
     def __init__(self) -> None:
         self.server = RolloutClient()
 
-    async def submit(self, task: TaskSpec) -> None:
-        self.server.submit(task)
+    async def submit(self, task: TaskSpec) -> TaskView:
+        return self.server.submit(task)
 
-    async def wait(self, task_ids: Collection[str]) -> list[SessionResult]:
-        pages = list(self.server.result_pages(task_ids, follow=True))
-        return [result for page in reversed(pages) for result in reversed(page.results)]
+    async def results(self, task_ids: Collection[str], *, follow: bool) -> AsyncIterator[SessionResult]:
+        pages = list(self.server.result_pages(task_ids, follow=follow))
+        for page in reversed(pages):
+            for result in reversed(page.results):
+                yield result
 
     async def recording(self, session_id: str) -> bytes:
         return self.server.recording(session_id)
@@ -47,7 +50,7 @@ def orders(count: int) -> list[Order]:
 
 
 async def test_each_order_gets_its_own_sessions_in_the_order_of_samples(client: Any) -> None:
-    groups = await roll_out(client, orders(3), 0.7)
+    groups = await roll_out_groups(client, orders(3), 0.7)
     submitted = client.server.submitted
     for number, (spec, group) in enumerate(zip(submitted, groups, strict=True)):
         assert spec.id.endswith(f"-task-{number}")
@@ -58,26 +61,27 @@ async def test_each_order_gets_its_own_sessions_in_the_order_of_samples(client: 
 
 
 async def test_the_same_task_twice_is_two_rollouts(client: Any) -> None:
-    await roll_out(client, orders(1))
-    await roll_out(client, orders(1))
+    await roll_out_groups(client, orders(1))
+    await roll_out_groups(client, orders(1))
     assert len({spec.id for spec in client.server.submitted}) == 2
 
 
 async def test_a_server_that_comes_back_is_waited_for(client: Any) -> None:
     client.server.failures = 2
-    (group,) = await roll_out(client, orders(1))
+    (group,) = await roll_out_groups(client, orders(1))
     assert [len(one.traces) for one in group] == [1, 1]
 
 
 async def test_a_lost_recording_is_counted_and_keeps_its_reward(client: Any) -> None:
     submit = client.submit
 
-    async def submit_and_lose_one(task: TaskSpec) -> None:
-        await submit(task)
+    async def submit_and_lose_one(task: TaskSpec) -> TaskView:
+        view: TaskView = await submit(task)
         client.server.lost.add(client.server.groups[task.id].samples[1].result.session_id)
+        return view
 
     client.submit = submit_and_lose_one
-    ((kept, lost),) = await roll_out(client, orders(1))
+    ((kept, lost),) = await roll_out_groups(client, orders(1))
     assert kept.traces
     assert not kept.excluded
     assert (lost.traces, lost.reward, lost.excluded) == ((), 0.0, Counter({"sessions_unreadable": 1}))
@@ -87,11 +91,13 @@ async def test_samples_asked_for_one_by_one_do_not_share_a_seed(monkeypatch: pyt
     seeds = []
     session: Any = object()
 
-    async def roll_out(_: Any, orders: list[Order], temperature: float) -> list[tuple[ScoredSession, ...]]:
+    async def roll_out_groups(
+        _: Any, orders: list[Order], temperature: float
+    ) -> list[tuple[ScoredSession, ...]]:
         seeds.append(orders[0].task.sampling.seed)
         return [(session,)]
 
-    monkeypatch.setattr(sessions, "roll_out", roll_out)
+    monkeypatch.setattr(sessions, "roll_out_groups", roll_out_groups)
     task = shell_task("fixed", "true", sampling={"seed": 7, "max_tokens": 5})
     assert await one_session(AsyncClient("http://127.0.0.1:9", "token"), task) is session
     assert seeds == [None]

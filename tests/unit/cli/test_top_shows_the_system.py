@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console, Group
 
-from polar.app.diagnosis.vitals import EngineSigns, NodeSigns, PoolSigns, Vitals
+from polar.app.vitals import EngineSigns, NodeSigns, PoolSigns, Vitals
 from polar.cli.top import _parts
 from polar.models.session import SessionStatus
 
@@ -22,8 +22,8 @@ QUIET = Vitals(
     policy_version=0,
     is_paused=False,
     sessions_per_second=0.0,
-    sampled_tokens_a_second=0.0,
-    completions_a_second=0.0,
+    sampled_tokens_per_second=0.0,
+    completions_per_second=0.0,
     first_token_p50=None,
     first_token_p95=None,
     mean_reward=None,
@@ -46,7 +46,7 @@ def test_everything_has_its_line() -> None:
             "sessions": {SessionStatus.RUNNING: 3},
             "policy_version": 7,
             "is_paused": True,
-            "sampled_tokens_a_second": 412.94,
+            "sampled_tokens_per_second": 412.94,
             "first_token_p50": 0.086,
             "first_token_p95": 1.24,
             "mean_reward": 0.4312,

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from polar.engines.base import PROCESSED, RAW, EngineError
+from polar.engines.base import EngineError
 from polar.engines.replicas import Replicas
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
+from polar.models.session import PROCESSED, RAW
 from tests.fakes.sglang_wire import event as sglang_event
 from tests.fakes.sglang_wire import sglang_wire
 from tests.fakes.switchable_engine import SwitchableEngine

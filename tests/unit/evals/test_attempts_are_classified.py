@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.evals.attempts import LONGEST_REASON, attempt_of, error_class
+from polar.evals.report import LONGEST_REASON, attempt_of, error_class
 from polar.models.session import AgentEnd, SessionStatus
 from tests.fakes.recordings import recording
 from tests.fakes.reports import attempt

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.errors import InvalidInput
-from polar.evals.comparison import Change, Comparison, Outcomes, compare
+from polar.evals.comparison import Change, Comparison, PairCounts, compare
 from tests.fakes.reports import cell, report
 
 outcomes = st.dictionaries(
@@ -28,7 +28,7 @@ def test_differences_are_of_the_same_tasks_and_samples() -> None:
     }
     assert cells.pass_difference.value == pytest.approx((0 + 0.5 - 1) / 3)
     assert cells.pass_before == pytest.approx(0.5)
-    assert cells.outcomes == Outcomes(both=1, only_before=2, only_after=1, neither=2)
+    assert cells.outcomes == PairCounts(both=1, only_before=2, only_after=1, neither=2)
     assert cells.unpaired == 2
 
 

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from polar.cli.main import app
-from polar.evals.files import report_files, write
+from polar.evals.documents import report_files, write
 from tests.fakes.reports import cell, report
 
 

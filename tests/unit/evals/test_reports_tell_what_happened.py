@@ -12,9 +12,8 @@ from bs4 import BeautifulSoup
 
 from polar.errors import InvalidInput
 from polar.evals.comparison import compare
-from polar.evals.files import comparison_files, report_files, write
-from polar.evals.gates import Gate, failures, parse_gate
-from polar.evals.report import Report, TaskOutcome, cell_of, load_report
+from polar.evals.documents import comparison_files, report_files, write
+from polar.evals.report import Gate, Report, TaskOutcome, below_gates, cell_of, load_report, parse_gate
 from polar.evals.statistics import Method
 from polar.models.session import SessionStatus
 from tests.fakes.reports import attempt, cell, report
@@ -154,14 +153,14 @@ def test_a_directory_without_a_sound_report_is_refused(
 
 
 def test_a_gate_names_every_cell_that_stays_below() -> None:
-    lines = failures(full(), [Gate("pass@1", 0.5), Gate("pass@4", 0.99)])
+    lines = below_gates(full(), [Gate("pass@1", 0.5), Gate("pass@4", 0.99)])
     assert len(lines) == 3
     assert "codex" in lines[0]
     assert "pass@1 is 0.333, under 0.5" in lines[0]
 
 
 def test_a_gate_at_the_value_itself_is_passed() -> None:
-    assert not failures(full(), [Gate("pass@1", 1 / 3)])
+    assert not below_gates(full(), [Gate("pass@1", 1 / 3)])
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from polar.recordings.recording import Recording
 from polar.tasksets import parquet_file
 from polar.tasksets.conversations import conversations
 from polar.tasksets.expressions import parse_acceptance
-from polar.tasksets.sft import CARD, Attempt, Fate, Group, Table, Written, card, write_dataset
+from polar.tasksets.sft import CARD, Fate, Table, TaskSessions, Written, card, write_dataset
+from polar.trajectory.learnable import EndedSession
 from polar.trajectory.materialise import materialise
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.recordings import CALL, DONE, TOOL, USER, recording
@@ -32,7 +33,7 @@ from tests.fakes.recordings import CALL, DONE, TOOL, USER, recording
 ACCEPT = parse_acceptance("reward >= 1")
 
 
-def attempt(session: str, *, sample: int = 0, reward: float = 1.0, said: str | None = None) -> Attempt:
+def attempt(session: str, *, sample: int = 0, reward: float = 1.0, said: str | None = None) -> EndedSession:
     """A session whose last answer can be told apart by `said`."""
     made = recording(session, sample=sample, reward=reward)
     completions = made.completions
@@ -44,10 +45,10 @@ def attempt(session: str, *, sample: int = 0, reward: float = 1.0, said: str | N
         completions = (completions[0], other, completions[2])
     trajectory = PrefixMerging(PrefixMerging.Options()).build(grow(completions)).with_reward(reward)
     result = made.result.model_copy(update={"stats": trajectory.stats})
-    return Attempt(result, Recording(grow(completions), trajectory, result))
+    return EndedSession(result, Recording(grow(completions), trajectory, result))
 
 
-def without_tokens(given: Attempt) -> Attempt:
+def without_tokens(given: EndedSession) -> EndedSession:
     """The same from an engine that gave text only."""
     assert given.recording is not None
     nothing = np.empty(0, np.int32)
@@ -64,17 +65,17 @@ def without_tokens(given: Attempt) -> Attempt:
         )
         for one in given.recording.completions
     )
-    return Attempt(given.result, Recording(grow(completions), Trajectory((), ()), given.result))
+    return EndedSession(given.result, Recording(grow(completions), Trajectory((), ()), given.result))
 
 
-def failed(session: str) -> Attempt:
+def failed(session: str) -> EndedSession:
     status = SessionStatus.FAILED
     about = {"session_id": session, "task_id": "t", "sample": 0, "attempt": 1, "error": "no sandbox"}
-    return Attempt(SessionResult.model_validate({**about, "status": status}), None)
+    return EndedSession(SessionResult.model_validate({**about, "status": status}), None)
 
 
-def group(*attempts: Attempt, task: str = "t") -> Group:
-    return Group(task, "pi", {"level": 2}, attempts)
+def group(*attempts: EndedSession, task: str = "t") -> TaskSessions:
+    return TaskSessions(task, "pi", {"level": 2}, attempts)
 
 
 def read(directory: Path, table: Table) -> list[dict[Hashable, Any]]:
@@ -208,7 +209,7 @@ def test_ids_that_were_made_up_are_numbered_and_those_that_were_sampled_kept() -
 def test_a_failure_half_way_leaves_what_was_there_before(tmp_path: Path) -> None:
     write_dataset([group(attempt("old"))], tmp_path, ACCEPT)
 
-    def broken() -> Iterator[Group]:
+    def broken() -> Iterator[TaskSessions]:
         yield group(attempt("new"))
         raise PolarError("the server went away")
 
@@ -223,7 +224,7 @@ def load(directory: Path, table: Table, cache: Path) -> Any:
 
 
 @pytest.mark.parametrize("attempts", [(), (attempt("a"), attempt("b", reward=0.0, said="no"))])
-def test_the_card_makes_it_loadable_whole(tmp_path: Path, attempts: Sequence[Attempt]) -> None:
+def test_the_card_makes_it_loadable_whole(tmp_path: Path, attempts: Sequence[EndedSession]) -> None:
     out = tmp_path / "out"
     written = write_dataset([group(*attempts)], out, ACCEPT)
     (out / CARD).write_text(card("out", written, {"accept": "reward >= 1 | `x`"}))

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.models.chat import Sampling
-from polar.training.groups import Excluded, Group, Material, Sample, baselines, material
-from polar.training.settings import Advantage, BatchSettings, Level, ObjectiveSettings
-from polar.training.versions import Versions
+from polar.training.material import Material, PolicyVersions, material
+from polar.training.settings import BatchSettings, Level, ObjectiveSettings
 from polar.trajectory.accounting import LOGPROB_TOLERANCE
+from polar.trajectory.learnable import Advantage, Baseline, EndedSession, Excluded, Group, baselines
 from polar.trajectory.per_request import PerRequest
 from tests.fakes.scripted_rollouts import group, sample, turns, with_completions
 
@@ -26,7 +26,7 @@ GOOD = group(ANSWERS, (1.0, 0.0), task_id="good")
 def made(
     *groups: Group, version: int = 0, tokens: int = 1000, objective: ObjectiveSettings = ObjectiveSettings()
 ) -> Material:
-    return material(groups, objective, BatchSettings(tokens=tokens), Versions(version))
+    return material(groups, objective, BatchSettings(tokens=tokens), PolicyVersions(version))
 
 
 def trained(found: Material) -> int:
@@ -51,7 +51,7 @@ def test_equal_rewards_teach_nothing() -> None:
 def test_the_same_reward_added_up_in_another_order_is_equal() -> None:
     """0.30000000000000004 is no better than 0.3: divided by their deviation, they would be 1 and -1."""
     found = group(([[10]], [[20]]), (0.1 + 0.2, 0.3))
-    assert not found.has_spread
+    assert not found.rewards_differ
     assert left_out(made(found)) == {Excluded.GROUPS_EQUAL: 1}
 
 
@@ -135,10 +135,16 @@ def _of_mode(one: Group, mode: str | None, temperature: float) -> Group:
     return Group(one.task_id, tuple(_with_mode(sample, mode) for sample in samples))
 
 
-def _with_mode(one: Sample, mode: str | None) -> Sample:
+def _with_mode(one: EndedSession, mode: str | None) -> EndedSession:
     assert one.recording is not None
     result = one.result.model_copy(update={"logprobs_mode": mode})
-    return Sample(result, replace(one.recording, result=result))
+    return EndedSession(result, replace(one.recording, result=result))
+
+
+def compared(rewards: list[float], kind: Advantage) -> list[Baseline]:
+    """What each reward is compared with; nothing where all are equal."""
+    found = baselines([[reward] for reward in rewards], kind)
+    return [one for one in found if one is not None]
 
 
 rewards = st.lists(st.floats(-10, 10, width=16), min_size=2, max_size=12)
@@ -146,8 +152,8 @@ rewards = st.lists(st.floats(-10, 10, width=16), min_size=2, max_size=12)
 
 @given(rewards, st.sampled_from(Advantage))
 def test_advantages_of_a_group_add_up_to_nothing(given_rewards: list[float], kind: Advantage) -> None:
-    against = baselines(given_rewards, kind)
-    if against is None:
+    against = compared(given_rewards, kind)
+    if not against:
         assert len(set(given_rewards)) == 1
         return
     advantages = [one.advantage(reward) for one, reward in zip(against, given_rewards, strict=True)]
@@ -157,14 +163,12 @@ def test_advantages_of_a_group_add_up_to_nothing(given_rewards: list[float], kin
 
 
 def test_leave_one_out_compares_with_the_others() -> None:
-    against = baselines([1.0, 0.0, 0.5], Advantage.LEAVE_ONE_OUT)
-    assert against is not None
+    against = compared([1.0, 0.0, 0.5], Advantage.LEAVE_ONE_OUT)
     assert [one.mean for one in against] == [0.25, 0.75, 0.5]
 
 
 def test_a_share_of_the_reward_is_compared_with_a_share_of_the_mean() -> None:
-    against = baselines([1.0, 0.0], Advantage.GROUP)
-    assert against is not None
+    against = compared([1.0, 0.0], Advantage.GROUP)
     assert [against[0].advantage(1.0, share) for share in (1.0, 0.5)] == [1.0, 0.5]
 
 
@@ -176,14 +180,14 @@ def judged(rewards: Sequence[float], of_traces: Sequence[Sequence[float | None]]
     )
 
 
-def _judged(one: Sample, own: Sequence[float | None]) -> Sample:
+def _judged(one: EndedSession, own: Sequence[float | None]) -> EndedSession:
     assert one.recording is not None
     assert one.result.verdict is not None
     named = {f"c{turn}": reward for turn, reward in enumerate(own) if reward is not None}
     verdict = one.result.verdict.model_copy(update={"trace_rewards": named})
     result = one.result.model_copy(update={"verdict": verdict})
     trajectory = one.recording.trajectory.with_reward(verdict.reward, named)
-    return Sample(result, replace(one.recording, trajectory=trajectory, result=result))
+    return EndedSession(result, replace(one.recording, trajectory=trajectory, result=result))
 
 
 def advantages(found: Material) -> list[float]:

@@ -12,10 +12,10 @@ import pytest
 
 from polar.errors import InvalidInput
 from polar.tasksets.sft import Table, schema
+from polar.training.material import PolicyVersions
 from polar.training.run import train
 from polar.training.settings import SftSettings
 from polar.training.sources import Dataset
-from polar.training.versions import Versions
 from tests.fakes.training_runs import quiet, same_tensors
 
 
@@ -72,7 +72,11 @@ def test_every_row_comes_once_in_each_round(tiny_model: Path, tmp_path: Path) ->
     write_dataset(tmp_path / "data", ROWS)
     source = Dataset(settings(tiny_model, tmp_path, rows=3))
     rounds = [
-        [name.partition("-")[2] for batch in source.take(Versions(0)).packing.batches for name in batch.names]
+        [
+            name.partition("-")[2]
+            for batch in source.take(PolicyVersions(0)).packing.batches
+            for name in batch.names
+        ]
         for _ in range(4)
     ]
     assert sorted(rounds[0] + rounds[1]) == sorted(rounds[2] + rounds[3]) == list("012345")
@@ -82,7 +86,7 @@ def test_only_what_the_mask_says_is_trained_and_long_rows_are_counted(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     write_dataset(tmp_path / "data", [([1, 2, 3, 4], [0, 1, 0, 1]), ([1] * 40, [0] * 20 + [1] * 20)])
-    found = Dataset(settings(tiny_model, tmp_path, rows=2)).take(Versions(0))
+    found = Dataset(settings(tiny_model, tmp_path, rows=2)).take(PolicyVersions(0))
     (batch,) = found.packing.batches
     assert batch.labels.tolist() == [2, 4]
     assert batch.terms.weights.tolist() == [0.5, 0.5]

@@ -18,7 +18,7 @@ def test_each_time_is_an_interval_over_tasks_and_a_line(tmp_path: Path) -> None:
     client = RolloutClient()
     client.equal = {"-t0", "-t1"}
     told = tmp_path / "held-out.jsonl"
-    held_out = HeldOut(cast(Any, client), TASKS, samples=2, temperature=1.0, told=told)
+    held_out = HeldOut(cast(Any, client), TASKS, samples=2, temperature=1.0, log_file=told)
     before = held_out.numbers(0)
     # Of the scripted server's two sessions the second fails, but for those rewarded alike.
     assert before["held_out_success"] == before["held_out_reward"] == 0.75

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from polar import errors
+from polar.app.weights import EngineWeights
 from polar.client import AsyncClient, Client
 from polar.config.settings import ServerSettings
 from polar.engines.base import EngineError, WeightUpdate
@@ -24,7 +25,6 @@ from polar.node import policy as node_policy
 from polar.node.policy import PolicyFollower
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
-from polar.training.sinks import Engines
 from tests.fakes.switchable_engine import SwitchableEngine
 
 TOKEN = "a token for tests only"
@@ -154,9 +154,9 @@ class System:
                     while True:
                         await follower._follow()
 
-    def trainer(self, trouble: Trouble | None = None) -> Engines:
+    def trainer(self, trouble: Trouble | None = None) -> EngineWeights:
         client = TroubledClient(self.url, trouble or Trouble())
-        return Engines(client, self.root / "run", self.root / "weights")
+        return EngineWeights(client, self.root / "run", self.root / "weights")
 
     async def settled(self) -> PolicyView:
         async with asyncio.timeout(DEADLINE):

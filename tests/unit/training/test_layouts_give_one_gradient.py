@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from polar.training.groups import Group, Material, material
+from polar.training.material import Material, PolicyVersions, material
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import Policy, load_policy
-from polar.training.settings import Advantage, BatchSettings, Level, ModelSettings, ObjectiveSettings, Pack
-from polar.training.versions import Versions
+from polar.training.settings import BatchSettings, Level, ModelSettings, ObjectiveSettings, Pack
 from polar.trajectory.base import Builder
+from polar.trajectory.learnable import Advantage, Group
 from polar.trajectory.per_request import PerRequest
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.scripted_rollouts import group
@@ -55,7 +55,9 @@ def apart(policy: Policy, objective: ObjectiveSettings) -> float:
     found = [
         gradient(
             policy,
-            material(rollouts(builder), objective, BatchSettings(tokens=budget, pack=pack), Versions(0)),
+            material(
+                rollouts(builder), objective, BatchSettings(tokens=budget, pack=pack), PolicyVersions(0)
+            ),
             objective,
         )
         for builder in (APART, MERGED)
@@ -97,7 +99,7 @@ def test_in_double_precision_they_are_one(tiny_model: Path) -> None:
 def test_merged_traces_train_the_tokens_of_per_request_ones(policy: Policy) -> None:
     sizes = {
         name: material(
-            rollouts(builder), ObjectiveSettings(), BatchSettings(tokens=10_000), Versions(0)
+            rollouts(builder), ObjectiveSettings(), BatchSettings(tokens=10_000), PolicyVersions(0)
         ).packing
         for name, builder in (("merged", MERGED), ("apart", APART))
     }
@@ -108,7 +110,7 @@ def test_merged_traces_train_the_tokens_of_per_request_ones(policy: Policy) -> N
 
 def test_chunks_change_nothing(tiny_model: Path, policy: Policy) -> None:
     whole = load_policy(ModelSettings(name=str(tiny_model), device="cpu", chunk=100_000))
-    made = material(rollouts(MERGED), ObjectiveSettings(), BatchSettings(), versions=Versions(0))
+    made = material(rollouts(MERGED), ObjectiveSettings(), BatchSettings(), versions=PolicyVersions(0))
     (batch,) = made.packing.batches
     for ours, theirs in zip(policy.measure(batch), whole.measure(batch), strict=True):
         assert float((ours - theirs).detach().abs().max()) <= 1e-5
@@ -117,13 +119,15 @@ def test_chunks_change_nothing(tiny_model: Path, policy: Policy) -> None:
 def test_gradient_checkpointing_changes_nothing(tiny_model: Path, policy: Policy) -> None:
     frugal = load_policy(ModelSettings(name=str(tiny_model), device="cpu", gradient_checkpointing=True))
     objective = ObjectiveSettings()
-    made = material(rollouts(MERGED), objective, BatchSettings(), versions=Versions(0))
+    made = material(rollouts(MERGED), objective, BatchSettings(), versions=PolicyVersions(0))
     one, other = gradient(policy, made, objective)[1], gradient(frugal, made, objective)[1]
     assert max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True)) <= 1e-5
 
 
 def test_logprobs_are_those_of_the_plain_model(policy: Policy) -> None:
-    made = material([group(ANSWERS, REWARDS)], ObjectiveSettings(), BatchSettings(), versions=Versions(0))
+    made = material(
+        [group(ANSWERS, REWARDS)], ObjectiveSettings(), BatchSettings(), versions=PolicyVersions(0)
+    )
     (batch,) = made.packing.batches
     at = batch.names.index("task-0/0")
     ours = policy.logprobs(batch)[torch.as_tensor(batch.terms.rows == at)]

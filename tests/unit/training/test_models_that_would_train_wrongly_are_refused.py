@@ -10,11 +10,10 @@ import torch
 from torch._inductor.kernel.flex.flex_attention import get_float32_precision
 
 from polar.errors import InvalidInput
-from polar.training.groups import material
+from polar.training.material import PolicyVersions, material
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import load_policy
 from polar.training.settings import BatchSettings, ModelSettings, ObjectiveSettings, Pack
-from polar.training.versions import Versions
 from polar.trajectory.per_request import PerRequest
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.scripted_rollouts import group
@@ -87,7 +86,7 @@ def test_linear_attention_is_trained_one_trace_at_a_time_and_exactly(tmp_path: P
     found = {}
     for builder in (PrefixMerging(PrefixMerging.Options()), PerRequest(PerRequest.Options())):
         rolled_out = group(ANSWERS, REWARDS, builder=builder, logprob=-4.0)
-        made = material([rolled_out], objective, BatchSettings(pack=Pack.ALONE), versions=Versions(0))
+        made = material([rolled_out], objective, BatchSettings(pack=Pack.ALONE), versions=PolicyVersions(0))
         assert all(len(batch.names) == 1 for batch in made.packing.batches)
         policy.model.zero_grad()
         for batch in made.packing.batches:

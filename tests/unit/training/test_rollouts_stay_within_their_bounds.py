@@ -8,12 +8,13 @@ from typing import Any, cast
 import pytest
 
 from polar import errors
+from polar.app.rollouts import training_task
 from polar.errors import Backoff
 from polar.models.task import TaskSpec
-from polar.training.groups import Excluded, Material
-from polar.training.rollouts import Rollouts, rollout_of
+from polar.training.material import Material, PolicyVersions
+from polar.training.rollouts import Rollouts
 from polar.training.settings import GrpoSettings
-from polar.training.versions import Versions
+from polar.trajectory.learnable import Excluded
 from tests.fakes.rollout_client import RolloutClient
 from tests.systems import shell_task
 
@@ -47,7 +48,7 @@ def test_what_is_in_flight_while_training_is_bounded(synchronous: bool, ahead: i
     client = RolloutClient()
     made = source(client, synchronous=synchronous)
     for step in range(1, 5):
-        assert len(names(made.take(Versions(0)))) == 2 * GROUPS
+        assert len(names(made.take(PolicyVersions(0)))) == 2 * GROUPS
         assert len(client.submitted) == GROUPS * (step + ahead)
 
 
@@ -55,7 +56,7 @@ def test_every_task_is_rolled_out_in_each_round_and_sampled_as_the_trainer_compu
     client = RolloutClient()
     made = source(client, synchronous=True, objective={"temperature": 0.7})
     for _ in range(3):
-        made.take(Versions(0))
+        made.take(PolicyVersions(0))
     assert len({task.id for task in client.submitted}) == 6
     assert [sorted(t.id.rpartition("-")[2] for t in client.submitted[at : at + 3]) for at in (0, 3)] == (
         [["t0", "t1", "t2"]] * 2
@@ -67,12 +68,12 @@ def test_every_task_is_rolled_out_in_each_round_and_sampled_as_the_trainer_compu
 def test_a_run_that_goes_on_takes_the_groups_that_it_would_have_taken() -> None:
     client = RolloutClient()
     whole = source(client)
-    whole.take(Versions(0))
+    whole.take(PolicyVersions(0))
     state = whole.state()
-    expected = [names(whole.take(Versions(0))) for _ in range(3)]
+    expected = [names(whole.take(PolicyVersions(0))) for _ in range(3)]
     again = source(client)
     again.restore(state)
-    assert [names(again.take(Versions(0))) for _ in range(3)] == expected
+    assert [names(again.take(PolicyVersions(0))) for _ in range(3)] == expected
     ids = [task.id for task in client.submitted]
     assert len(ids) == len(set(ids))
 
@@ -85,15 +86,15 @@ def test_a_run_that_goes_on_finds_what_ended_among_slower_tasks(
     client = RolloutClient()
     client.slow = {"-t0"}
     whole = source(client, synchronous=synchronous)
-    whole.take(Versions(0))
+    whole.take(PolicyVersions(0))
     state = whole.state()
-    expected = [names(whole.take(Versions(0))) for _ in range(6)]
+    expected = [names(whole.take(PolicyVersions(0))) for _ in range(6)]
     assert all(len(sessions) == 2 * GROUPS for sessions in expected)
     found = []
     for steps in stops:
         again = source(client, synchronous=synchronous)
         again.restore(state)
-        found += [names(again.take(Versions(0))) for _ in range(steps)]
+        found += [names(again.take(PolicyVersions(0))) for _ in range(steps)]
         state = again.state()
     assert found == expected
 
@@ -101,19 +102,21 @@ def test_a_run_that_goes_on_finds_what_ended_among_slower_tasks(
 def test_a_lost_recording_is_counted_and_training_goes_on() -> None:
     client = RolloutClient()
     made = source(client, synchronous=True)
-    made.take(Versions(0))
+    made.take(PolicyVersions(0))
     made._submit()
     client.lost.add(client.feed[-1].session_id)
-    assert made.take(Versions(0)).excluded[Excluded.SESSIONS_UNREADABLE] == 1
+    assert made.take(PolicyVersions(0)).excluded[Excluded.SESSIONS_UNREADABLE] == 1
 
 
 def test_a_server_that_is_away_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=4))
     client = RolloutClient()
     client.failures = 2
-    assert names(source(client).take(Versions(0)))
+    assert names(source(client).take(PolicyVersions(0)))
 
 
 def test_names_of_rollouts_are_valid_ids_however_long_the_tasks_are() -> None:
     long = shell_task("x" * 128, "true")
-    assert TaskSpec.model_validate(rollout_of(long, "run-1", 2, 1.0).model_dump()).id.startswith("run-1-xxx")
+    assert TaskSpec.model_validate(training_task(long, "run-1", 2, 1.0).model_dump()).id.startswith(
+        "run-1-xxx"
+    )

@@ -16,18 +16,18 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from polar.app.own_system import only_writer
+from polar.app.weights import Exports
 from polar.errors import Conflict
 from polar.training.checkpoint import checkpoints, latest
-from polar.training.groups import Material, material
 from polar.training.learner import Diverged
 from polar.training.loop import CHECKPOINTS
+from polar.training.material import Material, PolicyVersions, material
 from polar.training.metrics import board
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import load_policy
-from polar.training.run import _alone, assemble, train
+from polar.training.run import assemble, train
 from polar.training.settings import BatchSettings, GrpoSettings, ModelSettings, ObjectiveSettings
-from polar.training.sinks import Exports
-from polar.training.versions import Versions
 from tests.fakes.scripted_rollouts import group
 from tests.fakes.training_runs import (
     BAD,
@@ -146,7 +146,7 @@ def test_what_was_sampled_before_a_stop_is_no_older_when_the_run_goes_on(
             training.sink = engines
             training.run(stack.enter_context(board(going.metrics, going.out, training.step, quiet())))
     # 1 was what it began with, 3 the end of its second step, 4 the same weights once more, 5 its last step.
-    assert training.versions == Versions(5, kept=3, again=4)
+    assert training.versions == PolicyVersions(5, kept=3, again=4)
 
 
 class Stuck(Versioned):
@@ -167,7 +167,7 @@ class Newest:
     def __init__(self, engines: Versioned, run: GrpoSettings) -> None:
         self._engines, self._run = engines, run
 
-    def take(self, versions: Versions) -> Material:
+    def take(self, versions: PolicyVersions) -> Material:
         made = group((GOOD, BAD), (1.0, 0.0), logprob=LOGPROB, version=self._engines.version)
         return material([made], self._run.objective, self._run.batch, versions)
 
@@ -296,7 +296,7 @@ def test_a_policy_far_from_the_recorded_one_counts_as_diverged(tiny_model: Path,
 
 
 def test_one_token_far_from_the_recorded_policy_stops_no_run() -> None:
-    made = material(groups(1), ObjectiveSettings(), BatchSettings(), Versions(0))
+    made = material(groups(1), ObjectiveSettings(), BatchSettings(), PolicyVersions(0))
     (batch,) = made.packing.batches
     now = torch.full((len(batch.terms),), -1.0)
     logprobs = now.numpy().copy()
@@ -328,7 +328,7 @@ def test_a_step_without_anything_to_learn_changes_nothing(tiny_model: Path, tmp_
 def test_two_trainers_do_not_share_a_directory(tiny_model: Path, tmp_path: Path) -> None:
     run = settings(tiny_model, tmp_path)
     run.out.mkdir()
-    with _alone(run.out), pytest.raises(Conflict):
+    with only_writer(run.out, "train"), pytest.raises(Conflict):
         train(run, quiet())
 
 

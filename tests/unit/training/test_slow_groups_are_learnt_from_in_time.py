@@ -14,10 +14,10 @@ import pytest
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import ResultPage, TaskView
-from polar.training.groups import Excluded, Sample
+from polar.training.material import PolicyVersions
 from polar.training.rollouts import Rollouts
 from polar.training.settings import GrpoSettings
-from polar.training.versions import Versions
+from polar.trajectory.learnable import EndedSession, Excluded
 from tests.fakes.recordings import encoded
 from tests.fakes.scripted_rollouts import sample, turns
 from tests.systems import shell_task
@@ -41,7 +41,7 @@ class SimulatedServer:
         self._updates = [0.0]
         """When each version came."""
         self._feed: list[SessionResult] = []
-        self._samples: dict[str, Sample] = {}
+        self._samples: dict[str, EndedSession] = {}
 
     def submit(self, task: TaskSpec) -> TaskView:
         self._waiting += [(task.id, number) for number in range(task.samples)]
@@ -109,7 +109,7 @@ def test_no_token_is_lost_to_its_age(places: int, spread: float, max_staleness: 
     rollouts = Rollouts(settings, settings.rollouts, cast(Any, server), tasks)
     lost = trained = 0
     for step in range(settings.steps):
-        made = rollouts.take(Versions(step))
+        made = rollouts.take(PolicyVersions(step))
         lost += made.excluded[Excluded.TOKENS_STALE]
         trained += sum(len(batch.terms) for batch in made.packing.batches)
         server.train()

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from polar.app.datagen.place import Place
+from polar.app.own_system import ServerAddress
 from polar.errors import NotInstalled
-from polar.training import server
-from polar.training.server import TURN_SECONDS, rollout_server
+from polar.training import run
+from polar.training.run import TURN_SECONDS, rollout_server
 from polar.training.settings import GrpoSettings, RolloutSettings
 
-HERE = Place("http://127.0.0.1:1", "token")
+HERE = ServerAddress("http://127.0.0.1:1", "token")
 
 
 def settings(out: Path, **rollouts: Any) -> tuple[GrpoSettings, RolloutSettings]:
-    run = GrpoSettings.model_validate({"out": out, "steps": 1, "rollouts": {"tasks": ["none"], **rollouts}})
-    assert run.rollouts is not None
-    return run, run.rollouts
+    made = GrpoSettings.model_validate({"out": out, "steps": 1, "rollouts": {"tasks": ["none"], **rollouts}})
+    assert made.rollouts is not None
+    return made, made.rollouts
 
 
 def test_threads_take_short_turns_while_both_work_and_no_longer(
@@ -32,11 +32,11 @@ def test_threads_take_short_turns_while_both_work_and_no_longer(
     ended = []
 
     @asynccontextmanager
-    async def own_system(*_: object) -> AsyncIterator[Place]:
+    async def own_system(*_: object) -> AsyncIterator[ServerAddress]:
         yield HERE
         ended.append(True)
 
-    monkeypatch.setattr(server, "own_system", own_system)
+    monkeypatch.setattr(run, "own_system", own_system)
     before = sys.getswitchinterval()
     with rollout_server(*settings(tmp_path), [], print) as place:
         assert place == HERE
@@ -48,11 +48,11 @@ def test_threads_take_short_turns_while_both_work_and_no_longer(
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
-    async def own_system(*_: object) -> AsyncIterator[Place]:
+    async def own_system(*_: object) -> AsyncIterator[ServerAddress]:
         raise NotInstalled("runtime bubblewrap: not here")
         yield HERE
 
-    monkeypatch.setattr(server, "own_system", own_system)
+    monkeypatch.setattr(run, "own_system", own_system)
     before = sys.getswitchinterval()
     with pytest.raises(NotInstalled, match="not here"), rollout_server(*settings(tmp_path), [], print):
         pass

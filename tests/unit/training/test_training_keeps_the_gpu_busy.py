@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from polar.training.gpu import Busy
-from polar.training.groups import material
+from polar.training.head import to_device
 from polar.training.learner import _numbers
+from polar.training.material import PolicyVersions, material
+from polar.training.metrics import GpuUsage
 from polar.training.objective import Loss
-from polar.training.placing import placed
 from polar.training.policy import SHAPES, _granule, load_policy
 from polar.training.settings import BatchSettings, ModelSettings, ObjectiveSettings
-from polar.training.versions import Versions
 from polar.trajectory.packing.masks import BLOCK
 from tests.fakes.training_runs import groups
 
@@ -35,8 +34,8 @@ def test_batches_have_few_sizes_and_hold_the_budget(most_tokens: int) -> None:
 
 def test_arrays_keep_their_values_whatever_their_layout_in_memory() -> None:
     wide = np.arange(12, dtype=np.int32).reshape(3, 4)
-    assert placed(wide[:, 1], CPU).tolist() == [1, 5, 9]
-    assert placed(np.arange(4, dtype=np.float32)[::-1], CPU).tolist() == [3, 2, 1, 0]
+    assert to_device(wide[:, 1], CPU).tolist() == [1, 5, 9]
+    assert to_device(np.arange(4, dtype=np.float32)[::-1], CPU).tolist() == [3, 2, 1, 0]
 
 
 def test_numbers_of_an_update_are_sums_of_losses_and_means_over_terms() -> None:
@@ -46,7 +45,7 @@ def test_numbers_of_an_update_are_sums_of_losses_and_means_over_terms() -> None:
 
 
 def test_without_a_gpu_nothing_is_said_of_it() -> None:
-    with Busy(CPU) as busy:
+    with GpuUsage(CPU) as busy:
         busy.begin()
         assert busy.share() is None
 
@@ -55,7 +54,9 @@ def test_without_a_gpu_nothing_is_said_of_it() -> None:
 def test_bfloat16_is_close_and_trains_what_is_kept_in_float32(
     tiny_model: Path, lora: dict[str, int] | None
 ) -> None:
-    (batch,) = material(groups(), ObjectiveSettings(), BatchSettings(), versions=Versions(0)).packing.batches
+    (batch,) = material(
+        groups(), ObjectiveSettings(), BatchSettings(), versions=PolicyVersions(0)
+    ).packing.batches
     found = {}
     for precision in ("float32", "bfloat16"):
         settings = ModelSettings.model_validate(

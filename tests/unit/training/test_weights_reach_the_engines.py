@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from polar.app.weights import EngineWeights
 from polar.engines.embedded.policy import read_policy
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.models.policy import PolicyView
 from polar.training.policy import load_policy
 from polar.training.settings import Lora, ModelSettings
-from polar.training.sinks import Engines
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
 
@@ -51,7 +51,7 @@ def test_an_engine_computes_with_what_was_pushed(
 ) -> None:
     settings = ModelSettings.model_validate({"name": str(tiny_model), "device": "cpu", "lora": lora})
     policy, server = load_policy(settings), Server(tiny_model)
-    sink = Engines(cast(Any, server), tmp_path / "run", tmp_path / "weights")
+    sink = EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights")
     before = server.engine(IDS).logits.detach()
     with torch.no_grad():
         for parameter in policy.parameters:
@@ -77,7 +77,7 @@ def test_all_weights_are_pushed_as_they_are_computed_with(tiny_model: Path, tmp_
 def test_only_the_newest_weights_are_kept(tiny_model: Path, tmp_path: Path) -> None:
     policy, server = load_policy(ModelSettings(name=str(tiny_model), device="cpu")), Server(tiny_model)
     for _ in range(2):
-        sink = Engines(cast(Any, server), tmp_path / "run", tmp_path / "weights")
+        sink = EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights")
         sink.push(policy)
     assert len(list((tmp_path / "weights").glob("*/*"))) == 1
 
@@ -89,7 +89,7 @@ def test_engines_that_cannot_load_stay_where_they_are(
     tiny_model: Path, tmp_path: Path, refusal: PolarError
 ) -> None:
     policy, server = load_policy(ModelSettings(name=str(tiny_model), device="cpu")), Server(tiny_model)
-    sink = Engines(cast(Any, server), tmp_path / "run", tmp_path / "weights")
+    sink = EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights")
     server.refusal = refusal
     with pytest.raises(type(refusal)):
         sink.push(policy)
@@ -107,7 +107,7 @@ def test_weights_that_do_not_fit_leave_nothing_behind(tiny_model: Path, tmp_path
             (directory / "half").write_bytes(b"half of them")
             raise OSError(ENOSPC, "No space left on device")
 
-    sink = Engines(cast(Any, Server(tiny_model)), tmp_path / "run", tmp_path / "weights")
+    sink = EngineWeights(cast(Any, Server(tiny_model)), tmp_path / "run", tmp_path / "weights")
     with pytest.raises(OSError, match="No space"):
         sink.push(Large())
     assert not list((tmp_path / "weights").glob("*/*"))
@@ -133,7 +133,7 @@ def test_a_run_that_starts_with_an_adapter_samples_with_it_and_trains_it_on(
     begun = load_policy(fresh.model_copy(update={"start": tmp_path / "warm", "lora": Lora(rank=16)}))
     server = Server(tiny_model)
     before = server.engine(IDS).logits.detach()
-    Engines(cast(Any, server), tmp_path / "run", tmp_path / "weights").push(begun)
+    EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights").push(begun)
     assert float((begun.model(IDS).logits - expected).detach().abs().max()) < 1e-4
     assert float((server.engine(IDS).logits - expected).detach().abs().max()) < 1e-4
     assert float((server.engine(IDS).logits - before).detach().abs().max()) > 1e-2

@@ -14,7 +14,7 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polar.app.fleet.node_host import NodeHost, Report
+from polar.app.fleet.node_host import NodeHost, NodeReport
 from polar.app.fleet.planning import SILENCE_SECONDS, Machine, NodeState, PlacedNode
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class RayCluster:
         before, at = self._seen.setdefault(name, (unknown, time.monotonic()))
         silence = time.monotonic() - at
         try:
-            report: Report = ray.get(answer, timeout=0)
+            report: NodeReport = ray.get(answer, timeout=0)
         except (ActorUnavailableError, GetTimeoutError):
             is_new = before.state is NodeState.STARTING and silence <= SILENCE_SECONDS
             return replace(before, state=before.state if is_new else NodeState.SILENT, seconds=silence)

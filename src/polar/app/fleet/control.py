@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from polar.app.fleet.planning import NodeState
-from polar.app.fleet.views import FleetOrder, FleetView
+from polar.app.fleet.planning import FleetOrder, FleetView, NodeState
 from polar.client import Client
 from polar.config.settings import set_unless_given
 from polar.errors import Forbidden, NotFound, NotInstalled, PolarError, Unavailable

@@ -18,7 +18,7 @@ END_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class NodeReport:
     """What a node's actor says of its child."""
 
     machine: str
@@ -56,13 +56,13 @@ class NodeHost:
             stdin.write(json.dumps({**settings, "data_dir": str(data_dir)}))
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def report(self) -> Report:
+    def report(self) -> NodeReport:
         code = self._process.poll()
         if code is not None and self._state is not NodeState.ENDED:
             self._enter(NodeState.ENDED)
         seconds = time.monotonic() - self._since
         reason = None if code is None else self._reason(code)
-        return Report(*self._place, self._state, seconds, self._was_asked, reason)
+        return NodeReport(*self._place, self._state, seconds, self._was_asked, reason)
 
     def drain(self) -> None:
         """Ask the node to end when its sessions have; asking again changes nothing."""

@@ -1,14 +1,21 @@
-"""What a fleet does next: a pure function of what it sees and how many nodes it should have."""
+"""What a fleet is asked for, how many nodes it should have, and what it does next: pure functions."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
+
+from polar.config.settings import FleetSettings, Settings
+from polar.errors import InvalidInput
+from polar.models.component import Frozen
 
 SILENCE_SECONDS = 30.0
 """How long a node's actor may give no answer: Ray may be placing or restarting it."""
+PER_HOST = "per-host"
 
 
 class NodeState(StrEnum):
@@ -56,7 +63,7 @@ class PlacedNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetPlan:
     remove: tuple[PlacedNode, ...]
     """Nodes that are no more, or will not come back."""
     drain: tuple[PlacedNode, ...]
@@ -74,7 +81,7 @@ def make_plan(
     resting: Collection[str] = (),
     busy: Mapping[str, int] | None = None,
     drain_seconds: float,
-) -> Plan:
+) -> FleetPlan:
     """Come closer to the wanted number.
 
     `machines` are those that carry a node, `resting` the ids of those where one has just failed, `busy`
@@ -91,7 +98,7 @@ def make_plan(
     lack = wanted - len(serving)
     start = places[: max(0, lack)]
     idlest = sorted(serving, key=lambda node: _worth(node, busy or {}))
-    return Plan(
+    return FleetPlan(
         remove=tuple(gone),
         drain=(*idlest[: max(0, -lack)], *aside),
         start=tuple(start),
@@ -127,3 +134,124 @@ def _order(machine: Machine) -> tuple[str, str]:
 def _worth(node: PlacedNode, busy: Mapping[str, int]) -> tuple[bool, int, str]:
     """Sorts the nodes that can be spared first to the front."""
     return node.state is NodeState.WORKING, busy.get(node.name, 0), node.name
+
+
+@dataclass(frozen=True, slots=True)
+class PerHost:
+    """One node on every machine that has the resources, however many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """As many nodes as the queue asks for, within bounds."""
+
+    least: int
+    most: int
+
+
+Size = PerHost | Between
+
+
+def parse_size(text: str) -> Size:
+    """`per-host`, `N` or `MIN..MAX`; InvalidInput otherwise."""
+    if text == PER_HOST:
+        return PerHost()
+    least, dots, most = text.partition("..")
+    try:
+        size = Between(int(least), int(most if dots else least))
+    except ValueError:
+        raise InvalidInput(f"nodes: {text!r} is none of per-host, N, MIN..MAX") from None
+    if not 0 <= size.least <= size.most:
+        raise InvalidInput(f"nodes: {text!r} ends before it begins")
+    return size
+
+
+def nodes_wanted(size: Size, *, machines: int, unended: int, sessions_per_node: int) -> int:
+    """How many nodes there should be now for `unended` sessions, queued or under way."""
+    match size:
+        case PerHost():
+            return machines
+        case Between(least, most):
+            return min(most, max(least, -(-unended // sessions_per_node)))
+
+
+@dataclass(slots=True)
+class Patience:
+    """Follows a number up at once, and down only when it has been lower for a while."""
+
+    seconds: float
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+    """Numbers and when they were seen, each larger than all that came after it."""
+
+    def follow(self, now: float, number: int) -> int:
+        """The largest number of the last `seconds`, this one included."""
+        while self._seen and self._seen[-1][1] <= number:
+            self._seen.pop()
+        self._seen.append((now, number))
+        while self._seen[0][0] < now - self.seconds:
+            self._seen.popleft()
+        return self._seen[0][1]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOrder:
+    """What a fleet is started with; what it says of itself holds no secret."""
+
+    server: str
+    fleet: FleetSettings
+    drain_seconds: float
+    token: str = field(repr=False)
+    """With which the supervisor asks the server."""
+    settings: dict[str, Any] = field(repr=False)
+    """The nodes' own settings, as a settings file has them."""
+    node_token: str | None = field(default=None, repr=False)
+    """What nodes bring instead, which opens no more than they need."""
+
+    @property
+    def ca(self) -> str | None:
+        """The file of those who signed the server's certificate, the same on every machine."""
+        ca: str | None = self.settings.get("node", {}).get("ca")
+        return ca
+
+    @classmethod
+    def of(cls, settings: Settings, server: str, token: str) -> FleetOrder:
+        parse_size(settings.fleet.nodes)
+        given = settings.model_dump(mode="json", exclude_unset=True, exclude={"fleet", "data_dir", "server"})
+        return cls(server, settings.fleet, settings.node.drain_seconds, token, given)
+
+    def node_settings(self, name: str) -> dict[str, Any]:
+        """The settings document of one node."""
+        return {
+            **self.settings,
+            "data_dir": str(self.fleet.data_dir),
+            "server": {"token": self.node_token or self.token},
+            "node": {**self.settings.get("node", {}), "name": name, "count": 1, "server": self.server},
+        }
+
+
+class NodeView(Frozen):
+    name: str
+    host: str
+    state: NodeState
+    detail: str | None = None
+
+
+class FleetView(Frozen):
+    """A fleet as its supervisor last saw it."""
+
+    server: str
+    size: str
+    wanted: int = 0
+    """Nodes there should be now."""
+    missing: int = 0
+    """Of these, nodes for which no machine has room; the cluster's autoscaler is asked for machines."""
+    machines: int = 0
+    """Those that carry a node."""
+    unended: int | None = None
+    """Sessions queued or under way; None: the server could not be asked."""
+    nodes: tuple[NodeView, ...] = ()
+    looks: int = 0
+    """How often the supervisor has looked."""
+    is_ending: bool = False
+    trouble: str | None = None
+    """What went wrong at the last look or with the last node that failed."""

@@ -10,9 +10,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from polar.app.fleet.planning import Machine, NodeState, PlacedNode, Plan, make_plan, node_name
-from polar.app.fleet.scaling import Between, Patience, nodes_wanted, parse_size
-from polar.app.fleet.views import FleetOrder, FleetView, NodeView
+from polar.app.fleet.planning import (
+    Between,
+    FleetOrder,
+    FleetPlan,
+    FleetView,
+    Machine,
+    NodeState,
+    NodeView,
+    Patience,
+    PlacedNode,
+    make_plan,
+    node_name,
+    nodes_wanted,
+    parse_size,
+)
 from polar.client import Client
 from polar.errors import PolarError
 from polar.models.dashboard import NodeOverview
@@ -147,7 +159,7 @@ class Supervisor:
                 self._failures[node.machine] += 1
                 self._resting[node.machine] = now + rest
 
-    def _carry_out(self, plan: Plan, nodes: tuple[PlacedNode, ...]) -> None:
+    def _carry_out(self, plan: FleetPlan, nodes: tuple[PlacedNode, ...]) -> None:
         for node in plan.remove:
             if not node.was_asked:
                 log.warning("node %s on %s is %s: %s", node.name, node.host, node.state, node.detail)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from polar import errors
-from polar.app.datagen.plan import plan
-from polar.app.datagen.progress import Tally, shown
-from polar.app.datagen.run import Generation
+from polar.app.datagen import Generation, Tally, plan, shown
+from polar.app.rollouts import RolledOut, retry_of
 from polar.errors import Backoff, Unavailable
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import SamplingPin, TaskSpec, TaskStatus
@@ -57,19 +56,23 @@ def test_a_retry_is_a_valid_task_with_the_samples_own_seed(
     id: str, sample: int, retry: int, seed: int | None
 ) -> None:
     (planned,) = plan([shell_task(id, "true", samples=1024, early_stop=4, sampling=SamplingPin(seed=seed))])
-    again = planned.again(sample, retry)
-    assert TaskSpec.model_validate(again.spec.model_dump()) == again.spec
-    assert (again.name, again.spec.samples, again.spec.early_stop) == (id, 1, None)
+    again = retry_of(planned.spec, sample, retry)
+    assert TaskSpec.model_validate(again.model_dump()) == again
+    assert (planned.name, again.samples, again.early_stop) == (id, 1, None)
     # The only sample of the retry is its sample 0.
-    assert again.spec.sampling.seed == (None if seed is None else seed + sample)
+    assert again.sampling.seed == (None if seed is None else seed + sample)
+
+
+def ended(*, was_found: bool = False, **changes: Any) -> RolledOut:
+    result = recording().result.model_copy(update=changes)
+    return RolledOut(result, task=shell_task("a", "true"), was_found=was_found, retries=0)
 
 
 def test_the_tally_counts_and_foretells() -> None:
     now = 0.0
     tally = Tally(10, clock=lambda: now)
-    result = recording().result
     for place in range(4):
-        tally.add(result, is_accepted=place % 2 == 0, was_found=place < 2)
+        tally.add(ended(was_found=place < 2), is_accepted=place % 2 == 0)
     now = 60.0
     assert (tally.ended, tally.accepted, tally.found, tally.acceptance) == (4, 2, 2, 0.5)
     assert tally.per_minute == 2.0, "what an earlier run did says nothing of the speed"
@@ -84,7 +87,7 @@ def test_without_a_terminal_lines_come_seldom_and_the_last_always(capsys: pytest
     with shown(tally, Console(force_terminal=False, width=200)) as changed:
         for moment in (1.0, 2.0, 11.0):
             now = moment
-            tally.add(recording().result, is_accepted=True, was_found=False)
+            tally.add(ended(), is_accepted=True)
             changed()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" sessions")[0] for line in lines] == ["3/3", "3/3"]
@@ -114,8 +117,8 @@ class Restarting:
 async def test_a_server_that_goes_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=3))
     client: Any = Restarting()
-    generation = Generation(plan([shell_task("a", "true", samples=3)]), ACCEPT, 0, Tally(3))
-    await asyncio.wait_for(generation.run(client, 4), 10)
+    generation = Generation(plan([shell_task("a", "true", samples=3)]), ACCEPT, 0, 4)
+    await asyncio.wait_for(generation.run(client), 10)
     assert generation.tally.ended == 3, "every session counts once"
 
 
@@ -127,13 +130,12 @@ class Gone:
 async def test_a_server_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=3))
     client: Any = Gone()
-    generation = Generation(plan([shell_task("a", "true")]), ACCEPT, 0, Tally(1))
+    generation = Generation(plan([shell_task("a", "true")]), ACCEPT, 0, 1)
     with pytest.raises(Unavailable, match="gone"):
-        await generation.run(client, 1)
+        await generation.run(client)
 
 
 def test_a_failed_session_is_counted_as_one() -> None:
     tally = Tally(1)
-    result = recording().result.model_copy(update={"status": SessionStatus.FAILED})
-    tally.add(result, is_accepted=False, was_found=False)
+    tally.add(ended(status=SessionStatus.FAILED), is_accepted=False)
     assert tally.failed == 1

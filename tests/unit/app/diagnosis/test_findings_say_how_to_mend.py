@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from polar import plugins
-from polar.app.diagnosis import engine, harnesses, machine, sandboxes
-from polar.app.diagnosis.engine import Sample, drift
-from polar.app.diagnosis.finding import Finding, Level
+from polar.app import doctor, doctor_engine
+from polar.app.doctor import Finding, Severity
+from polar.app.doctor_engine import EngineAnswer, drift
 from polar.assets.cache import asset, without_making
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.engines.embedded.weights import ensure_model
@@ -31,45 +31,46 @@ def test_a_port_in_use_is_a_problem_and_our_own_server_is_not(tmp_path: Path) ->
         taken.listen()
         port = taken.getsockname()[1]
         settings = Settings(data_dir=tmp_path, server=ServerSettings(port=port))
-        finding = named(machine.findings(settings), "server port")
-        assert (finding.level, "server.port" in (finding.fix or "")) == (Level.PROBLEM, True)
+        finding = named(doctor.machine_findings(settings), "server port")
+        assert (finding.level, "server.port" in (finding.fix or "")) == (Severity.PROBLEM, True)
         (tmp_path / "server.json").write_text(f'{{"url": "http://127.0.0.1:{port}"}}')
-        assert named(machine.findings(settings), "server port").level is Level.OK
+        assert named(doctor.machine_findings(settings), "server port").level is Severity.OK
 
 
 def test_settings_that_are_wrong_are_named_and_the_rest_is_still_checked(tmp_path: Path) -> None:
     file = tmp_path / "polar.yaml"
     file.write_text("node: {run_slot: 4}\n")
-    settings, finding = machine.settings_found(file)
-    assert finding.level is Level.PROBLEM
+    settings, finding = doctor.settings_found(file)
+    assert finding.level is Severity.PROBLEM
     assert "node.run_slot" in finding.detail
     assert settings == Settings()
 
 
 @pytest.mark.parametrize(
     ("kilobytes", "level"),
-    [(100 << 10, Level.PROBLEM), (1 << 20, Level.WARNING), (8 << 20, Level.OK)],
+    [(100 << 10, Severity.PROBLEM), (1 << 20, Severity.WARNING), (8 << 20, Severity.OK)],
 )
-def test_memory_is_judged_by_what_is_free(tmp_path: Path, kilobytes: int, level: Level) -> None:
+def test_memory_is_judged_by_what_is_free(tmp_path: Path, kilobytes: int, level: Severity) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(f"MemTotal: 99999999 kB\nMemAvailable: {kilobytes} kB\n")
-    finding = machine._memory(meminfo)
-    assert (finding.level, finding.fix is None) == (level, level is Level.OK)
+    finding = doctor._memory(meminfo)
+    assert (finding.level, finding.fix is None) == (level, level is Severity.OK)
 
 
 @pytest.mark.parametrize(
-    ("limit", "level"), [(1024, Level.WARNING), (65_536, Level.OK), (resource.RLIM_INFINITY, Level.OK)]
+    ("limit", "level"),
+    [(1024, Severity.WARNING), (65_536, Severity.OK), (resource.RLIM_INFINITY, Severity.OK)],
 )
-def test_open_files_are_judged(limit: int, level: Level) -> None:
-    assert machine._open_files(limit).level is level
+def test_open_files_are_judged(limit: int, level: Severity) -> None:
+    assert doctor._open_files(limit).level is level
 
 
 def test_an_engine_that_is_named_needs_no_torch_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    finding = named(machine.findings(Settings(data_dir=tmp_path)), "embedded engine")
-    assert (finding.level, "polar-rl[engine]" in (finding.fix or "")) == (Level.PROBLEM, True)
+    finding = named(doctor.machine_findings(Settings(data_dir=tmp_path)), "embedded engine")
+    assert (finding.level, "polar-rl[engine]" in (finding.fix or "")) == (Severity.PROBLEM, True)
     named_engine = Settings(data_dir=tmp_path, engine=EngineSettings(url="http://gpu:8000"))
-    assert "embedded engine" not in {found.name for found in machine.findings(named_engine)}
+    assert "embedded engine" not in {found.name for found in doctor.machine_findings(named_engine)}
 
 
 async def test_a_runtime_that_is_wanted_and_does_not_work_is_a_problem(
@@ -82,27 +83,27 @@ async def test_a_runtime_that_is_wanted_and_does_not_work_is_a_problem(
 
     monkeypatch.setattr(plugins, "names", lambda _kind: ("broken",))
     monkeypatch.setattr(plugins, "load", lambda _kind, _name: Broken)
-    (wanted,) = [found async for found in sandboxes.findings(NodeSettings(runtimes=("broken",)))]
-    (unwanted,) = [found async for found in sandboxes.findings(NodeSettings(runtimes=("process",)))]
-    assert (wanted.level, wanted.detail) == (Level.PROBLEM, "no user namespaces")
-    assert unwanted.level is Level.WARNING
+    (wanted,) = [found async for found in doctor.sandbox_findings(NodeSettings(runtimes=("broken",)))]
+    (unwanted,) = [found async for found in doctor.sandbox_findings(NodeSettings(runtimes=("process",)))]
+    assert (wanted.level, wanted.detail) == (Severity.PROBLEM, "no user namespaces")
+    assert unwanted.level is Severity.WARNING
     assert all("node.runtimes" in (found.fix or "") for found in (wanted, unwanted))
 
 
 def test_bounds_that_are_only_watched_are_a_warning() -> None:
-    assert sandboxes._bounds("x", {"memory": "cgroup v2", "disk": "ext4 image"}).level is Level.OK
-    weak = sandboxes._bounds("x", {"memory": "watched", "disk": "ext4 image"})
-    assert (weak.level, "control group" in (weak.fix or "")) == (Level.WARNING, True)
+    assert doctor._bounds("x", {"memory": "cgroup v2", "disk": "ext4 image"}).level is Severity.OK
+    weak = doctor._bounds("x", {"memory": "watched", "disk": "ext4 image"})
+    assert (weak.level, "control group" in (weak.fix or "")) == (Severity.WARNING, True)
 
 
 async def test_harnesses_are_looked_for_and_never_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "empty"))
-    found = {finding.name: finding async for finding in harnesses.findings()}
-    assert found["pi"].level is Level.WARNING
+    found = {finding.name: finding async for finding in doctor.findings(Settings())}
+    assert found["pi"].level is Severity.WARNING
     assert "first" in (found["pi"].fix or "")
-    assert found["shell"].level is Level.OK
+    assert found["shell"].level is Severity.OK
     assert not (tmp_path / "empty").exists()
 
 
@@ -118,14 +119,14 @@ def test_without_making_nothing_is_made(tmp_path: Path, monkeypatch: pytest.Monk
 def test_drift_is_told_by_where_it_begins() -> None:
     tokenizer = Tokenizer.from_file(str(ensure_model(DEFAULT_MODEL) / "tokenizer.json"))
     ids = tokenizer.encode("hello world", add_special_tokens=False).ids
-    assert "none" in drift(Sample([], ids, 1), tokenizer).detail
+    assert "none" in drift(EngineAnswer([], ids, 1), tokenizer).detail
     vocabulary = tokenizer.get_vocab()
     letters = [vocabulary[letter] for letter in "hello"]
-    assert "from token 0 on" in drift(Sample([], letters, 1), tokenizer).detail
+    assert "from token 0 on" in drift(EngineAnswer([], letters, 1), tokenizer).detail
 
 
 async def test_an_engine_that_cannot_be_reached_is_a_problem_with_a_way_out() -> None:
     settings = Settings(engine=EngineSettings(url="http://127.0.0.1:9"))
-    (finding,) = [found async for found in engine.findings(settings, lambda _step: None)]
-    assert (finding.level, finding.name) == (Level.PROBLEM, "reachable")
+    (finding,) = [found async for found in doctor_engine.findings(settings, lambda _step: None)]
+    assert (finding.level, finding.name) == (Severity.PROBLEM, "reachable")
     assert finding.fix

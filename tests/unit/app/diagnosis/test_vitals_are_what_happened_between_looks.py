@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polar.app.diagnosis.vitals import Look, Samples, Vitals, quantile
+from polar.app.vitals import Look, Samples, Vitals, quantile
 from polar.models.dashboard import Minute, NodeOverview, Overview
 from polar.models.policy import PolicyView
 from polar.models.session import SessionStatus
@@ -53,8 +53,8 @@ def look(at: float, results: int, tokens: int, fast: int = 0) -> Look:
 
 def test_rates_are_differences_over_time() -> None:
     vitals = Vitals.between(look(10.0, 0, 0), look(12.0, 10, 400, fast=5))
-    assert vitals.sessions_per_second == vitals.completions_a_second == 5.0
-    assert vitals.sampled_tokens_a_second == 200.0
+    assert vitals.sessions_per_second == vitals.completions_per_second == 5.0
+    assert vitals.sampled_tokens_per_second == 200.0
     assert vitals.first_token_p50 == pytest.approx(0.1)
     assert 0.1 < (vitals.first_token_p95 or 0) < 1.0
     # The first minute is not recent any more.
@@ -70,7 +70,7 @@ def test_rates_are_differences_over_time() -> None:
 
 def test_a_server_that_was_restarted_has_no_negative_rates() -> None:
     vitals = Vitals.between(look(10.0, 50, 900), look(12.0, 1, 3))
-    assert vitals.sessions_per_second == vitals.sampled_tokens_a_second == 0.0
+    assert vitals.sessions_per_second == vitals.sampled_tokens_per_second == 0.0
 
 
 def test_nothing_new_has_no_quantile() -> None:

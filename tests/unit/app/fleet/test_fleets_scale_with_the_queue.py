@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.app.fleet.scaling import Between, Patience, PerHost, nodes_wanted, parse_size
+from polar.app.fleet.planning import Between, Patience, PerHost, nodes_wanted, parse_size
 from polar.errors import InvalidInput
 
 

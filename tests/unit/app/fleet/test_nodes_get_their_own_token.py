@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from polar.app.fleet.control import with_node_token
-from polar.app.fleet.views import FleetOrder
+from polar.app.fleet.planning import FleetOrder
 from polar.client import AsyncClient
 from polar.config.settings import ServerSettings, Settings
 from polar.models.access import NewToken, Role

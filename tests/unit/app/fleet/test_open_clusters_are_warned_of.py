@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polar.app.fleet import control
-from polar.app.fleet.views import FleetView
+from polar.app.fleet.planning import FleetView
 from polar.cli.main import app
 
 

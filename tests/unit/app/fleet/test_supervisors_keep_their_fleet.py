@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from polar.app.fleet.planning import Machine, NodeState, PlacedNode
+from polar.app.fleet.planning import FleetOrder, Machine, NodeState, PlacedNode
 from polar.app.fleet.supervisor import LONGEST_REST_SECONDS, Supervisor
-from polar.app.fleet.views import FleetOrder
 from polar.config.settings import FleetSettings, Settings
 from polar.models.dashboard import NodeOverview
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.training.groups import Excluded, Material
+from polar.training.material import Material, PolicyVersions
 from polar.training.rollouts import Rollouts
 from polar.training.settings import GrpoSettings
-from polar.training.versions import Versions
+from polar.trajectory.learnable import Excluded
 from tests.fakes.rollout_client import RolloutClient
 from tests.systems import shell_task
 
@@ -54,7 +54,7 @@ def turns(server: RolloutClient, task: int) -> int:
 def test_without_spares_groups_are_taken_as_they_come() -> None:
     server = client(0, 1, 2)
     made = source(server)
-    taken = [made.take(Versions(0)) for _ in range(3)]
+    taken = [made.take(PolicyVersions(0)) for _ in range(3)]
     assert sum(one.numbers["groups"] for one in taken) == 3 * GROUPS == COUNT
     assert sum(one.excluded[Excluded.GROUPS_EQUAL] for one in taken) == 3
     assert all(turns(server, task) >= 1 for task in range(COUNT))
@@ -63,13 +63,13 @@ def test_without_spares_groups_are_taken_as_they_come() -> None:
 def test_with_spares_every_step_has_its_groups_and_the_others_are_counted() -> None:
     made = source(client(0, 1, 2), spares=COUNT)
     for _ in range(6):
-        taken = made.take(Versions(0))
+        taken = made.take(PolicyVersions(0))
         assert learnt(taken) == GROUPS
         assert taken.numbers["groups"] == GROUPS + taken.excluded[Excluded.GROUPS_EQUAL]
 
 
 def test_spares_end_where_nothing_can_be_learnt() -> None:
-    taken = source(client(*range(COUNT)), spares=3).take(Versions(0))
+    taken = source(client(*range(COUNT)), spares=3).take(PolicyVersions(0))
     assert learnt(taken) == 0
     assert taken.numbers["groups"] == taken.excluded[Excluded.GROUPS_EQUAL] == GROUPS + 3
 
@@ -80,13 +80,13 @@ def test_spares_leave_no_more_in_flight_while_training(ahead: int) -> None:
     made = source(server, max_staleness=ahead, spares=COUNT)
     taken = 0.0
     for _ in range(6):
-        taken += made.take(Versions(0)).numbers["groups"]
+        taken += made.take(PolicyVersions(0)).numbers["groups"]
         assert len(server.submitted) - taken == GROUPS * ahead
 
 
 def test_recordings_that_teach_nothing_are_not_read() -> None:
     server = client(*range(COUNT))
-    source(server).take(Versions(0))
+    source(server).take(PolicyVersions(0))
     assert not server.asked
 
 
@@ -97,7 +97,7 @@ def test_a_task_sits_out_and_comes_back(rest: int) -> None:
     passed_over = 0
     # The other tasks come every round: rounds are counted by one of them.
     while turns(server, 1) < 2 * (1 + rest) + 1:
-        passed_over += made.take(Versions(0)).excluded[Excluded.TASKS_RESTING]
+        passed_over += made.take(PolicyVersions(0)).excluded[Excluded.TASKS_RESTING]
     assert turns(server, 0) in (2, 3)
     assert passed_over in (2 * rest, 2 * rest + 1) if rest else passed_over == 0
 
@@ -106,7 +106,7 @@ def test_a_run_goes_on_while_all_tasks_rest() -> None:
     server = client(*range(COUNT))
     made = source(server, rest=5)
     for _ in range(2 * COUNT):
-        assert made.take(Versions(0)).numbers["groups"] == GROUPS
+        assert made.take(PolicyVersions(0)).numbers["groups"] == GROUPS
 
 
 @settings(max_examples=20, deadline=None)
@@ -122,12 +122,12 @@ def test_a_run_that_goes_on_takes_the_same_groups(
     server = client(*equal)
     whole = source(server, spares=spares, rest=rest)
     for _ in range(before):
-        whole.take(Versions(0))
+        whole.take(PolicyVersions(0))
     state = whole.state()
-    expected = [taken(whole.take(Versions(0))) for _ in range(3)]
+    expected = [taken(whole.take(PolicyVersions(0))) for _ in range(3)]
     again = source(server, spares=spares, rest=rest)
     again.restore(state)
-    assert [taken(again.take(Versions(0))) for _ in range(3)] == expected
+    assert [taken(again.take(PolicyVersions(0))) for _ in range(3)] == expected
     ids = [spec.id for spec in server.submitted]
     assert len(ids) == len(set(ids))
 

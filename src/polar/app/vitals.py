@@ -84,7 +84,7 @@ class EngineSigns(Frozen):
     kv_usage: float | None = None
     """From 0 to 1, as the next."""
     prefix_hits: float | None = None
-    """How much of all prompts came out of its prefix cache."""
+    """The share of all prompt tokens that came from its prefix cache."""
 
 
 class Vitals(Frozen):
@@ -94,15 +94,15 @@ class Vitals(Frozen):
     policy_version: int
     is_paused: bool
     sessions_per_second: float
-    sampled_tokens_a_second: float
-    completions_a_second: float
+    sampled_tokens_per_second: float
+    completions_per_second: float
     first_token_p50: float | None
     first_token_p95: float | None
     """Seconds, of the completions since the look before; None: there were none."""
     mean_reward: float | None
     """Of the sessions that ended in the last minutes."""
     usable_share: float | None
-    """How many of these a trainer can use."""
+    """The share of these sessions that a trainer can use."""
     nodes: tuple[NodeSigns, ...]
     pools: tuple[PoolSigns, ...]
     engines: tuple[EngineSigns, ...]
@@ -125,8 +125,8 @@ class Vitals(Frozen):
             policy_version=overview.policy.version,
             is_paused=overview.policy.is_paused,
             sessions_per_second=rate("polar_server_results_total"),
-            sampled_tokens_a_second=rate("polar_gateway_sampled_tokens_total"),
-            completions_a_second=rate("polar_gateway_completions_total"),
+            sampled_tokens_per_second=rate("polar_gateway_sampled_tokens_total"),
+            completions_per_second=rate("polar_gateway_completions_total"),
             first_token_p50=quantile(buckets, 0.5),
             first_token_p95=quantile(buckets, 0.95),
             mean_reward=sum(mean * count for mean, count in rewarded) / weight if weight else None,
@@ -149,7 +149,7 @@ class Vitals(Frozen):
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """The value below which so large a share lies: upper bound → how many were at or below it."""
+    """The value below which this share lies; buckets map an upper bound to the count at or below it."""
     bounds = sorted(buckets.items())
     if not bounds or not bounds[-1][1]:
         return None

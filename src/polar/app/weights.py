@@ -1,4 +1,4 @@
-"""Where the trainer's weights go after a step: to the engines that sample, or nowhere."""
+"""A trainer's weights on their way to the engines of a rollout server."""
 
 from __future__ import annotations
 
@@ -26,21 +26,7 @@ class Exports(Protocol):
         """Write the weights, or an adapter alone, as engines read them."""
 
 
-class WeightSink(Protocol):
-    """Takes the policy as it is now."""
-
-    def push(self, policy: Exports) -> int:
-        """Have everything that is sampled from now on sampled with these weights; the version it carries."""
-
-
-class Nowhere:
-    """Nobody samples: recordings and datasets are learnt from as they are."""
-
-    def push(self, policy: Exports) -> int:
-        return 0
-
-
-class Engines:
+class EngineWeights:
     """The engines of a rollout server's nodes, through its policy-update call.
 
     Engines freeze between two tokens while they load, and generations go on with the new weights: every

@@ -12,13 +12,14 @@ import httpx
 from tokenizers import Tokenizer
 
 from polar import plugins
-from polar.app.diagnosis.finding import Area, Finding
+from polar.app.doctor import Area, Finding
 from polar.app.stack import PROBE, Say, connected
 from polar.config.settings import Settings
-from polar.engines.base import PROCESSED, RAW, Engine, EngineError, GenerateRequest, Mode, ModelInfo
+from polar.engines.base import Engine, EngineError, GenerateRequest, Mode, ModelInfo
 from polar.engines.embedded.weights import ensure_tokenizer
 from polar.errors import PolarError
 from polar.models.chat import Message, Role, Sampling
+from polar.models.session import PROCESSED, RAW
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
 from polar.rendering.tokenizer_file import read_tokenizer
@@ -37,9 +38,7 @@ _WEIGHT_SIGNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What an engine answered to one question."""
-
+class EngineAnswer:
     prompt_ids: list[int]
     ids: list[int]
     chunks: int
@@ -145,7 +144,7 @@ async def _same_tokenizer(engine: Engine, model: ModelInfo, tokenizer: Tokenizer
     return AREA.ok("tokenizer", "engine and renderer agree")
 
 
-async def _sampled(engine: Engine, renderer: Renderer) -> Sample:
+async def _sampled(engine: Engine, renderer: Renderer) -> EngineAnswer:
     prompt = renderer.render((Message(Role.USER, QUESTION),), ())
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=1, max_tokens=SAMPLE_TOKENS)
     request = GenerateRequest("doctor", prompt, sampling, renderer.stop_token_ids)
@@ -155,17 +154,17 @@ async def _sampled(engine: Engine, renderer: Renderer) -> Sample:
         async for chunk in stream:
             ids += chunk.ids
             chunks += 1
-    return Sample(prompt, ids, chunks)
+    return EngineAnswer(prompt, ids, chunks)
 
 
-def _streaming(sample: Sample) -> Finding:
+def _streaming(sample: EngineAnswer) -> Finding:
     detail = f"{len(sample.ids)} tokens came in {sample.chunks} pieces"
     if sample.chunks < 2 <= len(sample.ids) - 1:
         return AREA.warning("streaming", detail, "reach the engine directly: a proxy before it may buffer")
     return AREA.ok("streaming", detail)
 
 
-def drift(sample: Sample, tokenizer: Tokenizer) -> Finding:
+def drift(sample: EngineAnswer, tokenizer: Tokenizer) -> Finding:
     """Whether the sampled text, tokenised again as a chat template does, is the tokens that were sampled."""
     text = tokenizer.decode(sample.ids, skip_special_tokens=False)
     again = tokenizer.encode(text, add_special_tokens=False).ids

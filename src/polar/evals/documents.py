@@ -1,15 +1,23 @@
-"""A report as one HTML file that needs nothing else: no scripts, no fonts, no network."""
+"""The files that an evaluation leaves: JSON for programs, Markdown and HTML for people, plots beside them.
+
+An HTML file needs nothing else: no scripts, no fonts, no network.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
+from pathlib import Path
 
 from polar.evals.comparison import Comparison
 from polar.evals.grids import Grid, comparison_grids, facts, report_grids, task_grids
-from polar.evals.plots import TITLES
-from polar.evals.report import Report
+from polar.evals.plots import TITLES, comparison_plot, plots
+from polar.evals.report import REPORT_FILE, Report
+from polar.files import write_atomic
 
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#])")
+"""What means something in Markdown."""
 LONGEST_NAME = 36
 """Longer texts are folded in their cell, others stay on one line."""
 
@@ -37,6 +45,65 @@ summary { cursor: pointer; } summary h2 { display: inline-block; }
 """
 
 
+def report_files(report: Report, comparison: Comparison | None = None) -> dict[str, str]:
+    """File name → content. The report itself comes last: where it is, all is there."""
+    drawn = plots(report, comparison)
+    files = {f"plots/{name}.svg": drawing for name, drawing in drawn.items()}
+    files["report.md"] = report_markdown(report, comparison, drawn)
+    files["report.html"] = report_html(report, comparison, drawn)
+    if comparison:
+        files["comparison.json"] = comparison.model_dump_json(indent=2)
+    return files | {REPORT_FILE: report.model_dump_json(indent=2)}
+
+
+def comparison_files(comparison: Comparison) -> dict[str, str]:
+    drawn = {"comparison": comparison_plot(comparison)}
+    return {
+        "comparison.md": comparison_markdown(comparison),
+        "comparison.html": comparison_html(comparison, drawn),
+        "comparison.json": comparison.model_dump_json(indent=2),
+    }
+
+
+def write(files: Mapping[str, str], out: Path) -> None:
+    """Put the files in place, each whole."""
+    for name, text in files.items():
+        write_atomic(out / name, text + "\n" * (not text.endswith("\n")))
+
+
+def report_markdown(report: Report, comparison: Comparison | None, plots: Iterable[str]) -> str:
+    """The whole report; `plots` are the names of the drawings in `plots/`."""
+    grids = [
+        *report_grids(report),
+        *(comparison_grids(comparison) if comparison else ()),
+        *task_grids(report),
+    ]
+    parts = [
+        "# Evaluation",
+        _escaped(facts(report)),
+        _markdown(grids[0]),
+        *(f"![{TITLES[name]}](plots/{name}.svg)" for name in plots),
+        *map(_markdown, grids[1:]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    return "\n\n".join(["# Comparison", *map(_markdown, comparison_grids(comparison))]) + "\n"
+
+
+def _markdown(grid: Grid) -> str:
+    rule = ["---" if at < grid.words else "---:" for at in range(len(grid.columns))]
+    rows = [[_escaped(cell) for cell in row] for row in (grid.columns, *grid.rows)]
+    lines = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+    note = ["", _escaped(grid.note)] if grid.note else []
+    return "\n".join([f"## {_escaped(grid.title)}", "", *lines, *note])
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text)
+
+
 def report_html(report: Report, comparison: Comparison | None, plots: Mapping[str, str]) -> str:
     """The whole report; `plots` are the drawings by name."""
     results, *others = report_grids(report)
@@ -45,19 +112,19 @@ def report_html(report: Report, comparison: Comparison | None, plots: Mapping[st
         _section(results),
         _figures(plots),
         *map(_section, others),
-        *(_comparison(comparison) if comparison else ()),
+        *(_compared(comparison) if comparison else ()),
         *(_folded(grid) for grid in task_grids(report)),
     ]
     return _page(f"Evaluation {report.run}", body)
 
 
 def comparison_html(comparison: Comparison, plots: Mapping[str, str]) -> str:
-    differences, *changes = _comparison(comparison)
+    differences, *changes = _compared(comparison)
     body = ["<h1>Comparison</h1>", differences, _figures(plots), *changes]
     return _page(f"{comparison.before} and {comparison.after}", body)
 
 
-def _comparison(comparison: Comparison) -> Iterator[str]:
+def _compared(comparison: Comparison) -> Iterator[str]:
     """The differences in sight, the tasks behind them folded."""
     differences, *changes = comparison_grids(comparison)
     yield _section(differences)

@@ -1,0 +1,232 @@
+"""`polar generate`: a taskset rolled out until it is done, resumable at any point, written as a dataset."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+from polar.app.own_system import ServerAddress
+from polar.app.rollouts import RolledOut, identified, retry_of, roll_out
+from polar.client import AsyncClient, Client
+from polar.models.session import SessionResult, SessionStatus
+from polar.models.task import TaskSpec
+from polar.recordings.recording import decode
+from polar.tasksets.expressions import CannotJudge, Condition, session_names
+from polar.tasksets.sft import CARD, TaskSessions, Written, card, write_dataset
+from polar.trajectory.learnable import EndedSession
+
+LINE_SECONDS = 10.0
+"""How often a line is printed where no terminal shows a bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTask:
+    """A task of the taskset, and what is submitted for it."""
+
+    name: str
+    """Its id in the taskset."""
+    spec: TaskSpec
+
+
+def plan(tasks: Iterable[TaskSpec], run: str = "") -> tuple[PlannedTask, ...]:
+    return tuple(PlannedTask(task.id, identified(task, run)) for task in tasks)
+
+
+@dataclass(slots=True)
+class Generation:
+    """One run over a plan. The server keeps its results; here they are only counted."""
+
+    plan: Sequence[PlannedTask]
+    accept: Condition
+    retries: int
+    at_once: int
+    """Tasks in flight."""
+    tally: Tally = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(sum(planned.spec.samples for planned in self.plan))
+
+    async def run(self, client: AsyncClient, changed: Callable[[], None] = lambda: None) -> None:
+        """Run until every sample of every task has ended; `changed` is called when the tally has changed."""
+        names = {planned.spec.id: planned.name for planned in self.plan}
+
+        def ended(session: RolledOut) -> None:
+            is_accepted = self._is_accepted(names[session.task.id], session)
+            self.tally.add(session, is_accepted=is_accepted)
+            changed()
+
+        specs = [planned.spec for planned in self.plan]
+        await roll_out(
+            client, specs, ended, at_once=self.at_once, retries=self.retries, with_recordings=False
+        )
+
+    def _is_accepted(self, name: str, session: RolledOut) -> bool:
+        if session.result.status is not SessionStatus.COMPLETED:
+            return False
+        try:
+            return self.accept(session_names(session.result, name, session.task.metadata))
+        except CannotJudge:
+            return False
+
+    def sessions(self, client: Client) -> Iterator[TaskSessions]:
+        """What has ended by now, in the order of the plan, read from the server a task at a time."""
+        for planned in self.plan:
+            spec = planned.spec
+            results = [self._last(client, spec, result) for result in client.results([spec.id])]
+            if results:
+                results.sort(key=lambda result: result.sample)
+                yield TaskSessions(planned.name, spec.harness.name, spec.metadata, _read(client, results))
+
+    def _last(self, client: Client, task: TaskSpec, result: SessionResult) -> SessionResult:
+        """The result of a sample after all retries that have ended by now."""
+        sample = result.sample
+        for number in range(1, self.retries + 1):
+            if result.status is not SessionStatus.FAILED:
+                break
+            for later in client.results([retry_of(task, sample, number).id]):
+                result = later.model_copy(update={"sample": sample})
+        return result
+
+
+def _read(client: Client, results: Iterable[SessionResult]) -> Iterator[EndedSession]:
+    for result in results:
+        recording = decode(client.recording(result.session_id)) if result.has_recording else None
+        yield EndedSession(result, recording)
+
+
+async def generate(
+    generation: Generation, server: ServerAddress, out: Path, made_with: Mapping[str, Any], console: Console
+) -> Written:
+    """Run the generation and write its dataset; cancelled, write what there is first.
+
+    `made_with` is what the dataset's card says of how it was made.
+    """
+    try:
+        async with AsyncClient(server.url, server.token) as client:
+            with shown(generation.tally, console) as changed:
+                await generation.run(client, changed)
+    except asyncio.CancelledError:
+        await _write(generation, server, out, made_with)
+        console.print("the dataset holds what has ended; the same command goes on from here")
+        raise
+    return await _write(generation, server, out, made_with)
+
+
+async def _write(
+    generation: Generation, server: ServerAddress, out: Path, made_with: Mapping[str, Any]
+) -> Written:
+    def write() -> Written:
+        # In a thread: the server that is read from may run on this very loop.
+        with Client(server.url, server.token) as client:
+            return write_dataset(generation.sessions(client), out, generation.accept)
+
+    written = await asyncio.to_thread(write)
+    (out / CARD).write_text(card(out.resolve().name, written, made_with), encoding="utf-8")
+    return written
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of ended sessions; a session that is tried again counts once, as it ends at last."""
+
+    wanted: int
+    ended: int = 0
+    accepted: int = 0
+    failed: int = 0
+    retried: int = 0
+    found: int = 0
+    """Ended sessions that had ended before this run began."""
+    sampled_tokens: int = 0
+    clock: Callable[[], float] = time.monotonic
+    _began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    def add(self, session: RolledOut, *, is_accepted: bool) -> None:
+        self.ended += 1
+        self.accepted += is_accepted
+        self.failed += session.result.status is SessionStatus.FAILED
+        self.found += session.was_found
+        self.retried += session.retries
+        self.sampled_tokens += 0 if session.was_found else session.result.stats.sampled_tokens
+
+    @property
+    def seconds(self) -> float:
+        return max(self.clock() - self._began, 1e-9)
+
+    @property
+    def per_minute(self) -> float:
+        """Sessions that this run has ended; what an earlier run did says nothing of the speed."""
+        return 60 * (self.ended - self.found) / self.seconds
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.accepted / self.ended if self.ended else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        left = self.wanted - self.ended
+        if not left:
+            return 0.0
+        return 60 * left / self.per_minute if self.per_minute else None
+
+    def line(self) -> str:
+        accepted = "–" if self.acceptance is None else f"{self.acceptance:.0%}"
+        left = "–" if self.seconds_left is None else _duration(self.seconds_left)
+        parts = [
+            f"{self.ended}/{self.wanted} sessions",
+            f"{self.accepted} accepted ({accepted})",
+            *([f"{self.failed} failed"] if self.failed else []),
+            *([f"{self.retried} retried"] if self.retried else []),
+            f"{self.per_minute:.1f} sessions/min",
+            f"{self.sampled_tokens / self.seconds:.0f} tokens/s",
+            f"{left} left",
+        ]
+        return " · ".join(parts)
+
+
+class _Line(ProgressColumn):
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally = tally
+
+    def render(self, task: Task) -> Text:
+        return Text(self._tally.line())
+
+
+@contextmanager
+def shown(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
+    """Show the tally while the body runs; it calls what it is given after every change."""
+    if console.is_terminal:
+        with Progress(TextColumn("generating"), BarColumn(), _Line(tally), console=console) as progress:
+            bar = progress.add_task("", total=tally.wanted)
+            yield lambda: progress.update(bar, completed=tally.ended)
+        return
+    printed = tally.clock()
+
+    def say() -> None:
+        nonlocal printed
+        if tally.clock() - printed >= LINE_SECONDS:
+            printed = tally.clock()
+            console.print(tally.line(), markup=False, soft_wrap=True)
+
+    yield say
+    console.print(tally.line(), markup=False, soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -1,0 +1,254 @@
+"""Whether this machine can do what Polar needs, and how to mend what it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+
+from polar import plugins
+from polar.assets.cache import without_making
+from polar.assets.node import NODE_VERSION, node
+from polar.config.settings import NodeSettings, Settings, cache_dir, load_settings
+from polar.engines.embedded.weights import is_cached
+from polar.errors import InvalidInput, NotInstalled, PolarError
+from polar.harnesses.base import Harness
+from polar.models.component import Component, Frozen
+from polar.runtimes.base import Runtime
+
+LEAST_PYTHON = (3, 11)
+GIB = 1 << 30
+LEAST_MEMORY, ENOUGH_MEMORY = GIB // 2, 2 * GIB
+"""One session of a small harness, and a few of them with the embedded engine."""
+LEAST_DISK, ENOUGH_DISK = GIB, 10 * GIB
+ENOUGH_FILES = 4096
+"""A session takes about ten: its connections, its logs, its sandbox."""
+
+_WEAKER = ("watched", "not ", "copied")
+"""How the words begin that say a bound is kept less strictly, or more slowly, than the kernel would."""
+_MEND = (
+    "give Polar a control group of its own that it may write (systemd: Delegate=yes; docker: --privileged or"
+    " --cgroupns=private with a writable /sys/fs/cgroup) and the right to mount; see docs/sandboxes.md"
+)
+_FETCHED = "nothing, if PyPI and npm's registry can be reached when a task names it first"
+
+
+class Severity(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """It works, but less well than it could, or something that not everybody needs does not."""
+    PROBLEM = "problem"
+    """Sessions will fail."""
+
+
+class Finding(Frozen):
+    """One thing that was checked."""
+
+    area: str
+    name: str
+    level: Severity
+    detail: str
+    fix: str | None = None
+    """What to do; None where there is nothing to be done."""
+
+
+class Area:
+    """Names the findings of one area."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def ok(self, name: str, detail: str) -> Finding:
+        return Finding(area=self.name, name=name, level=Severity.OK, detail=detail)
+
+    def warning(self, name: str, detail: str, fix: str | None = None) -> Finding:
+        return Finding(area=self.name, name=name, level=Severity.WARNING, detail=detail, fix=fix)
+
+    def problem(self, name: str, detail: str, fix: str | None = None) -> Finding:
+        return Finding(area=self.name, name=name, level=Severity.PROBLEM, detail=detail, fix=fix)
+
+    async def examined(self, name: str, check: Callable[[], Awaitable[Finding]]) -> Finding:
+        """What a check finds; an error that keeps it from checking is a problem itself."""
+        try:
+            return await check()
+        except PolarError as error:
+            return self.problem(name, error.message, error.hint)
+
+
+MACHINE, SANDBOXES, HARNESSES = Area("machine"), Area("sandboxes"), Area("harnesses")
+
+
+async def findings(settings: Settings) -> AsyncIterator[Finding]:
+    """Everything but the settings themselves and the engine."""
+    for finding in machine_findings(settings):
+        yield finding
+    async for finding in sandbox_findings(settings.node):
+        yield finding
+    for name in plugins.names("harnesses"):
+        yield await harness_finding(name)
+
+
+def settings_found(path: Path | None) -> tuple[Settings, Finding]:
+    """The settings, or the defaults in the place of those that are wrong."""
+    try:
+        settings = load_settings(path)
+    except InvalidInput as error:
+        return Settings(), MACHINE.problem("settings", error.message, error.hint or "see docs/operations.md")
+    return settings, MACHINE.ok("settings", f"state in {settings.data_dir.absolute()}")
+
+
+def machine_findings(settings: Settings) -> Iterator[Finding]:
+    yield _python()
+    yield _node()
+    yield _memory(Path("/proc/meminfo"))
+    yield _disk("disk for state", settings.data_dir.absolute())
+    yield _disk("disk for downloads", cache_dir())
+    yield _open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield from _ports(settings)
+    if not settings.engine.urls:
+        yield _embedded_engine(settings.engine.model)
+
+
+def _python() -> Finding:
+    version = f"{platform.python_implementation()} {platform.python_version()} on {platform.platform()}"
+    if sys.version_info < LEAST_PYTHON:
+        return MACHINE.problem("python", version, "use Python 3.11 or newer")
+    if sys.platform != "linux":
+        return MACHINE.warning("python", version, "sandboxes need Linux; elsewhere use containers")
+    return MACHINE.ok("python", version)
+
+
+def _node() -> Finding:
+    try:
+        with without_making():
+            return MACHINE.ok("node.js", f"{NODE_VERSION} in {node()}")
+    except NotInstalled:
+        detail = f"{NODE_VERSION} is not fetched yet; harnesses that need it bring it along"
+        return MACHINE.warning("node.js", detail, "reach PyPI when such a harness runs first")
+
+
+def _memory(meminfo: Path) -> Finding:
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        available = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return MACHINE.warning("memory", "this system does not say how much is free")
+    return _amount("memory", available, "free", LEAST_MEMORY, ENOUGH_MEMORY, "lower node.run_slots")
+
+
+def _disk(name: str, directory: Path) -> Finding:
+    existing = next(place for place in (directory, *directory.parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    advice = "free some (server.keep_recordings_days), or set data_dir or $POLAR_CACHE to another place"
+    return _amount(name, free, f"free at {directory}", LEAST_DISK, ENOUGH_DISK, advice)
+
+
+def _amount(name: str, bytes_: int, words: str, least: int, enough: int, fix: str) -> Finding:
+    detail = f"{bytes_ / GIB:.1f} GiB {words}"
+    if bytes_ < least:
+        return MACHINE.problem(name, detail, fix)
+    return MACHINE.ok(name, detail) if bytes_ >= enough else MACHINE.warning(name, detail, fix)
+
+
+def _open_files(limit: int) -> Finding:
+    detail = "not limited" if limit == resource.RLIM_INFINITY else f"at most {limit}"
+    if limit != resource.RLIM_INFINITY and limit < ENOUGH_FILES:
+        return MACHINE.warning("open files", detail, f"ulimit -n {ENOUGH_FILES} before starting Polar")
+    return MACHINE.ok("open files", detail)
+
+
+def _ports(settings: Settings) -> Iterator[Finding]:
+    server, gateway, telemetry = settings.server, settings.gateway, settings.telemetry
+    wanted = (
+        ("server port", server.host, server.port, "server.port"),
+        ("gateway port", gateway.host, gateway.port, "gateway.port"),
+        ("metrics port", telemetry.metrics_host, telemetry.metrics_port, "telemetry.metrics_port"),
+    )
+    for name, host, port, setting in wanted:
+        if not port:
+            continue
+        taken = _why_taken(host, port)
+        if taken is None:
+            yield MACHINE.ok(name, f"{host}:{port} is free")
+        elif name == "server port" and _is_ours(settings.data_dir, port):
+            yield MACHINE.ok(name, f"{host}:{port} is the server that runs here")
+        else:
+            yield MACHINE.problem(name, f"{host}:{port}: {taken}", f"set {setting} to another, 0 for any")
+
+
+def _why_taken(host: str, port: int) -> str | None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
+
+
+def _is_ours(data_dir: Path, port: int) -> bool:
+    try:
+        return str(json.loads((data_dir / "server.json").read_text())["url"]).endswith(f":{port}")
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _embedded_engine(model: str) -> Finding:
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        fix = "pip install 'polar-rl[engine]', or name a running engine with engine.url"
+        return MACHINE.problem("embedded engine", "torch or transformers is not installed", fix)
+    if not is_cached(model):
+        return MACHINE.warning("embedded engine", f"the weights of {model} are fetched at the first start")
+    return MACHINE.ok("embedded engine", f"will serve {model}")
+
+
+async def sandbox_findings(settings: NodeSettings) -> AsyncIterator[Finding]:
+    for name in plugins.names("runtimes"):
+        runtime: type[Runtime] = plugins.load("runtimes", name)
+        is_used = name in settings.runtimes
+        reason = await runtime.unavailable()
+        if reason is not None:
+            yield _unavailable(name, reason, is_used=is_used)
+            continue
+        yield SANDBOXES.ok(
+            name, "works" if is_used else f"works; tasks may name it if {name} is in node.runtimes"
+        )
+        if is_used and (kept := dict(await runtime.enforcement())):
+            yield _bounds(name, kept)
+
+
+def _unavailable(name: str, reason: str, *, is_used: bool) -> Finding:
+    if not is_used:
+        fix = f"nothing, unless tasks need it: then mend that, and add {name} to node.runtimes"
+        return SANDBOXES.warning(name, f"not available: {reason}", fix)
+    return SANDBOXES.problem(name, reason, f"mend that, or take {name} out of node.runtimes")
+
+
+def _bounds(name: str, kept: dict[str, str]) -> Finding:
+    detail = "; ".join(f"{what}: {how}" for what, how in kept.items())
+    if any(how.startswith(_WEAKER) for how in kept.values()):
+        return SANDBOXES.warning(f"{name} limits", detail, _MEND)
+    return SANDBOXES.ok(f"{name} limits", detail)
+
+
+async def harness_finding(name: str) -> Finding:
+    try:
+        harness: Harness = plugins.create("harnesses", "harness", Component(name=name))
+    except PolarError as error:
+        # Some harnesses have options without which they mean nothing.
+        return HARNESSES.ok(name, f"needs options in the task: {error.message}")
+    try:
+        with without_making():
+            installation = await harness.install()
+    except NotInstalled as error:
+        return HARNESSES.warning(name, error.message, error.hint and _FETCHED)
+    except PolarError as error:
+        return HARNESSES.problem(name, error.message, error.hint)
+    return HARNESSES.ok(name, installation.version)

@@ -1,0 +1,108 @@
+"""Where a command runs its tasks: on a server that is running, or on a whole system started for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polar import plugins
+from polar.app.stack import Say, running
+from polar.config.settings import Settings, load_settings
+from polar.errors import Conflict, InvalidInput, NotInstalled
+from polar.files import locked
+from polar.models.task import TaskSpec
+from polar.runtimes.base import Runtime
+from polar.store.store import Store
+
+DATA = ".polar"
+"""In a command's output directory: the data of the system started for it."""
+PROCESS = "process"
+"""The one runtime that the settings must allow before tasks may name it."""
+ATTEMPTS = 100
+"""How often a session may be begun: a run that is meant to be interrupted must not give up on one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """A rollout server; None: what the environment and the settings of this directory say."""
+
+    url: str | None
+    token: str | None
+
+
+@contextmanager
+def only_writer(out: Path, command: str) -> Iterator[None]:
+    """Keep other processes from running the command into this directory; the lock ends with the process."""
+    with locked(out / ".lock", busy=Conflict(f"{out}: another `polar {command}` is writing there")):
+        yield
+
+
+def own_settings(out: Path, config: Path | None, engine: dict[str, Any], concurrency: int | None) -> Settings:
+    """The settings of a system that keeps its data in an output directory."""
+    return load_settings(
+        config,
+        {
+            "data_dir": out / DATA,
+            "server": {"port": 0, "max_attempts": ATTEMPTS},
+            "engine": engine,
+            "node": {"run_slots": concurrency},
+        },
+    )
+
+
+@asynccontextmanager
+async def rollout_server(
+    url: str | None, token: str | None, settings: Settings | None, tasks: Sequence[TaskSpec], say: Say
+) -> AsyncIterator[ServerAddress]:
+    """The server at `url`, or a system of these settings started for the tasks and ended with the body."""
+    if url is not None:
+        yield ServerAddress(url, token)
+        return
+    assert settings is not None
+    async with own_system(settings, tasks, say) as address:
+        yield address
+
+
+@asynccontextmanager
+async def own_system(
+    settings: Settings, tasks: Sequence[TaskSpec], say: Say, *, policy: Path | None = None
+) -> AsyncIterator[ServerAddress]:
+    """A whole system for these tasks, ended with the body. `policy`: weights to begin with."""
+    runtimes = tuple(sorted({task.runtime.name for task in tasks}))
+    await _check_runtimes(runtimes, settings)
+    for name, task in {task.harness.name: task for task in tasks}.items():
+        say(f"preparing harness {name} (downloaded once)")
+        installation = await plugins.create("harnesses", "harness", task.harness).install()
+        say(f"{name} {installation.version}")
+    await _requeue(settings)
+    node = settings.node.model_copy(update={"runtimes": runtimes})
+    async with running(settings.model_copy(update={"node": node}), say, policy=policy) as stack:
+        say(f"running at {stack.url}")
+        yield ServerAddress(stack.url, stack.token)
+
+
+async def _check_runtimes(names: Sequence[str], settings: Settings) -> None:
+    if PROCESS in names and PROCESS not in settings.node.runtimes:
+        raise InvalidInput(
+            f"the tasks name the runtime {PROCESS!r}, which isolates nothing and is not allowed here",
+            hint=f"name bubblewrap, or allow it with `node: {{runtimes: [{PROCESS}]}}` in polar.yaml",
+        )
+    for name in names:
+        runtime: type[Runtime] = plugins.load("runtimes", name)
+        reason = await runtime.unavailable()
+        if reason is not None:
+            raise NotInstalled(f"runtime {name}: {reason}", hint="name another runtime in the taskset")
+
+
+async def _requeue(settings: Settings) -> None:
+    """Queue sessions that a killed run was working on, instead of waiting for their leases to expire.
+
+    To be called only where nobody else works on this data.
+    """
+    ahead = settings.server.lease_seconds
+    async with Store.open(settings.data_dir.absolute(), lambda: time.time() + ahead) as store:
+        await store.leases.expire(max_attempts=ATTEMPTS)
