@@ -35,7 +35,7 @@ from polar.config.settings import DEFAULT_MODEL, load_settings
 from polar.engines.base import WeightUpdate
 from polar.recordings.recording import Recording
 from polar.training.settings import Lora, ModelSettings
-from polar.trajectory.packing.rows import Row
+from polar.trajectory.packing.batch import Row
 
 ROOT = Path(__file__).parents[1]
 SESSIONS = ROOT / ".device" / "sessions"

@@ -14,8 +14,8 @@ from polar.training.policy import load_policy
 from polar.training.settings import ModelSettings
 from polar.trajectory.learnable import is_off_distribution
 from polar.trajectory.materialise import materialise
-from polar.trajectory.packing.rows import Row, row
-from polar.trajectory.packing.tree import pack_trees
+from polar.trajectory.packing.batch import Row, row
+from polar.trajectory.packing.pack import pack_trees
 from polar.trajectory.prefix_merging import PrefixMerging
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from polar.models.trace import Trace
-from polar.trajectory.packing.rows import Row, row
+from polar.trajectory.packing.batch import Row, row
 
 
 def trace(prompt: list[int], response: list[int], mask: list[int], seed: int = 0) -> Trace:

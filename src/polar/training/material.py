@@ -22,10 +22,8 @@ from polar.trajectory.learnable import (
     trained_tokens,
 )
 from polar.trajectory.materialise import materialise
-from polar.trajectory.packing.batch import Packing
-from polar.trajectory.packing.rows import Row, row
-from polar.trajectory.packing.sequences import pack_alone, pack_sequences
-from polar.trajectory.packing.tree import pack_trees
+from polar.trajectory.packing.batch import Packing, Row, row
+from polar.trajectory.packing.pack import pack_alone, pack_sequences, pack_trees
 
 
 @dataclass(frozen=True, slots=True)

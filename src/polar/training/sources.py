@@ -17,7 +17,7 @@ from polar.recordings.recording import FAMILY, DamagedRecording, decode
 from polar.training.material import Material, PolicyVersions, material, pack
 from polar.training.settings import GrpoSettings, Level, SftSettings
 from polar.trajectory.learnable import EndedSession, Excluded, Group
-from polar.trajectory.packing.rows import Row, row
+from polar.trajectory.packing.batch import Row, row
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM
 
-from polar.trajectory.packing.batch import Batch, Packing
+from polar.trajectory.packing.batch import Batch, Packing, Row
 from polar.trajectory.packing.masks import block_mask, dense_mask, mask_mod
-from polar.trajectory.packing.rows import Row
-from polar.trajectory.packing.sequences import pack_sequences
-from polar.trajectory.packing.tree import pack_trees
+from polar.trajectory.packing.pack import pack_sequences, pack_trees
 from tests.fakes.rows import row_lists
 from tests.fakes.tiny_llama import write_tiny_llama
 

@@ -15,12 +15,9 @@ from polar.errors import InvalidInput
 from polar.models.chat import FinishReason
 from polar.models.completion import Completion
 from polar.recordings.growth import grow
-from polar.trajectory.packing.batch import PADDING, Batch, Packing
-from polar.trajectory.packing.bins import first_fit_decreasing
+from polar.trajectory.packing.batch import PADDING, Batch, Packing, Row, row, rows
 from polar.trajectory.packing.masks import blocks, dense_mask
-from polar.trajectory.packing.rows import Row, row, rows
-from polar.trajectory.packing.sequences import pack_sequences
-from polar.trajectory.packing.tree import pack_trees
+from polar.trajectory.packing.pack import first_fit_decreasing, pack_sequences, pack_trees
 from polar.trajectory.per_request import PerRequest
 from tests.fakes.rows import row_lists, trace
 from tests.fakes.sessions import completion

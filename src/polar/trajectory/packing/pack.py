@@ -1,0 +1,313 @@
+"""Lays rows out as batches: each whole and apart, or as trees in which rows that begin alike share tokens.
+
+The gradient of a tree is that of training the rows apart: a shared token is trained once for each row that
+trains it (see `Terms`), and what a token sees is exactly its own row up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polar.errors import InvalidInput
+from polar.models.completion import Ids
+from polar.trajectory.packing.batch import Batch, Indices, Packing, PackingStats, Row, Terms
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Consecutive tokens of a tree without a branch between them."""
+
+    start: int
+    """Depth of the first token."""
+    ids: Ids
+    parent: Run | None = None
+    """The run after whose last token this one stands."""
+    children: dict[int, Run] = field(default_factory=dict)
+    """By their first token."""
+    ending: list[Row] = field(default_factory=list)
+    """The rows whose last token is the run's last."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Part of a tree that is laid out together, in depth-first order."""
+
+    runs: list[Run] = field(default_factory=list)
+    rows: list[tuple[Row, Run]] = field(default_factory=list)
+    """Each with the run it ends with."""
+    size: int = 0
+
+
+def pack_sequences(rows: Iterable[Row], budget: int) -> Packing:
+    """Each row whole and apart, by first-fit decreasing. Rows longer than the budget are named, not cut."""
+    fitting, over_budget = _fitting(rows, budget)
+    pieces = list(map(_apart, fitting))
+    return _packing(pieces, budget, sum(piece.size for piece in pieces), over_budget)
+
+
+def pack_alone(rows: Iterable[Row], budget: int) -> Packing:
+    """Each row is a batch: for models with layers that no mask keeps from seeing other rows."""
+    fitting, over_budget = _fitting(rows, budget)
+    pieces = list(map(_apart, fitting))
+    bins = [[number] for number in range(len(pieces))]
+    return _packing(pieces, budget, sum(piece.size for piece in pieces), over_budget, bins)
+
+
+def pack_trees(rows: Iterable[Row], budget: int) -> Packing:
+    """The rows of a session, of a group, or of many: whatever shares a prefix becomes one tree.
+
+    A tree over the budget is split where it branches, and the path to the branch is repeated in each
+    part (counted in the stats). Rows longer than the budget are named, not cut.
+    """
+    fitting, over_budget = _fitting(rows, budget)
+    root = Run(0, np.empty(0, np.int32))
+    for row in fitting:
+        _insert(root, row.ids).ending.append(row)
+    unique = 0
+    pieces: list[Piece] = []
+    for tree in root.children.values():
+        tree.parent = None
+        runs = list(_depth_first(tree))
+        unique += sum(len(run.ids) for run in runs)
+        pieces += _pieces(runs, budget)
+    return _packing(pieces, budget, unique, over_budget)
+
+
+def _fitting(rows: Iterable[Row], budget: int) -> tuple[Iterator[Row], list[str]]:
+    """The rows within the budget, one at a time, and the names of the others, once those are taken."""
+    if budget < 1:
+        raise InvalidInput(f"a token budget of {budget} holds nothing")
+    over_budget: list[str] = []
+
+    def fitting() -> Iterator[Row]:
+        for row in rows:
+            if len(row.ids) > budget:
+                over_budget.append(row.name)
+            elif len(row.ids):
+                yield row
+
+    return fitting(), over_budget
+
+
+def _apart(row: Row) -> Piece:
+    run = Run(0, row.ids)
+    return Piece([run], [(row, run)], len(row.ids))
+
+
+def _insert(root: Run, ids: Ids) -> Run:
+    """The run that the row ends with, after adding what of it the tree did not have."""
+    run, depth = root, 0
+    while depth < len(ids):
+        child = run.children.get(int(ids[depth]))
+        if child is None:
+            # A copy: a view would keep the whole row alive for its last tokens.
+            child = Run(depth, ids[depth:].copy(), run)
+            run.children[int(ids[depth])] = child
+            return child
+        shared = _shared(child.ids, ids[depth:])
+        if shared < len(child.ids):
+            child = _split(child, shared)
+        run, depth = child, depth + shared
+    return run
+
+
+def _split(run: Run, at: int) -> Run:
+    """Put the run's first tokens into one of their own above it, and return that.
+
+    The run itself stays the lower part: rows that end with it still do.
+    """
+    assert run.parent is not None
+    upper = Run(run.start, run.ids[:at], run.parent, {int(run.ids[at]): run})
+    run.parent.children[int(run.ids[0])] = upper
+    run.start, run.ids, run.parent = run.start + at, run.ids[at:], upper
+    return upper
+
+
+def _shared(left: Ids, right: Ids) -> int:
+    """How many tokens both begin with; at least one is given of each."""
+    length = min(len(left), len(right))
+    differs = left[:length] != right[:length]
+    first = int(differs.argmax())
+    return first if differs[first] else length
+
+
+def _depth_first(tree: Run) -> Iterator[Run]:
+    stack = [tree]
+    while stack:
+        run = stack.pop()
+        yield run
+        stack.extend(reversed(run.children.values()))
+
+
+def _pieces(runs: Iterable[Run], budget: int) -> list[Piece]:
+    """Consecutive rows of a tree, as many together as the budget holds with the paths that lead to them."""
+    pieces = [Piece()]
+    laid_out: set[int] = set()
+    for run in runs:
+        for row in run.ending:
+            added = _path(run, laid_out)
+            size = sum(len(one.ids) for one in added)
+            if pieces[-1].size + size > budget:
+                pieces.append(Piece())
+                laid_out.clear()
+                added, size = _path(run, laid_out), run.end
+            piece = pieces[-1]
+            piece.runs += added
+            piece.rows.append((row, run))
+            piece.size += size
+            laid_out.update(id(one) for one in added)
+    return pieces
+
+
+def _path(last: Run, laid_out: set[int]) -> list[Run]:
+    """The runs down to `last` that are not laid out yet."""
+    path: list[Run] = []
+    run: Run | None = last
+    while run is not None and id(run) not in laid_out:
+        path.append(run)
+        run = run.parent
+    return path[::-1]
+
+
+def _packing(
+    pieces: Sequence[Piece],
+    budget: int,
+    unique_tokens: int,
+    over_budget: Sequence[str],
+    bins: Sequence[Sequence[int]] | None = None,
+) -> Packing:
+    """The pieces in the given bins, else in as few batches as first-fit decreasing finds.
+
+    None is larger than the budget.
+    """
+    if bins is None:
+        bins = first_fit_decreasing([piece.size for piece in pieces], budget)
+    packed = sum(piece.size for piece in pieces)
+    stats = PackingStats(
+        rows=sum(len(piece.rows) for piece in pieces),
+        row_tokens=sum(len(row.ids) for piece in pieces for row, _ in piece.rows),
+        packed_tokens=packed,
+        repeated_tokens=packed - unique_tokens,
+        padding_tokens=len(bins) * budget - packed,
+    )
+    batches = tuple(_batch([pieces[index] for index in bin]) for bin in bins)
+    return Packing(batches, tuple(over_budget), stats)
+
+
+def _batch(pieces: Sequence[Piece]) -> Batch:
+    runs = [run for piece in pieces for run in piece.runs]
+    lengths = np.array([len(run.ids) for run in runs], np.int64)
+    first = np.cumsum(lengths) - lengths
+    parents, places = _hung(pieces)
+    size = int(lengths.sum())
+    # Within a run each token follows the one before it; a run's first follows its parent's last.
+    predecessors = np.arange(-1, size - 1, dtype=np.int32)
+    predecessors[first] = np.where(parents < 0, -1, (first + lengths - 1)[parents])
+    starts = np.array([run.start for run in runs], np.int64)
+    return Batch(
+        ids=np.concatenate([run.ids for run in runs]).astype(np.int32, copy=False),
+        positions=(np.arange(size) + np.repeat(starts - first, lengths)).astype(np.int32),
+        segments=np.repeat(np.cumsum(parents < 0) - 1, lengths).astype(np.int32),
+        predecessors=predecessors,
+        ends=np.repeat(_ends(parents, first + lengths), lengths).astype(np.int32),
+        terms=_terms(pieces, places, first),
+        names=tuple(row.name for piece in pieces for row, _ in piece.rows),
+    )
+
+
+def _hung(pieces: Sequence[Piece]) -> tuple[Indices, list[dict[int, int]]]:
+    """Each run's parent by its number in the batch (-1: none), and for each piece the numbers of its runs."""
+    parents: list[int] = []
+    places: list[dict[int, int]] = []
+    for piece in pieces:
+        # By piece: two pieces of one tree in one batch repeat runs.
+        numbers: dict[int, int] = {}
+        for run in piece.runs:
+            numbers[id(run)] = len(parents)
+            parents.append(-1 if run.parent is None else numbers[id(run.parent)])
+        places.append(numbers)
+    return np.array(parents, np.int64), places
+
+
+def _ends(parents: Indices, ends: Indices) -> Indices:
+    """Where the last run below each run ends; children stand after their parents."""
+    found = ends.tolist()
+    for run in range(len(found) - 1, -1, -1):
+        parent = int(parents[run])
+        if parent >= 0:
+            found[parent] = max(found[parent], found[run])
+    return np.array(found, np.int64)
+
+
+def _terms(pieces: Sequence[Piece], places: Sequence[dict[int, int]], first: Indices) -> Terms:
+    trained = [row.trained for piece in pieces for row, _ in piece.rows]
+    targets = [
+        _targets(row.trained.depths, last, numbers, first)
+        for piece, numbers in zip(pieces, places, strict=True)
+        for row, last in piece.rows
+    ]
+    counts = [len(one) for one in targets]
+    return Terms(
+        targets=np.concatenate(targets),
+        rows=np.repeat(np.arange(len(counts)), counts),
+        weights=np.concatenate([one.weights for one in trained]),
+        advantages=np.concatenate([one.advantages for one in trained]),
+        logprobs=np.concatenate([one.logprobs for one in trained]),
+        versions=np.concatenate([one.versions for one in trained]),
+    )
+
+
+def _targets(depths: Indices, last: Run, numbers: dict[int, int], first: Indices) -> Indices:
+    """Where in the batch a row's trained tokens stand: from its last run upwards, as far as any is."""
+    targets: NDArray[np.int64] = np.empty(len(depths), np.int64)
+    left = len(depths)
+    run: Run | None = last
+    while left and run is not None:
+        begin = int(np.searchsorted(depths[:left], run.start))
+        targets[begin:left] = depths[begin:left] - run.start + first[numbers[id(run)]]
+        left, run = begin, run.parent
+    return targets
+
+
+def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """The items of each bin, by index; every size is at most the capacity. O(n log n).
+
+    The largest item comes first, and each goes into the first bin that has room for it.
+    """
+    rooms = _Rooms(len(sizes), capacity)
+    bins: list[list[int]] = []
+    # Stable, so that equal sizes keep their order and the result depends on nothing else.
+    for item in np.argsort(-np.asarray(sizes, np.int64), kind="stable").tolist():
+        bin = rooms.take(sizes[item])
+        if bin == len(bins):
+            bins.append([])
+        bins[bin].append(item)
+    return bins
+
+
+class _Rooms:
+    """How much room each bin has, under a binary tree of maxima that leads to the first with enough."""
+
+    def __init__(self, bins: int, capacity: int) -> None:
+        self._leaves = 1 << max(bins - 1, 0).bit_length()
+        self._most = [capacity] * (2 * self._leaves)
+
+    def take(self, size: int) -> int:
+        """Take room in the first bin that has it."""
+        most, node = self._most, 1
+        while node < self._leaves:
+            node *= 2
+            node += most[node] < size
+        most[node] -= size
+        bin = node - self._leaves
+        while node := node // 2:
+            most[node] = max(most[2 * node], most[2 * node + 1])
+        return bin
