@@ -25,7 +25,7 @@ from polar.errors import InvalidInput, NotFound
 from polar.models.completion import Completion, Ids
 from polar.models.session import RAW
 from polar.models.trace import Trace
-from polar.recordings.recording import FAMILY, DamagedRecording, Recording, decode
+from polar.recordings.recording import DamagedRecording, Recording, decode, is_recording
 from polar.store.blobs import RECORDINGS
 from polar.trajectory.accounting import exclusion
 from polar.trajectory.materialise import materialise
@@ -356,7 +356,7 @@ def recording_files(source: Path) -> list[Path]:
     if not source.is_dir():
         raise NotFound(f"{source}: no such file or directory")
     stored = source / RECORDINGS
-    found = _files(stored) if stored.is_dir() else [path for path in _files(source) if _is_recording(path)]
+    found = _files(stored) if stored.is_dir() else [path for path in _files(source) if is_recording(path)]
     if not found:
         raise InvalidInput(f"{source}: there is no recording in it")
     return found
@@ -365,14 +365,6 @@ def recording_files(source: Path) -> list[Path]:
 def _files(directory: Path) -> list[Path]:
     """Without what is being written, which has a hidden name."""
     return sorted(path for path in directory.rglob("[!.]*") if path.is_file())
-
-
-def _is_recording(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(FAMILY)) == FAMILY
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def counted(reasons: Mapping[str, int]) -> str:

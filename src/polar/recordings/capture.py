@@ -17,7 +17,7 @@ from polar.errors import NotFound, PolarError
 from polar.models.chat import ToolDefinition
 from polar.models.completion import Completion
 from polar.recordings.codec import DTYPES, Columns, TreeReader, columns, header, message_base
-from polar.recordings.frames import FAMILY, MAGIC, VERSION, Damage, Frame, FrameReader, frame, frames
+from polar.recordings.frames import FAMILY, MAGIC, VERSION, Damage, Frame, frame, frames, opened
 from polar.recordings.growth import GrowingTree, Turn, has_ended
 from polar.recordings.tree import TokenTree
 
@@ -107,19 +107,19 @@ def parse_capture(data: bytes, path: Path = Path("capture")) -> TokenTree:
         if MAGIC.startswith(data):
             return TokenTree()
         raise CaptureError(f"{path}: {_what_else(data)}")
-    reader, opened = TreeReader(), FrameReader()
+    reader = TreeReader()
     for part in frames(data):
         if isinstance(part, Damage):
             reader.fault(None, f"bytes {part.start} to {part.end} of its capture are damaged or unfinished")
         else:
-            _add(reader, opened, part)
+            _add(reader, part.payload)
     return reader.tree()
 
 
-def _add(reader: TreeReader, opened: FrameReader, part: Frame) -> None:
+def _add(reader: TreeReader, payload: bytes) -> None:
     name: str | None = None
     try:
-        record, arrays = opened.open(part.payload, DTYPES)
+        record, arrays = opened(payload, DTYPES)
         if record["record"] == "tools":
             reader.tools[record["hash"]] = tuple(ToolDefinition(**tool) for tool in record["tools"])
         else:

@@ -36,6 +36,11 @@ class Columns(NamedTuple):
     versions: Versions
 
 
+_PLAIN = (
+    *("id", "follows", "response", "finish_reason", "dialect", "kind", "asked", "used"),
+    *("started_at", "first_token_at", "ended_at", "untrainable", "extra"),
+)
+"""The fields of a completion that are written as they are."""
 DTYPES = (np.int32, np.int32, np.float32, np.int32)
 
 
@@ -60,26 +65,15 @@ def header(
     `names` are the ids of the completions before it, `known` what was said up to the one it continues.
     """
     shared = _common(known, completion.messages)
-    return {
-        "id": completion.id,
+    return {name: getattr(completion, name) for name in _PLAIN} | {
         "after": None if link.after is None else names[link.after],
         "past_answer": link.past_answer,
         "continues": None if link.continues is None else names[link.continues],
         "continuation": link.kind,
         "resumes": link.resumes,
-        "follows": completion.follows,
         "shared_messages": shared,
         "messages": completion.messages[shared:],
-        "response": completion.response,
-        "finish_reason": completion.finish_reason,
         "tools": tools,
-        "dialect": completion.dialect,
-        "kind": completion.kind,
-        "asked": completion.asked,
-        "used": completion.used,
-        "times": [completion.started_at, completion.first_token_at, completion.ended_at],
-        "untrainable": completion.untrainable,
-        "extra": completion.extra,
     }
 
 
@@ -108,17 +102,17 @@ class TreeReader:
         if name in self._places:
             self.fault(name, "it is recorded twice; the first is kept")
             return
+        plain = {field: record[field] for field in _PLAIN}
+        plain["response"] = _message(record["response"])
+        plain["finish_reason"], plain["kind"] = _REASONS[record["finish_reason"]], _KINDS[record["kind"]]
+        plain["asked"], plain["used"] = self._sampling(record["asked"]), self._sampling(record["used"])
         link, missing = self._link(record, len(numbers.given))
-        messages = self._messages(record, link)
-        read = _Read(record, numbers, link, messages)
-        record["response"] = _message(record["response"])
-        record["finish_reason"] = _REASONS[record["finish_reason"]]
-        record["kind"] = _KINDS[record["kind"]]
-        record["asked"], record["used"] = self._sampling(record["asked"]), self._sampling(record["used"])
+        read = _Read(plain, record["tools"], numbers, link, self._messages(record, link))
         if missing is None:
             self._set_context(read)
         else:
             self.fault(name, f"{LOST_CONTEXT}: it begins in completion {missing}")
+            plain["untrainable"] = LOST_CONTEXT if plain["untrainable"] is None else plain["untrainable"]
         self._places[name] = len(self._read)
         self._read.append(read)
 
@@ -145,7 +139,7 @@ class TreeReader:
             return own
         before = self._read[base]
         if count == len(before.messages) + 1:
-            return before.messages + (before.record["response"], *own)  # noqa: RUF005 (one copy, not three)
+            return before.messages + (before.plain["response"], *own)  # noqa: RUF005 (one copy, not three)
         if count > len(before.messages):
             raise ValueError(f"it shares {count} of {len(before.messages) + 1} messages")
         return before.messages[:count] + own
@@ -165,33 +159,20 @@ class TreeReader:
 
     def _completion(self, place: int) -> Completion:
         read = self._read[place]
-        record, numbers, link, tools = read.record, read.numbers, read.link, read.record["tools"]
+        numbers, link, tools = read.numbers, read.link, read.tools
         if tools is not None and tools not in self.tools:
-            self.fault(record["id"], "the tools it was offered are lost")
+            self.fault(read.plain["id"], "the tools it was offered are lost")
         parent = link.continues if link.kind is Continuation.CLEAN else None
-        started_at, first_token_at, ended_at = record["times"]
         return Completion(
-            id=record["id"],
+            **read.plain,
             index=place,
             prompt_ids=_NO_IDS if read.context is None else read.context.first(read.length),
             sampled_ids=numbers.sampled,
             logprobs=numbers.logprobs,
             policy_versions=numbers.versions,
             messages=read.messages,
-            response=record["response"],
-            finish_reason=record["finish_reason"],
-            parent=None if parent is None else self._read[parent].record["id"],
-            follows=record["follows"],
-            tools=self.tools.get(tools, ()),
-            dialect=record["dialect"],
-            kind=record["kind"],
-            asked=record["asked"],
-            used=record["used"],
-            started_at=started_at,
-            first_token_at=first_token_at,
-            ended_at=ended_at,
-            untrainable=_why_untrainable(read),
-            extra=record["extra"],
+            parent=None if parent is None else self._read[parent].plain["id"],
+            tools=() if tools is None else self.tools.get(tools, ()),
         )
 
 
@@ -199,7 +180,8 @@ class TreeReader:
 class _Read:
     """A completion that was read, until its context has stopped growing."""
 
-    record: dict[str, Any]
+    plain: dict[str, Any]
+    tools: str | int | None
     numbers: Columns
     link: Link
     messages: tuple[Message, ...]
@@ -207,11 +189,6 @@ class _Read:
     """Holds its prompt; None: it is lost."""
     length: int = 0
     """Of its prompt."""
-
-
-def _why_untrainable(read: _Read) -> str | None:
-    told: str | None = read.record["untrainable"]
-    return LOST_CONTEXT if told is None and read.context is None else told
 
 
 def _message(fields: dict[str, Any]) -> Message:

@@ -1,9 +1,7 @@
 """Records in an append-only file: each checked and compressed by itself, so that damage stays where it is.
 
 A file begins with MAGIC; then come frames: length and CRC-32 of the payload (two little-endian u32), the
-payload. A payload is the u32 length of a compressed JSON header, that header, and the compressed arrays.
-Arrays have four bytes an element and lie byte plane by byte plane: the high bytes of token ids are mostly
-zero and those of logprobs alike, which a compressor only sees when they stand together.
+payload, which is a compressed document with arrays.
 """
 
 from __future__ import annotations
@@ -24,19 +22,21 @@ FAMILY = b"polar-capture-"
 MAGIC = FAMILY + b"%d\n" % VERSION
 _FRAME = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
-_HEADER_WORDS = zstandard.ZstdCompressionDict(
+_COMMON_WORDS = zstandard.ZstdCompressionDict(
     b'{"record":"tools","hash":"","tools":[{"name":"","description":"","parameters":{"type":"object",'
-    b'"properties":{"required":[{"record":"completion","id":"","after":"","past_answer":true,"continues":"",'
-    b'"continuation":"clean","resumes":null,"follows":"","shared_messages":0,"messages":[{"role":"system","content":"","reasoning":null,"tool_calls":[],"tool_call_id":"call_",'
-    b'"name":null}],"response":{"role":"assistant","content":"","reasoning":null,"tool_calls":[{"id":"call_",'
-    b'"name":"","arguments":"{\\"command\\":\\""}],"tool_call_id":null,"name":null},"finish_reason":"tool_calls",'
-    b'"tools":"","dialect":"","kind":"generation","asked":{"temperature":null,"top_p":null,"top_k":null,'
-    b'"seed":null,"max_tokens":null,"stop":[],"logit_bias":[]},"used":{"temperature":1.0,"top_p":1.0,'
-    b'"top_k":-1,"seed":0,"max_tokens":4096,"stop":[],"logit_bias":[]},"times":[17],"untrainable":null,'
-    b'"extra":{},"lengths":[',
+    b'"properties":{"required":[{"record":"completion","id":"","follows":"","response":{"role":"assistant",'
+    b'"content":"","reasoning":null,"tool_calls":[{"id":"call_","name":"","arguments":"{\\"command\\":\\""}],'
+    b'"tool_call_id":null,"name":null},"finish_reason":"tool_calls","dialect":"","kind":"generation",'
+    b'"asked":{"temperature":null,"top_p":null,"top_k":null,"seed":null,"max_tokens":null,"stop":[],'
+    b'"logit_bias":[],"presence_penalty":0.0,"frequency_penalty":0.0},"used":{"temperature":1.0,"top_p":1.0,'
+    b'"top_k":-1,"seed":0,"max_tokens":4096,"stop":[],"logit_bias":[],"presence_penalty":0.0,'
+    b'"frequency_penalty":0.0},"started_at":17,"first_token_at":17,"ended_at":17,"untrainable":null,"extra":{},'
+    b'"after":"","past_answer":true,"continues":"","continuation":"clean","resumes":null,"shared_messages":0,'
+    b'"messages":[{"role":"tool","content":"","reasoning":null,"tool_calls":[],"tool_call_id":"call_",'
+    b'"name":null}],"tools":"","lengths":[',
     dict_type=zstandard.DICT_TYPE_RAWCONTENT,
 )
-"""What headers have in common; part of the format, so it changes only with VERSION."""
+"""What records have in common; part of the format, so it changes only with VERSION."""
 
 _LEVEL = -1
 """Up to a third larger than by default, in two thirds of the time: a file is kept only until its session's
@@ -62,78 +62,58 @@ class Damage:
     end: int
 
 
-class FrameWriter:
-    """Makes frames; not to be shared between threads."""
+class _Codecs(threading.local):
+    """One compressor for each thread: its tables take a third of a megabyte."""
 
     def __init__(self) -> None:
-        self._headers = zstandard.ZstdCompressor(_LEVEL, dict_data=_HEADER_WORDS)
-        self._arrays = zstandard.ZstdCompressor(_LEVEL)
-
-    def frame(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> bytes:
-        packed = self._headers.compress(orjson.dumps(header | {"lengths": [len(array) for array in arrays]}))
-        numbers = b"".join(map(planes, arrays))
-        payload = _LENGTH.pack(len(packed)) + packed + (self._arrays.compress(numbers) if numbers else b"")
-        return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+        self.compressor = zstandard.ZstdCompressor(_LEVEL, dict_data=_COMMON_WORDS)
+        self.decompressor = zstandard.ZstdDecompressor(dict_data=_COMMON_WORDS)
 
 
-class _Own(threading.local):
-    """What each thread has one of."""
-
-    def __init__(self) -> None:
-        self.writer = FrameWriter()
+_CODECS = _Codecs()
 
 
-_OWN = _Own()
+def frame(document: dict[str, Any], arrays: Sequence[Array] = ()) -> bytes:
+    payload = _CODECS.compressor.compress(packed(document, arrays))
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def frame(header: dict[str, Any], arrays: Sequence[Array] = ()) -> bytes:
-    """A frame for any file, made by the calling thread's one writer.
+def opened(payload: bytes, dtypes: Sequence[type[Any]]) -> tuple[dict[str, Any], list[Array]]:
+    """Document and arrays of a frame; ValueError if it is not one."""
+    try:
+        return unpacked(_CODECS.decompressor.decompress(payload), dtypes)
+    except (struct.error, zstandard.ZstdError, KeyError, TypeError) as error:
+        raise ValueError(f"its record does not open: {error}") from None
 
-    A writer's tables take a third of a megabyte: a thousand of them would be neither small nor in any cache.
+
+def packed(document: dict[str, Any], arrays: Sequence[Array] = ()) -> bytes:
+    """A JSON document and arrays of four-byte numbers, to be compressed.
+
+    Arrays lie byte plane by byte plane: the high bytes of token ids are mostly zero and those of logprobs
+    alike, which a compressor only sees when they stand together.
     """
-    return _OWN.writer.frame(header, arrays)
+    text = orjson.dumps(document | {"lengths": [len(array) for array in arrays]})
+    planes = (array.view(np.uint8).reshape(-1, 4).T.tobytes() for array in arrays)
+    return b"".join([_LENGTH.pack(len(text)), text, *planes])
 
 
-class FrameReader:
-    """Takes frames apart; not to be shared between threads."""
-
-    def __init__(self) -> None:
-        self._headers = zstandard.ZstdDecompressor(dict_data=_HEADER_WORDS)
-        self._arrays = zstandard.ZstdDecompressor()
-
-    def open(self, payload: bytes, dtypes: Sequence[type[np.generic]]) -> tuple[dict[str, Any], list[Array]]:
-        """Header and arrays of a frame; ValueError if it is not one."""
-        try:
-            (length,) = _LENGTH.unpack_from(payload)
-            start = _LENGTH.size + length
-            header = orjson.loads(self._headers.decompress(payload[_LENGTH.size : start]))
-            numbers = self._arrays.decompress(payload[start:]) if len(payload) > start else b""
-            lengths = header["lengths"]
-        except (struct.error, zstandard.ZstdError, KeyError, TypeError) as error:
-            raise ValueError(f"its record does not open: {error}") from None
-        if 4 * sum(lengths) != len(numbers):
-            raise ValueError(f"its arrays have {len(numbers)} bytes for {sum(lengths)} numbers")
-        arrays: list[Array] = []
-        offset = 0
-        for count, dtype in zip(lengths, dtypes, strict=False):
-            arrays.append(from_planes(numbers, offset, count, dtype))
-            offset += arrays[-1].nbytes
-        return header, arrays
-
-
-def planes(array: Array) -> bytes:
-    """An array of four-byte numbers, byte plane by byte plane."""
-    return array.view(np.uint8).reshape(-1, 4).T.tobytes()
-
-
-def from_planes(data: bytes, offset: int, count: int, dtype: Any) -> Array:
-    """The array of `count` numbers whose planes begin at `offset`."""
-    low, *higher = np.frombuffer(data, np.uint8, 4 * count, offset).reshape(4, count)
-    numbers = low.astype("<u4")
-    for place, plane in enumerate(higher, 1):
-        numbers |= plane.astype("<u4") << np.uint32(8 * place)
-    array: Array = numbers.view(dtype)
-    return array
+def unpacked(data: bytes, dtypes: Sequence[type[Any]]) -> tuple[dict[str, Any], list[Array]]:
+    """What `packed` was given; ValueError, KeyError, TypeError or struct.error if it made no such thing."""
+    (length,) = _LENGTH.unpack_from(data)
+    offset = _LENGTH.size + length
+    document = orjson.loads(memoryview(data)[_LENGTH.size : offset])
+    arrays: list[Array] = []
+    for count, dtype in zip(document["lengths"], dtypes, strict=False):
+        low, *higher = np.frombuffer(data, np.uint8, 4 * count, offset).reshape(4, count)
+        numbers = low.astype("<u4")
+        for place, plane in enumerate(higher, 1):
+            numbers |= plane.astype("<u4") << np.uint32(8 * place)
+        numbers.flags.writeable = False
+        arrays.append(numbers.view(dtype))
+        offset += 4 * count
+    if offset != len(data):
+        raise ValueError(f"its arrays end at byte {offset} of {len(data)}")
+    return document, arrays
 
 
 def frames(data: bytes) -> Iterator[Frame | Damage]:

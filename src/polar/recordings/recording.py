@@ -20,19 +20,18 @@ import orjson
 import zstandard
 from pydantic import ValidationError
 
-from polar.errors import PolarError
+from polar.errors import InvalidInput, PolarError
 from polar.models.chat import Sampling, ToolDefinition
 from polar.models.completion import Completion
 from polar.models.session import SessionResult
 from polar.models.trace import DriftPolicy, Lineage, TraceRef, Trajectory
 from polar.recordings.codec import DTYPES, Columns, TreeReader, columns, header, message_base, sampling_of
-from polar.recordings.frames import Array, from_planes, planes
+from polar.recordings.frames import Array, packed, unpacked
 from polar.recordings.tree import TokenTree
 
 VERSION = 4
 FAMILY = b"polar-recording-"
 MAGIC = FAMILY + b"%d\n" % VERSION
-_LENGTH = struct.Struct("<I")
 
 
 class DamagedRecording(PolarError):
@@ -73,18 +72,16 @@ def encode(tree: TokenTree, trajectory: Trajectory, result: SessionResult) -> by
             }
         )
         numbers.append(own)
-    document = orjson.dumps(
-        {
-            "completions": records,
-            "tools": [orjson.Fragment(tools) for tools in toolsets],
-            "lengths": [list(map(len, column)) for column in zip(*numbers, strict=True)],
-            "samplings": list(samplings),
-            "drift": trajectory.drift,
-            "traces": trajectory.traces,
-        }
-    )
+    document = {
+        "completions": records,
+        "counts": [list(map(len, column)) for column in zip(*numbers, strict=True)],
+        "tools": [orjson.Fragment(tools) for tools in toolsets],
+        "samplings": list(samplings),
+        "drift": trajectory.drift,
+        "traces": trajectory.traces,
+    }
     arrays = [np.concatenate(column) for column in zip(*numbers, strict=True)]
-    body = zstandard.compress(_LENGTH.pack(len(document)) + document + b"".join(map(planes, arrays)), level=3)
+    body = zstandard.compress(packed(document, arrays), level=3)
     head = orjson.dumps({"result": result.model_dump(mode="json"), "body": _checksum(body).decode()})
     return MAGIC + _checksum(head) + b" " + head + b"\n" + body
 
@@ -109,6 +106,15 @@ def read_head(file: BinaryIO | Path) -> SessionResult:
     return _opened_head(file.readline(len(MAGIC)) + file.readline())[0]
 
 
+def is_recording(path: Path) -> bool:
+    """Whether a file begins as a recording does, of whatever version."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(FAMILY)) == FAMILY
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def _opened_head(data: bytes) -> tuple[SessionResult, bytes]:
     """The session's result, and the checksum of the body."""
     if not data.startswith(MAGIC):
@@ -128,15 +134,14 @@ def _opened_head(data: bytes) -> tuple[SessionResult, bytes]:
 
 
 def _opened_body(body: bytes, result: SessionResult) -> Recording:
-    (length,) = _LENGTH.unpack_from(body)
-    document = orjson.loads(memoryview(body)[_LENGTH.size : _LENGTH.size + length])
+    document, arrays = unpacked(body, DTYPES)
     reader = TreeReader()
     for number, tools in enumerate(document["tools"]):
         reader.tools[number] = tuple(ToolDefinition(**tool) for tool in tools)
     reader.samplings = list(map(sampling_of, document["samplings"]))
-    numbers = _rows(body, _LENGTH.size + length, document["lengths"])
-    for record, own in zip(document["completions"], numbers, strict=True):
-        reader.add(record, own)
+    columns_of = map(_split, arrays, document["counts"])
+    for record, *own in zip(document["completions"], *columns_of, strict=True):
+        reader.add(record, Columns(*own))
     if reader.faults:
         raise ValueError(reader.faults[0].problem)
     tree, drift = reader.tree(), DriftPolicy(document["drift"])
@@ -144,18 +149,10 @@ def _opened_body(body: bytes, result: SessionResult) -> Recording:
     return Recording(tree, Trajectory(tree.forest(drift).segments, traces, result.stats, drift), result)
 
 
-def _rows(body: bytes, offset: int, lengths: Sequence[Sequence[int]]) -> list[Columns]:
-    """Of each completion its part of every column."""
-    parts: list[list[Array]] = []
-    for dtype, counts in zip(DTYPES, lengths, strict=bool(lengths)):
-        column = from_planes(body, offset, sum(counts), dtype)
-        column.flags.writeable = False
-        offset += column.nbytes
-        ends = accumulate(counts)
-        parts.append([column[end - count : end] for end, count in zip(ends, counts, strict=True)])
-    if offset != len(body):
-        raise ValueError(f"{len(body) - offset} bytes are left over")
-    return [Columns(*row) for row in zip(*parts, strict=True)]
+def _split(column: Array, counts: Sequence[int]) -> list[Array]:
+    """Of each completion its part of a column."""
+    ends = accumulate(counts)
+    return [column[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def _trace(record: dict[str, Any]) -> TraceRef:

@@ -13,7 +13,7 @@ import numpy as np
 
 from polar.errors import InvalidInput
 from polar.models.trace import Trace
-from polar.recordings.recording import FAMILY, DamagedRecording, decode
+from polar.recordings.recording import DamagedRecording, decode, is_recording, read_head
 from polar.training.material import Material, PolicyVersions, material, pack
 from polar.training.settings import GrpoSettings, Level, SftSettings
 from polar.trajectory.learnable import EndedSession, Excluded, Group
@@ -110,11 +110,10 @@ def _index(directory: Path) -> tuple[list[tuple[str, list[Path]]], int]:
     found: dict[str, list[tuple[int, Path]]] = defaultdict(list)
     newest = 0
     for path in sorted(directory.rglob("*")):
-        data = path.read_bytes() if path.is_file() else b""
-        if not data.startswith(FAMILY):
+        if not path.is_file() or not is_recording(path):
             continue
         try:
-            result = decode(data).result
+            result = read_head(path)
         except DamagedRecording as error:
             log.warning("%s is left out: %s", path, error)
             continue
@@ -127,8 +126,16 @@ def _index(directory: Path) -> tuple[list[tuple[str, list[Path]]], int]:
 
 
 def _read_group(task_id: str, files: Sequence[Path]) -> Group:
-    recordings = [decode(path.read_bytes()) for path in files]
-    return Group(task_id, tuple(EndedSession(recording.result, recording) for recording in recordings))
+    return Group(task_id, tuple(map(_read_session, files)))
+
+
+def _read_session(path: Path) -> EndedSession:
+    try:
+        recording = decode(path.read_bytes())
+        return EndedSession(recording.result, recording)
+    except DamagedRecording as error:
+        log.warning("%s: %s", path, error)
+        return EndedSession(read_head(path), None)
 
 
 def _read_traces(path: Path) -> list[Trace]:

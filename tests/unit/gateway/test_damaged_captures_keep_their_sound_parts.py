@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from polar.models.chat import ToolDefinition
 from polar.models.completion import Completion
 from polar.recordings.capture import CaptureError, CaptureWriter, parse_capture
-from polar.recordings.frames import MAGIC, Frame, FrameReader, FrameWriter, frames
+from polar.recordings.frames import MAGIC, Frame, frame, frames, opened
 from polar.recordings.tree import TokenTree
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.agent_sessions import agent_sessions
@@ -47,13 +47,13 @@ def two_conversations() -> list[Completion]:
 
 def rewritten(data: bytes, place: int, change: Callable[[dict[str, Any], list[Any]], None]) -> bytes:
     """The capture with one record changed, checksum and all."""
-    pieces, reader, writer = [MAGIC], FrameReader(), FrameWriter()
-    for number, frame in enumerate(frames(data)):
-        assert isinstance(frame, Frame)
-        header, arrays = reader.open(frame.payload, DTYPES)
+    pieces = [MAGIC]
+    for number, part in enumerate(frames(data)):
+        assert isinstance(part, Frame)
+        header, arrays = opened(part.payload, DTYPES)
         if number == place:
             change(header, arrays)
-        pieces.append(writer.frame(header, arrays))
+        pieces.append(frame(header, arrays))
     return b"".join(pieces)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 
 from polar.models.chat import Sampling
 from polar.training.material import Material, PolicyVersions, material
-from polar.training.settings import BatchSettings, Level, ObjectiveSettings
+from polar.training.settings import BatchSettings, GrpoSettings, Level, ObjectiveSettings
+from polar.training.sources import Recordings
 from polar.trajectory.accounting import LOGPROB_TOLERANCE
 from polar.trajectory.learnable import Advantage, Baseline, EndedSession, Excluded, Group, baselines
 from polar.trajectory.per_request import PerRequest
-from tests.fakes.scripted_rollouts import group, sample, turns, with_completions
+from tests.fakes.scripted_rollouts import group, sample, turns, with_completions, write_recordings
 
 ANSWERS = ([[10, 11], [12]], [[20, 21], [22]])
 GOOD = group(ANSWERS, (1.0, 0.0), task_id="good")
@@ -249,3 +251,13 @@ def test_what_the_builder_takes_for_rounding_is_trained(logprob: float) -> None:
     found = made(rounded)
     assert (trained(found), left_out(found)) == (6, {})
     assert all(sample.result.stats.trainable_tokens == 3 for sample in rounded.samples)
+
+
+def test_a_recording_whose_tokens_are_damaged_is_counted_by_its_head(tmp_path: Path) -> None:
+    write_recordings([GOOD], tmp_path)
+    damaged = tmp_path / "good-1"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    settings = GrpoSettings(out=tmp_path / "run", steps=1, recordings=tmp_path, groups=1)
+    found = Recordings(settings, tmp_path).take(Versions(0))
+    assert left_out(found) == {Excluded.SESSIONS_UNREADABLE: 1}
+    assert trained(found) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,3 +148,18 @@ def test_a_recording_of_another_version_is_named_as_such() -> None:
     data = encoded([completion(0, [1], [2])]).replace(recording.MAGIC, b"polar-recording-9\n")
     with pytest.raises(recording.DamagedRecording, match="another version"):
         recording.decode(data)
+
+
+def test_the_head_tells_whose_a_recording_is_without_its_body(tmp_path: Path) -> None:
+    data = encoded([completion(0, [1], [2])])
+    head = data.split(b"\n")[1]
+    assert orjson.loads(head.partition(b" ")[2])["result"]["session_id"] == "s"
+    (tmp_path / "cut").write_bytes(data[: data.index(b"\n", len(recording.MAGIC)) + 1])
+    assert recording.read_head(tmp_path / "cut") == recording.decode(data).result
+
+
+def test_every_flipped_bit_of_a_head_is_refused(tmp_path: Path) -> None:
+    data = encoded([completion(0, [1], [2])])
+    for bit in range(8 * (data.index(b"\n", len(recording.MAGIC)) + 1)):
+        with pytest.raises(recording.DamagedRecording):
+            recording.read_head(io.BytesIO(flipped(data, bit)))
