@@ -17,9 +17,10 @@ from pydantic import BaseModel
 from tokenizers import Tokenizer
 
 from benchmarks.training.faithfulness import compare
+from polar.recordings.growth import grow
 from polar.training.settings import ModelSettings
 from polar.trajectory.materialise import materialise
-from polar.trajectory.packing.rows import row
+from polar.trajectory.packing.batch import row
 from polar.trajectory.prefix_merging import PrefixMerging
 
 pytestmark = pytest.mark.timeout(300)
@@ -93,7 +94,7 @@ async def test_logprobs_are_those_of_the_trainer(
             seen = [*before.prompt_ids.tolist(), *before.sampled_ids.tolist()]
             assert completion.prompt_ids.tolist()[: len(seen)] == seen
     assert sum(completion.parent is not None for completion in completions) == len(QUESTIONS)
-    trajectory = PrefixMerging(PrefixMerging.Options()).build(completions)
+    trajectory = PrefixMerging(PrefixMerging.Options()).build(grow(completions))
     rows = [row(str(at), materialise(trajectory, ref)) for at, ref in enumerate(trajectory.traces)]
     assert len(rows) == len(QUESTIONS)
     means = {}

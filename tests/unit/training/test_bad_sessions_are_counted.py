@@ -258,6 +258,6 @@ def test_a_recording_whose_tokens_are_damaged_is_counted_by_its_head(tmp_path: P
     damaged = tmp_path / "good-1"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     settings = GrpoSettings(out=tmp_path / "run", steps=1, recordings=tmp_path, groups=1)
-    found = Recordings(settings, tmp_path).take(Versions(0))
+    found = Recordings(settings, tmp_path).take(PolicyVersions(0))
     assert left_out(found) == {Excluded.SESSIONS_UNREADABLE: 1}
     assert trained(found) == 3
