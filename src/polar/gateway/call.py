@@ -3,72 +3,85 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
 
 from polar.dialects.base import Answer
-from polar.engines.base import ChatChunk, ContextOverflow, EngineError, ModelInfo, RequestUnfit, TokenChunk
-from polar.gateway.abridgement import abridged
-from polar.gateway.sampling import pinned
+from polar.engines.base import ChatChunk, ContextOverflow, EngineError, RequestUnfit
+from polar.gateway.reply import Reply, StopStrings, Tokens
 from polar.gateway.session import Session
 from polar.gateway.source import Generation, Source
-from polar.gateway.stop_strings import StopStrings
-from polar.models.chat import ChatRequest, FinishReason, Message, Role, TokenLogprob, ToolCall, Usage
-from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, OMITTED, OUTAGE, Completion, Ids
+from polar.models.chat import ChatRequest, FinishReason, Message, Sampling, TokenLogprob, Usage
+from polar.models.completion import OMITTED, OUTAGE, Completion
+from polar.models.task import SamplingPin
 from polar.rendering.base import MessageDelta
 
-Send = Callable[[MessageDelta], Awaitable[None]]
+Send = Callable[[MessageDelta], None]
 
-_NO_IDS: Ids = np.empty(0, np.int32)
-_NO_USAGE = Usage(0, 0)
+_SEED_BYTES = 4
+_SEEDS = 256**4
+"""What every engine's random generator takes."""
+_SMALLEST_TOP_P = 1e-6
+"""OpenAI allows 0, engines want more than 0; both then sample the likeliest token."""
+_KEPT_CHARACTERS = 16 * 1024
+"""How much of its messages is recorded, from the end; nothing else of it is long."""
+MESSAGES_DROPPED = "messages_dropped"
+"""In `Completion.extra`: how many of the first messages are left out of the record."""
 
 
 class ModelCall:
     """A call from its admission to its record in the session's capture."""
 
     def __init__(
-        self, session: Session, request: ChatRequest, dialect: str, ordinal: int = 0, choice: int = 0
+        self,
+        session: Session,
+        source: Source,
+        request: ChatRequest,
+        dialect: str,
+        ordinal: int = 0,
+        choice: int = 0,
     ) -> None:
         """`ordinal` is its place among the session's calls, `choice` among those of its request."""
         self.id = os.urandom(12).hex()
         self.started_at = time.time()
         self.session = session
+        self._source = source
         self._request = request
         self._dialect = dialect
         self._ordinal = ordinal
         self._choice = choice
         self._generation: Generation
-        self._tokens = _Tokens()
-        self._reply = _Reply()
+        self._tokens = Tokens()
+        self._reply = Reply()
         self._stop_sequence: str | None = None
         self._logprobs: list[TokenLogprob] = []
 
-    async def prepare(self, source: Source, model: ModelInfo) -> None:
+    async def prepare(self) -> None:
         """Find the prompt and settle the sampling; RequestRefused if it does not fit."""
-        extension = self.session.find(self._request, model.max_context)
-        self._generation = await source.begin(self._request, extension)
+        extension = self.session.find(self._request, self._source.model.max_context)
+        generation = self._generation = await self._source.begin(self._request, extension)
         grant = self.session.grant
-        self._generation.settle(
-            pinned(
-                self._request.sampling,
-                grant.sampling,
-                sample=grant.sample,
-                ordinal=self._ordinal,
-                choice=self._choice,
-                room=self._generation.room(self.session, model),
-            )
+        sampling = pinned(
+            self._request.sampling,
+            grant.sampling,
+            sample=grant.sample,
+            ordinal=self._ordinal,
+            choice=self._choice,
+            room=generation.room(self.session),
         )
+        generation.sampling = replace(sampling, stop=sampling.stop + generation.own_stops)
 
     async def run(self, send: Send) -> Answer:
         """Sample to the end, sending each delta as it becomes certain; recorded before the last one."""
         try:
             finish_reason, last = await self._sample_to_fit(send)
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             self._record(FinishReason.CANCELLED)
             raise
         except Exception as error:
@@ -78,7 +91,7 @@ class ModelCall:
         # A retry may ask for the answer for a while; what it was made of is large, and is not kept for that.
         del self._generation, self._tokens, self._request
         if last:
-            await send(last)
+            send(last)
         return Answer(message, finish_reason, usage, self._stop_sequence, tuple(self._logprobs))
 
     async def _sample_to_fit(self, send: Send) -> tuple[FinishReason, MessageDelta]:
@@ -97,13 +110,12 @@ class ModelCall:
         delta = MessageDelta()
         async with aclosing(generation.chunks(self.id, self.session.grant.session_id)) as chunks:
             async for chunk in chunks:
-                self._take_tokens(chunk)
-                delta = self._take_delta(self._with_logprobs(chunk), stops)
+                delta = self._take(chunk, stops)
                 finish_reason = self._ended(chunk, stops)
                 if finish_reason is not None:
                     break
                 if delta:
-                    await send(delta)
+                    send(delta)
         if finish_reason is None:
             raise EngineError("the engine's tokens ended without a reason")
         if generation.leaves_stops:  # else there is nothing that was held back
@@ -117,19 +129,16 @@ class ModelCall:
             finish_reason = FinishReason.TOOL_CALLS
         return finish_reason, delta
 
-    def _take_tokens(self, chunk: ChatChunk) -> None:
+    def _take(self, chunk: ChatChunk, stops: StopStrings) -> MessageDelta:
+        """Count and keep what has come; returns what the client may see of it."""
         self.session.sampled_tokens += self._tokens.add(chunk)
         if chunk.prompt_ids is not None:
             self.session.refuse_long_prompt(len(chunk.prompt_ids))
-
-    def _with_logprobs(self, chunk: ChatChunk) -> MessageDelta:
-        if not self._request.logprobs or chunk.tokens is None:
-            return chunk.delta
-        spelt = self._generation.spelt(chunk.tokens)
-        self._logprobs += spelt
-        return replace(chunk.delta, logprobs=spelt)
-
-    def _take_delta(self, delta: MessageDelta, stops: StopStrings) -> MessageDelta:
+        delta = chunk.delta
+        if self._request.logprobs and chunk.tokens is not None:
+            spelt = self._generation.spelt(chunk.tokens)
+            self._logprobs += spelt
+            delta = replace(delta, logprobs=spelt)
         if self._generation.leaves_stops and (shown := stops.feed(delta.content)) != delta.content:
             delta = replace(delta, content=shown)
         return self._reply.add(delta)
@@ -183,10 +192,10 @@ class ModelCall:
         return message, usage
 
 
-def calls_for(session: Session, request: ChatRequest, dialect: str) -> list[ModelCall]:
+def calls_for(session: Session, source: Source, request: ChatRequest, dialect: str) -> list[ModelCall]:
     """A call for each sample that the request asks for; RequestRefused if the session may not make them."""
-    ordinals = session.begin_calls(request.choices)
-    return [ModelCall(session, request, dialect, ordinal, choice) for choice, ordinal in enumerate(ordinals)]
+    ordinals = enumerate(session.begin_calls(request.choices))
+    return [ModelCall(session, source, request, dialect, ordinal, choice) for choice, ordinal in ordinals]
 
 
 def _of_failure(error: Exception) -> dict[str, str]:
@@ -195,99 +204,68 @@ def _of_failure(error: Exception) -> dict[str, str]:
     return {"error": f"{type(error).__name__}: {error}"[:1000], **({OUTAGE: "yes"} if is_outage else {})}
 
 
-class _Tokens:
-    """What the engine has sampled so far."""
+def pinned(
+    asked: Sampling, pin: SamplingPin, *, sample: int, ordinal: int, room: int | None, choice: int = 0
+) -> Sampling:
+    """Every field set, so that no default of an engine applies and the completion can be replayed.
 
-    def __init__(self) -> None:
-        self.prompt_ids: Ids = _NO_IDS
-        """As far as the engine has told them."""
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
-        self.first_at = 0.0
-        self.untrainable: str | None = None
-        self._cached = 0
-        self._counted: Usage | None = None
-
-    def add(self, chunk: ChatChunk) -> int:
-        """Take a chunk; how many tokens of it were sampled that are not counted yet."""
-        if not self.first_at and (chunk.tokens or chunk.delta):
-            self.first_at = time.time()
-        if chunk.prompt_ids is not None:
-            self.prompt_ids = chunk.prompt_ids
-        self.untrainable = chunk.untrainable or self.untrainable
-        self._counted = chunk.usage or self._counted
-        if chunk.tokens is not None:
-            return self._add(chunk.tokens)
-        return chunk.usage.sampled_tokens if chunk.usage and not self.ids else 0
-
-    def _add(self, tokens: TokenChunk) -> int:
-        if len(tokens.ids) != len(tokens.logprobs):
-            raise EngineError(
-                f"the engine sent {len(tokens.ids)} token ids with {len(tokens.logprobs)} logprobs"
-            )
-        self.ids += tokens.ids
-        self.logprobs += tokens.logprobs
-        self.versions += [tokens.policy_version] * len(tokens.ids)
-        self._cached = max(self._cached, tokens.cached_tokens)
-        return len(tokens.ids)
-
-    @property
-    def context(self) -> int:
-        """How long prompt and answer are by now, where the engine has told the prompt."""
-        return len(self.prompt_ids) + len(self.ids)
-
-    def usage(self, prompt_tokens: int, reasoning_tokens: int) -> Usage:
-        """The counts of what was seen; the engine's own for what it does not show."""
-        counted = self._counted or _NO_USAGE
-        return Usage(
-            prompt_tokens or counted.prompt_tokens,
-            len(self.ids) or counted.sampled_tokens,
-            max(self._cached, counted.cached_tokens),
-            counted.reasoning_tokens or reasoning_tokens,
-        )
-
-    @property
-    def counts(self) -> dict[str, str]:
-        """What only the engine can count, for the record."""
-        counted = self._counted or _NO_USAGE
-        counts = {CACHED: max(self._cached, counted.cached_tokens)}
-        if not self.ids:
-            counts |= {COUNTED: counted.sampled_tokens, COUNTED_PROMPT: counted.prompt_tokens}
-        return {name: str(count) for name, count in counts.items() if count}
+    `room` is how many tokens context and budget leave, None if only the engine knows; `ordinal` counts
+    the session's calls, `choice` those of one request.
+    """
+    limits = [limit for limit in (asked.max_tokens, pin.max_tokens, room) if limit is not None]
+    return Sampling(
+        temperature=_first(pin.temperature, asked.temperature, 1.0),
+        top_p=max(_first(pin.top_p, asked.top_p, 1.0), _SMALLEST_TOP_P),
+        top_k=max(int(_first(pin.top_k, asked.top_k, 0)), 0),
+        seed=_seed(asked, pin, sample, ordinal, choice),
+        max_tokens=min(limits, default=None),
+        stop=asked.stop,
+        logit_bias=asked.logit_bias,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+    )
 
 
-class _Reply:
-    """The message as the client gets it; tool calls get ids that are unique in the session."""
+def _seed(asked: Sampling, pin: SamplingPin, sample: int, ordinal: int, choice: int) -> int:
+    if pin.seed is not None:
+        text = f"{pin.seed + sample}/{ordinal}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=_SEED_BYTES).digest(), "big")
+    if asked.seed is not None:
+        return (asked.seed + choice) % _SEEDS
+    return int.from_bytes(os.urandom(_SEED_BYTES), "big")
 
-    def __init__(self) -> None:
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[ToolCall] = []
 
-    def add(self, delta: MessageDelta) -> MessageDelta:
-        self._content.append(delta.content)
-        self._reasoning.append(delta.reasoning)
-        if not delta.tool_calls:
-            return delta
-        named = tuple(
-            call if call.id else replace(call, id=f"call_{os.urandom(12).hex()}") for call in delta.tool_calls
-        )
-        self._calls.extend(named)
-        return replace(delta, tool_calls=named)
+def _first(pinned: float | None, asked: float | None, default: float) -> float:
+    if pinned is not None:
+        return pinned
+    return default if asked is None else asked
 
-    @property
-    def has_calls(self) -> bool:
-        return bool(self._calls)
 
-    @property
-    def message(self) -> Message:
-        return Message(
-            role=Role.ASSISTANT,
-            content="".join(self._content),
-            reasoning="".join(self._reasoning) or None,
-            tool_calls=tuple(self._calls),
-        )
+def abridged(completion: Completion) -> Completion:
+    """A call that failed before its first token, with the end of its last messages only: enough to see what
+    it was, whatever it sent."""
+    kept = _last(completion.messages)
+    return replace(
+        completion,
+        prompt_ids=completion.prompt_ids[:0],
+        messages=kept,
+        tools=(),
+        asked=replace(completion.asked, stop=(), logit_bias=()),
+        used=replace(completion.used, stop=(), logit_bias=()),
+        extra={**completion.extra, MESSAGES_DROPPED: str(len(completion.messages) - len(kept))},
+    )
+
+
+def _last(messages: Sequence[Message]) -> tuple[Message, ...]:
+    kept: list[Message] = []
+    room = _KEPT_CHARACTERS
+    for message in reversed(messages):
+        if message.length > room:
+            kept.append(Message(message.role, message.content[-room:]))
+            break
+        kept.append(message)
+        room -= message.length
+    return tuple(reversed(kept))
 
 
 def _joined(first: MessageDelta, second: MessageDelta) -> MessageDelta:

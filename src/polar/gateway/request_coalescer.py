@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from polar.dialects.base import Answer
-from polar.gateway.call import ModelCall, Send
-from polar.gateway.session import Session, session_ended
 from polar.rendering.base import MessageDelta
+
+if TYPE_CHECKING:
+    from polar.gateway.call import ModelCall
 
 RETRY_COUNT = "x-stainless-retry-count"
 """The header in which SDKs say how many times they have sent this very request before."""
 IDEMPOTENCY_KEY = "Idempotency-Key"
 """The header whose value a client repeats when it sends the same request again."""
-
-Work = Callable[[ModelCall, Callable[[], None], Send], Awaitable[Answer]]
-"""Carries a call out: calls the second argument once the prompt is accepted, the third for each delta."""
 
 ChoiceDelta = tuple[int, MessageDelta]
 """Which call of its request a delta comes from, and the delta."""
@@ -36,7 +35,7 @@ class InFlight:
     Each sample is a call of its own. One that fails ends the others: the request cannot be answered then.
     """
 
-    def __init__(self, calls: Sequence[ModelCall], work: Work) -> None:
+    def __init__(self, calls: Sequence[ModelCall]) -> None:
         self.calls = calls
         self.finished_at: float | None = None
         """Monotonic time at which the answer was complete; None before that, and if it failed."""
@@ -51,7 +50,7 @@ class InFlight:
         self._failure: BaseException | None = None
         """What ended the first call that failed."""
         self._is_aborted = False
-        self.tasks = [asyncio.create_task(self._run(work, choice)) for choice in range(len(calls))]
+        self.tasks = [asyncio.create_task(self._run(call, choice)) for choice, call in enumerate(calls)]
         for task in self.tasks:
             task.add_done_callback(self._notice_end)
 
@@ -110,19 +109,18 @@ class InFlight:
         if self._failure is not None:
             raise self._failure
         if any(task.cancelled() for task in self.tasks):
-            raise self.calls[0].session.over() or session_ended()
+            raise self.calls[0].session.why_over()
         return [task.result() for task in self.tasks]
 
-    async def _run(self, work: Work, choice: int) -> Answer:
-        async def append(delta: MessageDelta) -> None:
+    async def _run(self, call: ModelCall, choice: int) -> Answer:
+        def append(delta: MessageDelta) -> None:
             self._deltas.append((choice, delta))
             _wake(self._watching)
 
-        return await work(self.calls[choice], self._accept, append)
-
-    def _accept(self) -> None:
+        await call.prepare()
         self._accepted += 1
         _wake(self._watching)
+        return await call.run(append)
 
     def _abort(self) -> None:
         for task in self.tasks:
@@ -143,8 +141,7 @@ class InFlight:
 class RequestCoalescer:
     """The generations of one session, by the request that began them."""
 
-    def __init__(self, session: Session, retry_seconds: float) -> None:
-        self._session = session
+    def __init__(self, retry_seconds: float) -> None:
         self._retry_seconds = retry_seconds
         self._by_fingerprint: dict[bytes, list[InFlight]] = {}
         self._swept_at = time.monotonic()
@@ -161,14 +158,19 @@ class RequestCoalescer:
         # Of several equal requests nothing says which one is sent again.
         return same[0] if len(same) == 1 else None
 
-    def launch(self, calls: Sequence[ModelCall], work: Work, fingerprint: bytes) -> InFlight:
+    def launch(self, calls: Sequence[ModelCall], fingerprint: bytes) -> InFlight:
         """Begin the calls of a request that retries none."""
-        launched = InFlight(calls, work)
+        launched = InFlight(calls)
         self._by_fingerprint.setdefault(fingerprint, []).append(launched)
+        open_calls = calls[0].session.calls
         for task in launched.tasks:
-            self._session.calls.add(task)
-            task.add_done_callback(self._session.calls.discard)
+            open_calls.add(task)
+            task.add_done_callback(open_calls.discard)
         return launched
+
+    def forget(self) -> None:
+        """Drop every answer; those who wait for one still get it."""
+        self._by_fingerprint.clear()
 
     def _is_current(self, known: InFlight) -> bool:
         horizon = time.monotonic() - self._retry_seconds

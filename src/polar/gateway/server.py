@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -27,42 +28,37 @@ from polar.dialects.base import (
     Route,
     StreamEncoder,
 )
-from polar.engines.base import Engine, ModelInfo, WeightUpdate
-from polar.engines.pausable import PausableEngine
-from polar.errors import PolarError
-from polar.gateway.answering import (
-    Handler,
-    answering,
-    by_claim,
-    encoded,
-    engine_errors,
-    finished,
-    fixed,
-    go_on,
-    json_answer,
-    kept_alive,
-    unknown_route,
+from polar.engines.base import (
+    ContextOverflow,
+    Engine,
+    EngineError,
+    ModelInfo,
+    Unconstrainable,
+    WeightUpdate,
 )
-from polar.gateway.call import ModelCall, Send, calls_for
+from polar.engines.http import NotAccepted
+from polar.engines.pausable import PausableEngine
+from polar.errors import PolarError, Unavailable
+from polar.gateway.call import ModelCall, calls_for
 from polar.gateway.canonical import in_call_order
-from polar.gateway.chat_source import ChatSource
-from polar.gateway.connection import Connection
+from polar.gateway.http import Connection, go_on, json_answer, kept_alive, read_body
 from polar.gateway.metrics import GatewayMetrics, Load
 from polar.gateway.quota import HeldRequest, memory_of_calls
-from polar.gateway.request_body import read_body
 from polar.gateway.request_coalescer import InFlight, fingerprint
-from polar.gateway.session import Session, SessionGrant, new_key
-from polar.gateway.sessions import Sessions
-from polar.gateway.source import Source
+from polar.gateway.session import Session, SessionGrant, Sessions, context_overflow, new_key
+from polar.gateway.source import ChatSource, Source
 from polar.gateway.token_source import TokenSource
 from polar.models.chat import ChatRequest
 from polar.models.completion import Completion
 from polar.models.policy import PauseMode
 from polar.models.session import AgentEnd, Progress
-from polar.rendering.base import Renderer
+from polar.recordings.capture import CaptureError
+from polar.rendering.base import MessageDelta, Renderer
 from polar.telemetry import logs, tracing
 
 __all__ = ["Gateway", "SessionGrant", "new_key"]
+
+log = logging.getLogger(__name__)
 
 _KEY_PREFIX = "/k/{session_key}"
 """Stands before any address, for harnesses that can be given a base URL but no key."""
@@ -109,16 +105,15 @@ class Gateway:
         app = web.Application()
         dialects: list[Dialect] = [plugins.load("dialects", name)() for name in plugins.names("dialects")]
         dialects.sort(key=lambda dialect: dialect.name != _DEFAULT_DIALECT)
-        shared: dict[tuple[str, str], list[tuple[Dialect, Handler]]] = {}
+        shared: dict[tuple[str, str], list[tuple[Dialect, Route | None]]] = {}
         for dialect in dialects:
             for route in dialect.routes:
-                at = shared.setdefault((route.method, route.path), [])
-                at.append((dialect, self._handler(dialect, route)))
-        for (method, path), handlers in shared.items():
+                shared.setdefault((route.method, route.path), []).append((dialect, route))
+        for (method, path), routes in shared.items():
             for at_key in ("", _KEY_PREFIX):
-                app.router.add_route(method, f"{at_key}{path}", by_claim(handlers), expect_handler=go_on)
-        unknown = [(dialect, self._answering(dialect, unknown_route)) for dialect in dialects]
-        app.router.add_route("*", "/{path:.*}", by_claim(unknown), expect_handler=go_on)
+                app.router.add_route(method, f"{at_key}{path}", self._handler(routes), expect_handler=go_on)
+        unknown = self._handler([(dialect, None) for dialect in dialects])
+        app.router.add_route("*", "/{path:.*}", unknown, expect_handler=go_on)
         # Handlers are cancelled when their client goes away: that is what aborts the engine's work.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -204,21 +199,52 @@ class Gateway:
         """Abort what is in flight; later calls are told that the session has ended."""
         await self._sessions.close(session_id)
 
-    def _handler(self, dialect: Dialect, route: Route) -> Handler:
+    def _handler(
+        self, routes: Sequence[tuple[Dialect, Route | None]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """Of several dialects at one address, the one that claims the request answers; else the first."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            claiming = (at for at in routes if at[0].claims(request.headers))
+            dialect, route = next(claiming, routes[0])
+            try:
+                return await self._respond(dialect, route, request)
+            except RequestRefused as error:
+                refused = error
+            except ConnectionError:
+                raise
+            except Exception:
+                # Not the path itself, which may hold a key.
+                log.exception("%s %s failed", dialect.name, request.method)
+                refused = _internal_error()
+            self._refused(dialect, request, refused)
+            told = dialect.error(refused)
+            return json_answer(told.body, told.status, dict(told.headers))
+
+        return handle
+
+    async def _respond(
+        self, dialect: Dialect, route: Route | None, request: web.Request
+    ) -> web.StreamResponse:
+        if route is None:
+            raise RequestRefused(Refusal.UNKNOWN_ROUTE, f"Invalid URL ({request.method} {request.path})")
+        if route.action is Action.FIXED:
+            fixed = route.fixed or HttpAnswer(200)
+            return web.Response(status=fixed.status, body=fixed.body, headers=dict(fixed.headers))
+        key = request.match_info.get("session_key") or dialect.key(request.headers, request.query)
+        session = request[_SESSION] = self._sessions.of_key(key)
+        logs.note(session=session.grant.session_id)
+        shown = self._model.name, self._model.max_context, self._created
         match route.action:
             case Action.COMPLETE:
-                return self._answering(dialect, lambda request: self._complete(dialect, route, request))
+                return await self._complete(dialect, route, request, session)
             case Action.COUNT_TOKENS:
-                return self._answering(dialect, lambda request: self._count_tokens(dialect, route, request))
+                return await self._count_tokens(dialect, route, request, session)
             case Action.LIST_MODELS:
-                return self._answering(dialect, lambda request: self._list_models(dialect, request))
+                return json_answer(dialect.models(*shown))
             case Action.SHOW_MODEL:
-                return self._answering(dialect, lambda request: self._show_model(dialect, request))
-            case Action.FIXED:
-                return fixed(route.fixed or HttpAnswer(200))
-
-    def _answering(self, dialect: Dialect, handle: Handler) -> Handler:
-        return answering(dialect, handle, self._refused)
+                self._refuse_other_models(session, request.match_info["model"])
+                return json_answer(dialect.model(*shown))
 
     def _refused(self, dialect: Dialect, request: web.Request, error: RequestRefused) -> None:
         self.metrics.refused(dialect.name, error.refusal)
@@ -235,93 +261,64 @@ class Gateway:
             completion, session_id=grant.session_id, model=self._model.name, parent=grant.traceparent
         )
 
-    def _session_of(self, dialect: Dialect, request: web.Request) -> Session:
-        key = request.match_info.get("session_key") or dialect.key(request.headers, request.query)
-        session = request[_SESSION] = self._sessions.of_key(key)
-        logs.note(session=session.grant.session_id)
-        return session
-
-    async def _list_models(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-        self._session_of(dialect, request)
-        return json_answer(dialect.models(self._model.name, self._model.max_context, self._created))
-
-    async def _show_model(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-        session = self._session_of(dialect, request)
-        self._refuse_other_models(session, request.match_info["model"])
-        return json_answer(dialect.model(self._model.name, self._model.max_context, self._created))
-
-    async def _count_tokens(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
-        session = self._session_of(dialect, request)
+    async def _count_tokens(
+        self, dialect: Dialect, route: Route, request: web.Request, session: Session
+    ) -> web.StreamResponse:
         with session.quota.request() as held:
-            chat, _ = await self._asked(dialect, route, request, session, held)
+            chat, _ = await self._read(dialect, route, request, session, held)
             extension = session.find(chat, self._model.max_context)
-            with engine_errors(session, self._model):
+            with _engine_errors(session, self._model):
                 count = await self._source.count(chat, extension)
         if count is None:
             raise RequestRefused(Refusal.UNKNOWN_ROUTE, "The engine behind this gateway cannot count tokens.")
         return json_answer(dialect.token_count(count))
 
-    async def _asked(
+    async def _read(
         self, dialect: Dialect, route: Route, request: web.Request, session: Session, held: HeldRequest
     ) -> tuple[ChatRequest, bytes]:
-        """What the client asks for, and the fingerprint by which a retry of it is known."""
+        """The request as it reads with the whole conversation before it, refused if not for our model; and
+        the fingerprint by which a retry of it is known."""
         session.refuse_when_over()
         body = await read_body(request, self._settings, held)
-        chat = self._chat_request(dialect, route, request, body, session)
+        recall = session.conversations.recall
+        asked = HttpRequest(route, body, request.match_info, request.query, request.headers, recall=recall)
+        chat = dialect.parse(asked)
+        self._refuse_other_models(session, chat.model)
+        chat = replace(
+            chat,
+            hints=dialect.hints(asked) or chat.hints,
+            tools=session.conversations.known(chat.tools),
+            messages=in_call_order(chat.messages),
+        )
         held.hold_more(memory_of_calls(chat.messages))
         return chat, fingerprint(request.raw_path, body, request.headers)
 
-    def _chat_request(
-        self, dialect: Dialect, route: Route, request: web.Request, body: bytes, session: Session
-    ) -> ChatRequest:
-        """The request as it reads with the whole conversation before it; refused if not for our model."""
-        asked = HttpRequest(
-            *(route, body, request.match_info, request.query, request.headers),
-            recall=session.conversations.recall,
-        )
-        chat = dialect.parse(asked)
-        if hints := dialect.hints(asked):
-            chat = replace(chat, hints=hints)
-        tools = session.conversations.known(chat.tools)
-        if tools is not chat.tools:
-            chat = replace(chat, tools=tools)
-        self._refuse_other_models(session, chat.model)
-        return replace(chat, messages=in_call_order(chat.messages))
-
-    async def _complete(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
-        session = self._session_of(dialect, request)
-        with session.quota.request() as held:
-            chat, asked = await self._asked(dialect, route, request, session, held)
-            return await self._answer(dialect, request, chat, asked, session)
-
-    async def _answer(
-        self, dialect: Dialect, request: web.Request, chat: ChatRequest, asked: bytes, session: Session
+    async def _complete(
+        self, dialect: Dialect, route: Route, request: web.Request, session: Session
     ) -> web.StreamResponse:
-        coalescer = self._sessions.coalescer(session)
-        in_flight = coalescer.join(asked, request.headers)
-        if in_flight is None:
-            in_flight = coalescer.launch(calls_for(session, chat, dialect.name), self._generate, asked)
-        else:
-            self.metrics.coalesced(dialect.name)
-        with in_flight.followed():
-            if not chat.stream:
-                return await self._whole(dialect, request, chat, in_flight, session)
-            try:
-                await in_flight.accepted()
-            except RequestRefused as error:
-                if error.refusal not in dialect.told_in_stream:
-                    raise
-            return await self._stream(dialect, request, chat, in_flight, session)
-
-    async def _generate(self, call: ModelCall, accept: Callable[[], None], send: Send) -> Answer:
-        await call.prepare(self._source, self._model)
-        accept()
-        return await call.run(send)
+        with session.quota.request() as held:
+            chat, asked = await self._read(dialect, route, request, session, held)
+            session.refuse_when_over()  # It may have been closed meanwhile.
+            in_flight = session.coalescer.join(asked, request.headers)
+            if in_flight is None:
+                calls = calls_for(session, self._source, chat, dialect.name)
+                in_flight = session.coalescer.launch(calls, asked)
+            else:
+                self.metrics.coalesced(dialect.name)
+            with in_flight.followed():
+                if not chat.stream:
+                    return await self._whole(dialect, request, chat, in_flight, session)
+                try:
+                    await in_flight.accepted()
+                except RequestRefused as error:
+                    if error.refusal not in dialect.told_in_stream:
+                        raise
+                return await self._stream(dialect, request, chat, in_flight, session)
 
     async def _whole(
         self, dialect: Dialect, request: web.Request, chat: ChatRequest, in_flight: InFlight, session: Session
     ) -> web.StreamResponse:
-        with engine_errors(session, self._model):
+        with _engine_errors(session, self._model):
             answers = await in_flight.answers()
         response = json_answer(
             dialect.respond_with_choices(self._identity(in_flight.calls[0]), chat, answers)
@@ -361,17 +358,17 @@ class Gateway:
     ) -> None:
         async with kept_alive(response, encoders[0], self._settings.keepalive_seconds):
             try:
-                with engine_errors(session, self._model):
+                with _engine_errors(session, self._model):
                     async for deltas in in_flight.deltas():
                         await response.write(
-                            b"".join(encoded(encoders[choice], delta) for choice, delta in deltas)
+                            b"".join(_encoded(encoders[choice], delta) for choice, delta in deltas)
                         )
                     answers = await in_flight.answers()
             except RequestRefused as error:
                 self._refused(dialect, request, error)
                 await response.write(encoders[0].error(error))
             else:
-                await response.write(b"".join(map(finished, encoders, answers)))
+                await response.write(b"".join(map(_finished, encoders, answers)))
                 in_flight.is_delivered = True
 
     def _refuse_other_models(self, session: Session, name: str) -> None:
@@ -384,3 +381,55 @@ class Gateway:
 
     def _identity(self, call: ModelCall) -> CallIdentity:
         return CallIdentity(call.id, self._model.name, int(call.started_at))
+
+
+def _internal_error() -> RequestRefused:
+    return RequestRefused(Refusal.INTERNAL, "The gateway failed to answer; its log says why.")
+
+
+@contextmanager
+def _engine_errors(session: Session, model: ModelInfo) -> Iterator[None]:
+    """Engine trouble becomes a refusal; its details are for the log, not for the sandbox."""
+    try:
+        yield
+    except ContextOverflow as error:
+        raise context_overflow(model.max_context, error.prompt_tokens) from None
+    except NotAccepted as error:
+        log.warning("session %s: %s", session.grant.session_id, error)
+        raise RequestRefused(
+            Refusal.MALFORMED, f"The model's server does not take this request: {error.reason}"
+        ) from error
+    except Unconstrainable as error:
+        raise RequestRefused(Refusal.MALFORMED, error.message) from error
+    except EngineError as error:
+        log.warning("session %s: %s", session.grant.session_id, error)
+        if isinstance(error, Unavailable):
+            raise RequestRefused(
+                Refusal.ENGINE_DOWN, "The model is overloaded or not available right now: try again later."
+            ) from error
+        raise RequestRefused(Refusal.ENGINE_FAILED, "The model failed to answer.") from error
+    except CaptureError as error:
+        log.error("session %s: %s", session.grant.session_id, error)
+        raise RequestRefused(Refusal.INTERNAL, "The completion could not be recorded.") from error
+    except (RequestRefused, ConnectionError):
+        raise
+    except Exception as error:
+        log.exception("session %s: a completion failed", session.grant.session_id)
+        raise _internal_error() from error
+
+
+def _encoded(encoder: StreamEncoder, delta: MessageDelta) -> bytes:
+    return b"".join(
+        [
+            encoder.reasoning(delta.reasoning) if delta.reasoning else b"",
+            encoder.text(delta.content) if delta.content else b"",
+            *(encoder.tool_call(call) for call in delta.tool_calls),
+            encoder.logprobs(delta.logprobs) if delta.logprobs else b"",
+        ]
+    )
+
+
+def _finished(encoder: StreamEncoder, answer: Answer) -> bytes:
+    if answer.stop_sequence is not None:
+        encoder.stop_sequence(answer.stop_sequence)
+    return encoder.finish(answer.finish_reason, answer.usage)

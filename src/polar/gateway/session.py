@@ -1,19 +1,23 @@
-"""One session as the gateway sees it: its grant, what it has used, and its open calls."""
+"""Sessions as the gateway sees them: grants, what they have used, their open calls; found by their keys."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import secrets
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import AnyStr
+from typing import AnyStr, TypeVar
 
+from polar.config.settings import GatewaySettings
 from polar.dialects.base import Refusal, RequestRefused
-from polar.gateway.clock import WallClock
+from polar.errors import Conflict, NotFound
 from polar.gateway.conversation import Conversations, Extension
-from polar.gateway.quota import SessionQuota
+from polar.gateway.quota import GatewayMemory, SessionQuota
+from polar.gateway.request_coalescer import RequestCoalescer
 from polar.models.chat import ChatRequest, FinishReason, Usage
 from polar.models.completion import Completion
 from polar.models.session import Progress
@@ -48,6 +52,11 @@ def unwatched(_grant: SessionGrant, _completion: Completion) -> None:
     return
 
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+_REMEMBERED = 1_000
+"""How many ended sessions are remembered, to answer 410 instead of 401 and to report progress."""
 _LONGEST_AVERAGE_TOKEN = 16
 """Characters a token; ordinary text has three to five."""
 _KEY = r"polar-[A-Za-z0-9_-]{43}"
@@ -70,19 +79,62 @@ def without_keys(written: AnyStr) -> AnyStr:
     return re.sub(_KEY, _BLOT, written)
 
 
+class WallClock:
+    """Runs from the session's opening until its time is spent or the clock is stopped; a pause is no time."""
+
+    def __init__(
+        self, seconds: float | None, when_spent: Callable[[], None], *, is_paused: bool = False
+    ) -> None:
+        """`seconds` None: time without end."""
+        self.seconds = seconds
+        self.is_spent = False
+        self._when_spent = when_spent
+        self._left = seconds
+        self._timer: asyncio.TimerHandle | None = None
+        if not is_paused:
+            self.resume()
+
+    def pause(self) -> None:
+        if self._timer is not None:
+            self._left = max(self._timer.when() - asyncio.get_running_loop().time(), 0.0)
+            self._timer.cancel()
+            self._timer = None
+
+    def resume(self) -> None:
+        if self._timer is None and self._left is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._left, self._spend)
+
+    def stop(self) -> None:
+        self.pause()
+        self._left = None
+        # Whoever is told of the end holds the clock: together they would wait for the garbage collector.
+        self._when_spent = _do_nothing
+
+    def _spend(self) -> None:
+        self._left = self._timer = None
+        self.is_spent = True
+        self._when_spent()
+
+
+def _do_nothing() -> None:
+    return
+
+
 class Session:
     """The running account of a grant."""
 
     def __init__(
         self,
         grant: SessionGrant,
-        quota: SessionQuota,
+        settings: GatewaySettings,
+        memory: GatewayMemory | None = None,
         watch: Watch = unwatched,
         *,
         is_paused: bool = False,
     ) -> None:
         self.grant = grant
-        self.quota = quota
+        self.quota = SessionQuota(settings, memory)
+        self.coalescer = RequestCoalescer(settings.retry_seconds)
         self._watch = watch
         self.conversations = Conversations()
         self.calls: set[asyncio.Task[object]] = set()
@@ -192,7 +244,13 @@ class Session:
         self._end_calls()
         if self.calls:
             await asyncio.wait(self.calls)
+        # Calls hold their session: together they would wait for the garbage collector.
+        self.coalescer.forget()
         self._capture.close()
+
+    def why_over(self) -> RequestRefused:
+        """What calls of a session that has ended, or is ending, are told."""
+        return self.over() or session_ended()
 
     def over(self) -> RequestRefused | None:
         """Why no further call is answered, if that is so."""
@@ -229,6 +287,84 @@ class Session:
     def _spent(self, what: str) -> RequestRefused:
         self._spend(what)
         return RequestRefused(Refusal.BUDGET_SPENT, f"The session is out of budget: {what}.")
+
+
+class Sessions:
+    """Those a gateway serves, each opened by its own key; those that ended are remembered for a while."""
+
+    def __init__(self, settings: GatewaySettings, watch: Watch) -> None:
+        self._settings = settings
+        self._memory = GatewayMemory(settings)
+        self._watch = watch
+        self._by_key: dict[bytes, Session] = {}
+        self._open: dict[str, Session] = {}
+        self._ended_keys: OrderedDict[bytes, None] = OrderedDict()
+        self._ended: OrderedDict[str, Progress] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Session]:
+        """Those that are open now."""
+        return iter(tuple(self._open.values()))
+
+    def open(self, grant: SessionGrant, *, is_paused: bool) -> None:
+        if grant.session_id in self._open:
+            raise Conflict(f"session {grant.session_id} is open already")
+        session = Session(grant, self._settings, self._memory, self._watch, is_paused=is_paused)
+        self._open[grant.session_id] = session
+        self._by_key[_digest(grant.key)] = session
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many sessions are open, and how many of their calls."""
+        return len(self._open), sum(len(session.calls) for session in self._open.values())
+
+    def get(self, session_id: str) -> Session:
+        session = self._open.get(session_id)
+        if session is None:
+            raise NotFound(f"session {session_id} is not open")
+        return session
+
+    def progress(self, session_id: str) -> Progress:
+        """What the session has done so far; nothing for one that was never opened."""
+        session = self._open.get(session_id)
+        return session.progress if session else self._ended.get(session_id, Progress())
+
+    def of_key(self, key: str | None) -> Session:
+        """The open session that a client's key belongs to; RequestRefused if there is none."""
+        if key is not None:
+            digest = _digest(key)
+            session = self._by_key.get(digest)
+            if session is not None and not session.ended:
+                return session
+            if session is not None or digest in self._ended_keys:
+                raise session_ended()
+        what = "No API key was given." if key is None else "Incorrect API key provided."
+        raise RequestRefused(Refusal.UNKNOWN_KEY, f"{what} Use the key of a running Polar session.")
+
+    async def close(self, session_id: str) -> None:
+        """Abort what is in flight; later calls are told that the session has ended."""
+        session = self._open.get(session_id)
+        if session is None:
+            return
+        try:
+            await session.close()
+        finally:
+            self._open.pop(session_id, None)
+            digest = _digest(session.grant.key)
+            self._by_key.pop(digest, None)
+            _remember(self._ended_keys, digest, None)
+            _remember(self._ended, session_id, session.progress)
+
+
+def _digest(key: str) -> bytes:
+    """What a key is looked up by: how long that takes tells nothing of any key."""
+    # A header may hold any bytes; those that are no text come as surrogates.
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
+    memory[key] = value
+    while len(memory) > _REMEMBERED:
+        memory.popitem(last=False)
 
 
 def session_ended() -> RequestRefused:

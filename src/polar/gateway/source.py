@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 
-from polar.engines.base import ChatChunk, ContextOverflow, ModelInfo, TokenChunk
+from polar.dialects.base import Refusal, RequestRefused
+from polar.engines.base import ChatCall, ChatChunk, ContextOverflow, Engine, ModelInfo, TokenChunk
 from polar.gateway.conversation import Extension
-from polar.gateway.prompt import Prompt
 from polar.gateway.session import Session
-from polar.models.chat import ChatRequest, Sampling, TokenLogprob
+from polar.models.chat import ChatRequest, Message, Sampling, TokenLogprob, ToolUse
 from polar.models.completion import Ids
+from polar.recordings.growth import Turn
 from polar.rendering.base import MessageDelta
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """What the policy will condition on."""
+
+    ids: Ids
+    messages: tuple[Message, ...]
+    """The whole request; what the policy sampled stands as it was sampled, not as it was echoed."""
+    follows: Turn | None = None
+    """The turn whose messages it continues, also where its tokens could not be extended."""
 
 
 class Generation(ABC):
@@ -21,14 +34,12 @@ class Generation(ABC):
     """What it samples with, once that is settled."""
     leaves_stops: bool
     """Whether stop strings still stand in the text, to be cut out of it."""
+    own_stops: tuple[str, ...] = ()
+    """Strings that end the turn, beside those the harness asked for."""
 
     @abstractmethod
-    def room(self, session: Session, model: ModelInfo) -> int | None:
+    def room(self, session: Session) -> int | None:
         """How many tokens may be sampled; None: as many as the engine has room for."""
-
-    def settle(self, sampling: Sampling) -> None:
-        """Take what the session's pins and the room leave of the request's wishes."""
-        self.sampling = sampling
 
     @abstractmethod
     def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
@@ -64,9 +75,79 @@ class Generation(ABC):
 class Source(ABC):
     """One way to have requests answered."""
 
+    model: ModelInfo
+
     @abstractmethod
     async def begin(self, request: ChatRequest, extension: Extension) -> Generation: ...
 
     @abstractmethod
     async def count(self, request: ChatRequest, extension: Extension) -> int | None:
         """How long the prompt would be; None if there is no way to know."""
+
+
+class ChatSource(Source):
+    """The engine renders and parses, and says which tokens it saw and sampled."""
+
+    def __init__(self, engine: Engine, model: ModelInfo) -> None:
+        self._engine = engine
+        self.model = model
+
+    async def begin(self, request: ChatRequest, extension: Extension) -> Generation:
+        if request.logprobs:
+            raise RequestRefused(
+                Refusal.MALFORMED,
+                "logprobs are served only where the gateway renders prompts itself (engine.mode: tokens).",
+                field="logprobs",
+            )
+        if request.is_begun:
+            raise RequestRefused(
+                Refusal.MALFORMED,
+                "The last message is the assistant's: an answer can be begun only where the gateway renders "
+                "prompts itself (engine.mode: tokens). End with a message of the user.",
+                field="messages",
+            )
+        return _ChatGeneration(self._engine, self.model, request, extension)
+
+    async def count(self, request: ChatRequest, extension: Extension) -> int | None:
+        return await self._engine.count_tokens(request)
+
+
+class _ChatGeneration(Generation):
+    leaves_stops = False
+
+    def __init__(self, engine: Engine, model: ModelInfo, request: ChatRequest, extension: Extension) -> None:
+        self._engine = engine
+        self._model = model
+        self._request = request
+        self._extension = extension
+
+    def room(self, session: Session) -> int | None:
+        follows = self._extension.follows
+        return session.room_after(follows.completion_id if follows else None)
+
+    def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
+        call = ChatCall(request_id, self._request, self.sampling, session)
+        return self._engine.chat(call)
+
+    def is_shortened_to_fit(self, overflow: ContextOverflow) -> bool:
+        """Providers take a limit that runs over the context; some engines refuse it."""
+        asked, prompt = self.sampling.max_tokens, overflow.prompt_tokens
+        if asked is None or prompt is None or not 0 < self._model.max_context - prompt < asked:
+            return False
+        self.sampling = replace(self.sampling, max_tokens=self._model.max_context - prompt)
+        return True
+
+    @property
+    def record(self) -> dict[str, str]:
+        """As in tokens mode: the logprobs of a constrained answer are those of a masked distribution."""
+        if self._request.output is not None:
+            return {"constraint": "response_format"}
+        is_bound = self._request.tool_choice.use is ToolUse.REQUIRED
+        return {"constraint": "tool_choice"} if is_bound else {}
+
+    def prompt(self, told: Ids) -> Prompt:
+        turn, follows = self._extension.turn, self._extension.follows
+        if turn is not None and 0 < turn.length == turn.common_prefix(told):
+            # The engine's prompt begins with exactly what the policy saw and sampled in that turn.
+            return Prompt(told, turn.messages + self._extension.new_messages, follows)
+        return Prompt(told, self._request.messages, follows)

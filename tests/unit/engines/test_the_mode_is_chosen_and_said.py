@@ -19,8 +19,8 @@ from polar.engines.base import EngineError
 from polar.engines.clients import engine_client
 from polar.engines.http import HttpEngine
 from polar.errors import InvalidInput, NotInstalled
-from polar.gateway.chat_source import ChatSource
 from polar.gateway.server import Gateway
+from polar.gateway.source import ChatSource
 from polar.gateway.token_source import TokenSource
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import event, usage, vllm_wire

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from polar.config.settings import GatewaySettings
 from polar.dialects.base import RequestRefused
 from polar.engines.base import EngineDown, EngineError
-from polar.gateway.abridgement import MESSAGES_DROPPED
+from polar.gateway.call import MESSAGES_DROPPED
 from polar.gateway.quota import GatewayMemory, SessionQuota, memory_of, values_in
 from polar.gateway.server import new_key
 from polar.models.chat import FinishReason, Message, ToolDefinition

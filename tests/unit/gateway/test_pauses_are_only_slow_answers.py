@@ -9,8 +9,8 @@ import pytest
 
 from polar.config.settings import GatewaySettings
 from polar.engines.base import EngineError, WeightUpdate
-from polar.gateway.clock import WallClock
 from polar.gateway.server import SessionGrant, new_key
+from polar.gateway.session import WallClock
 from polar.models.chat import FinishReason
 from polar.models.policy import PauseMode
 from polar.models.task import Budgets, SamplingPin

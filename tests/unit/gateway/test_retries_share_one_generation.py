@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from polar.config.settings import GatewaySettings
 from polar.dialects import base as dialects
 from polar.engines.base import EngineError
 from polar.gateway.call import ModelCall, Send
-from polar.gateway.quota import SessionQuota
-from polar.gateway.request_coalescer import InFlight, RequestCoalescer, Work
+from polar.gateway.request_coalescer import InFlight, RequestCoalescer
 from polar.gateway.session import Session, SessionGrant, new_key
-from polar.models.chat import ChatRequest, FinishReason, Message, Role, Usage
+from polar.models.chat import FinishReason, Message, Role, Usage
 from polar.models.task import Budgets, SamplingPin
 from tests.fakes.scripted_engine import Answer
 from tests.unit.gateway.conftest import Scene, SetScene
 
+Work = Callable[[ModelCall], Awaitable[dialects.Answer]]
 FIRST, RETRY = {"x-stainless-retry-count": "0"}, {"x-stainless-retry-count": "1"}
 
 
@@ -100,7 +100,7 @@ async def test_after_the_window_a_retry_is_sampled(set_scene: SetScene) -> None:
 
 @pytest.mark.parametrize("count", ["", "-1", "00", "one", "\u0661", "9" * 5000])
 def test_a_strange_retry_count_breaks_nothing(tmp_path: Path, count: str) -> None:
-    coalescer = RequestCoalescer(_session(tmp_path), 60)
+    coalescer = RequestCoalescer(60)
     assert coalescer.join(b"asked", {"x-stainless-retry-count": count}) is None
 
 
@@ -131,8 +131,7 @@ async def test_one_client_that_leaves_does_not_end_what_another_follows(set_scen
 async def test_a_retry_after_the_client_left_in_the_middle_is_sampled_anew(tmp_path: Path) -> None:
     begun = asyncio.Event()
 
-    async def work(call: ModelCall, accept: Callable[[], None], send: Send) -> dialects.Answer:
-        accept()
+    async def work(call: ModelCall) -> dialects.Answer:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -151,7 +150,7 @@ async def test_a_retry_after_the_client_left_in_the_middle_is_sampled_anew(tmp_p
 
 
 async def test_an_answer_whose_client_was_gone_goes_to_the_next_equal_request_once(tmp_path: Path) -> None:
-    async def work(call: ModelCall, accept: Callable[[], None], send: Send) -> dialects.Answer:
+    async def work(call: ModelCall) -> dialects.Answer:
         return _answer()
 
     coalescer, in_flight = _launched(tmp_path, work)
@@ -167,15 +166,15 @@ async def test_an_answer_whose_client_was_gone_goes_to_the_next_equal_request_on
 
 
 async def test_choices_of_which_one_failed_are_not_kept_for_a_retry(tmp_path: Path) -> None:
-    async def work(call: ModelCall, accept: Callable[[], None], send: Send) -> dialects.Answer:
+    async def work(call: ModelCall) -> dialects.Answer:
         if call is calls[1]:
             raise EngineError("no")
         return _answer()
 
     session = _session(tmp_path)
-    coalescer = RequestCoalescer(session, retry_seconds=60)
-    calls = [ModelCall(session, ChatRequest("m", ()), "openai_chat") for _ in range(2)]
-    in_flight = coalescer.launch(calls, work, b"same")
+    coalescer = RequestCoalescer(retry_seconds=60)
+    calls = [WorkingCall(session, work) for _ in range(2)]
+    in_flight = coalescer.launch(calls, b"same")
     with in_flight.followed(), pytest.raises(EngineError):
         await in_flight.answers()
     await asyncio.wait(in_flight.tasks)
@@ -184,16 +183,28 @@ async def test_choices_of_which_one_failed_are_not_kept_for_a_retry(tmp_path: Pa
     assert coalescer.join(b"same", RETRY) is None
 
 
+class WorkingCall(ModelCall):
+    """A call whose answer comes from a function."""
+
+    def __init__(self, session: Session, work: Work) -> None:
+        self.session = session
+        self._work = work
+
+    async def prepare(self) -> None:
+        return
+
+    async def run(self, send: Send) -> dialects.Answer:
+        return await self._work(self)
+
+
 def _launched(tmp_path: Path, work: Work) -> tuple[RequestCoalescer, InFlight]:
-    session = _session(tmp_path)
-    coalescer = RequestCoalescer(session, retry_seconds=60)
-    call = ModelCall(session, ChatRequest("m", ()), "openai_chat")
-    return coalescer, coalescer.launch([call], work, b"same")
+    coalescer = RequestCoalescer(retry_seconds=60)
+    return coalescer, coalescer.launch([WorkingCall(_session(tmp_path), work)], b"same")
 
 
 def _session(tmp_path: Path) -> Session:
     grant = SessionGrant("s", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
-    return Session(grant, SessionQuota(GatewaySettings()))
+    return Session(grant, GatewaySettings())
 
 
 def _answer() -> dialects.Answer:

@@ -8,7 +8,7 @@ import logging
 import orjson
 import pytest
 
-from polar.gateway.connection import without_repeated_headers
+from polar.gateway.http import without_repeated_headers
 from tests.unit.gateway.conftest import Scene, SetScene
 
 
