@@ -20,7 +20,7 @@ from benchmarks.lifecycle_start import measure as measure_start
 from benchmarks.report import Row, at_most, report
 from polar.models.session import SessionStatus
 from polar.models.task import TaskSpec
-from polar.node.worker import Node
+from polar.node.node import Node
 from polar.store.store import Store
 from tests.systems import System, shell_task, system
 

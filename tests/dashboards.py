@@ -15,7 +15,7 @@ from polar.config.settings import DEFAULT_MODEL
 from polar.engines.base import GenerateRequest
 from polar.models.access import Role
 from polar.models.task import TaskSpec
-from polar.node.joining import join
+from polar.node.node import join
 from polar.training.metrics import JsonLines
 from tests.fakes.scripted_engine import Answer
 from tests.rollouts import scripted_call

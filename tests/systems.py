@@ -17,7 +17,7 @@ from polar.config.settings import DEFAULT_MODEL, GatewaySettings, NodeSettings, 
 from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway
 from polar.models.task import TaskSpec
-from polar.node.worker import Node
+from polar.node.node import Node
 from polar.rendering.chatml import ChatML, ToolForm
 from polar.rendering.tokenizer_file import read_tokenizer
 from polar.rollout.server import RolloutServer

@@ -20,7 +20,7 @@ from polar.models.callback import CallbackStatus
 from polar.models.delivery import Delivery
 from polar.models.policy import PolicyReport
 from polar.models.views import LeaseRequest
-from polar.node.joining import join
+from polar.node.node import join
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.callback_receiver import Receiver, receiving

@@ -10,7 +10,7 @@ import pytest
 from polar.client import AsyncClient
 from polar.models.session import SessionStatus
 from polar.models.views import Heartbeat, HeartbeatAnswer
-from polar.node import worker
+from polar.node import node
 from tests.systems import shell_task, system
 
 SESSIONS = 6
@@ -29,7 +29,7 @@ async def test_one_session_s_change_does_not_tell_of_all(
 
     monkeypatch.setattr(AsyncClient, "heartbeat", heartbeat)
     # The whole is told only once a third of the lease is over, which this test does not wait for.
-    monkeypatch.setattr(worker, "BEAT_SECONDS", 600.0)
+    monkeypatch.setattr(node, "BEAT_SECONDS", 600.0)
     gate = tmp_path / "gate"
     waiting = f"[ $POLAR_INSTRUCTION != 0 ] && exec sleep 600; until [ -e {gate} ]; do sleep 0.05; done"
     async with system(tmp_path / "data", ["Never asked."]) as running:

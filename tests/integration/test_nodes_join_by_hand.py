@@ -186,7 +186,7 @@ async def test_two_nodes_of_one_name_do_not_share_a_directory(place: Place) -> N
         await place.client.submit(shell_task("t", "true", evaluator="session_completed"))
         await place.client.wait(["t"], timeout=SECONDS)
         async with place.node("--name", "n1") as second:
-            assert "a node called n1 is at work here already" in await failure(second)
+            assert "a node called n1 is running here already" in await failure(second)
 
 
 async def test_a_server_without_a_node_needs_no_engine(tmp_path: Path) -> None:

@@ -31,9 +31,8 @@ from polar.engines.http import HttpEngine
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.server import Gateway
 from polar.models.access import Role
-from polar.node.directory import held, node_directory
-from polar.node.joining import join
-from polar.node.worker import Node
+from polar.node.node import Node, join
+from polar.node.services import held, node_directory
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
 from polar.rendering.tokenizer_file import read_tokenizer

@@ -24,9 +24,8 @@ from polar.evaluators.attacks import ATTACKS, Attack, Kind, fitting
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.session import AgentEnd, TrajectoryStats
 from polar.models.task import FileContent, Solution, TaskSpec
-from polar.node.sandboxes import Sandboxes
+from polar.node.sandboxes import Sandboxes, Snapshots
 from polar.node.services import judge_endpoints
-from polar.node.snapshots import Snapshots
 from polar.runtimes.base import Command, Host, Sandbox
 
 REPEATS = 2

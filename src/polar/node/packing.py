@@ -1,7 +1,7 @@
 """What is made of a session once its agent is gone: traces, recording, archive. Pure work on files.
 
 It takes long where a session was long, and much of it is Python, so that no thread would leave the event loop
-alone: `workers.py` has it done in processes of its own.
+alone: `worker_processes.py` has it done in processes of its own.
 """
 
 from __future__ import annotations

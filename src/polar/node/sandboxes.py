@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from polar import plugins
 from polar.config.settings import NodeSettings
@@ -17,17 +20,72 @@ from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.server import Gateway
 from polar.models.task import Exec, TaskSpec, Upload
 from polar.node.failures import last_output
-from polar.node.snapshots import Snapshots
 from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import Command, Host, Runtime, Sandbox, SandboxError, SandboxSpec, ToolDirectory
 
 log = logging.getLogger(__name__)
 
 _MAX_UPLOAD_FILES = 20_000
+_UNUSED_SNAPSHOTS = 16
+"""How many snapshots are kept that no session uses at the moment."""
 
 
 class PreparationFailed(PolarError):
     """A prepare step of the task did not succeed; trying again would not help."""
+
+
+@dataclass(slots=True, eq=False)
+class SharedSnapshot:
+    """The snapshot of one preparation; whoever finds none holds the lock while it makes one."""
+
+    name: str
+    runtime: Runtime
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_made: bool = False
+    users: int = 0
+
+
+class Snapshots:
+    """Prepared workspaces that the samples of a task share, so that its prepare steps run once a node; those
+    that no session has used for longest go first."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._entries: OrderedDict[str, SharedSnapshot] = OrderedDict()
+        self._made = 0
+
+    @asynccontextmanager
+    async def use(self, task: TaskSpec, runtime: Runtime) -> AsyncIterator[SharedSnapshot]:
+        """The entry of this task's preparation; its snapshot stays while the block runs."""
+        key = _preparation(task)
+        entry = self._entries.get(key)
+        if entry is None:
+            self._made += 1
+            entry = self._entries[key] = SharedSnapshot(str(self._made), runtime)
+        entry.users += 1
+        self._entries.move_to_end(key)
+        try:
+            yield entry
+        finally:
+            entry.users -= 1
+            await self._forget_unused(_UNUSED_SNAPSHOTS)
+
+    async def close(self) -> None:
+        """Remove all; no session uses one any more."""
+        await self._forget_unused(0)
+
+    async def _forget_unused(self, kept: int) -> None:
+        unused = [key for key, entry in self._entries.items() if not entry.users]
+        for key in unused[: max(0, len(unused) - kept)]:
+            entry = self._entries.pop(key)
+            if entry.is_made:
+                await entry.runtime.discard(entry.name, self._host)
+
+
+def _preparation(task: TaskSpec) -> str:
+    """Equal for tasks whose sandboxes begin alike."""
+    document = task.model_dump_json(include={"runtime", "files", "prepare"})
+    return hashlib.sha256(document.encode()).hexdigest()
 
 
 class SandboxPlace(Protocol):
@@ -145,6 +203,42 @@ class Sandboxes:
                     await _upload(sandbox, step, self._place.settings.upload_roots, f"prepare.{number}")
                 case Exec():
                     await _exec(sandbox, step, f"prepare.{number}", self._task)
+
+
+class Prewarmed:
+    """Sandboxes for the evaluator: the first made while the agent still runs, others on demand; all end with
+    the context."""
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Sandbox]]) -> None:
+        self._make = make
+        self._stack = AsyncExitStack()
+        self._early: asyncio.Task[Sandbox] | None = None
+
+    def begin(self) -> None:
+        """Start making one now; that it fails is told to whoever takes it."""
+        self._early = asyncio.create_task(self._stack.enter_async_context(self._make()))
+
+    @asynccontextmanager
+    async def sandbox(self) -> AsyncIterator[Sandbox]:
+        early, self._early = self._early, None
+        if early is None:
+            async with self._make() as made:
+                yield made
+        else:
+            yield await early
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        if self._early is not None:
+            self._early.cancel()
+            await asyncio.wait({self._early})
+            if not self._early.cancelled():
+                self._early.exception()
+        await self._stack.aclose()
 
 
 async def _exec(sandbox: Sandbox, step: Exec, name: str, task: TaskSpec) -> None:

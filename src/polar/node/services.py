@@ -1,22 +1,46 @@
-"""What the sessions of a node share."""
+"""What the sessions of a node share: its directory, installed harnesses, pools and services."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from polar.config.settings import JudgeSettings, NodeSettings, environment_secret
 from polar.engines.base import ModelInfo
+from polar.errors import PolarError
 from polar.evaluators.base import JudgeEndpoint
+from polar.files import locked
 from polar.gateway.server import Gateway
-from polar.node.directory import node_directory
-from polar.node.installations import Installations
+from polar.harnesses.base import Harness, Installation
 from polar.node.metrics import Metrics
 from polar.node.pools import Pools
-from polar.node.snapshots import Snapshots
-from polar.node.workers import Workers
+from polar.node.sandboxes import Snapshots
+from polar.node.worker_processes import WorkerProcesses
 from polar.runtimes.base import Host
+
+log = logging.getLogger(__name__)
+
+
+class Installations:
+    """Harnesses, installed once a node; sessions that ask at once wait for one installation."""
+
+    def __init__(self) -> None:
+        self._done: dict[str, Installation] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def get(self, name: str, harness: Harness) -> Installation:
+        if name in self._done:
+            return self._done[name]
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            if name not in self._done:
+                self._done[name] = await harness.install()
+            return self._done[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +54,7 @@ class NodeServices:
     installations: Installations
     snapshots: Snapshots
     metrics: Metrics
-    workers: Workers
+    workers: WorkerProcesses
     directory: Path
     """The node's own below the data directory."""
     judges: Mapping[str, JudgeEndpoint] = field(default_factory=dict)
@@ -49,7 +73,7 @@ class NodeServices:
             installations=Installations(),
             snapshots=Snapshots(Host(directory)),
             metrics=Metrics(pools),
-            workers=Workers(),
+            workers=WorkerProcesses(),
             directory=directory,
             judges=judge_endpoints(settings),
         )
@@ -84,3 +108,57 @@ def _endpoint(name: str, judge: JudgeSettings) -> JudgeEndpoint:
     variable = judge.api_key_env
     key = environment_secret(variable, f"node.judges.{name}.api_key_env") if variable else None
     return JudgeEndpoint(judge.url, judge.model, key)
+
+
+def node_directory(data_dir: Path, name: str) -> Path:
+    """A node's own below the data directory."""
+    return (data_dir / "nodes" / name).absolute()
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Hold a node's directory while the body runs: two processes in it would reap each other's sandboxes.
+
+    The system releases it when the process dies.
+    """
+    taken = PolarError(
+        f"a node called {directory.name} is running here already ({directory})",
+        hint="a second `polar serve` needs another --data-dir, a second `polar node` another --name",
+    )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "lock").touch()
+    except OSError as error:
+        raise PolarError(f"{directory} cannot be used: {error.strerror}") from None
+    with locked(directory / "lock", busy=taken):
+        yield
+
+
+def remove_expired(services: NodeServices, at_work: Collection[str]) -> int:
+    """Remove captures, logs and evaluators' files that are old and of no running lease; return how many."""
+    before = time.time() - services.settings.keep_orphans_hours * 3600
+    count = 0
+    host = services.host
+    for directory in (services.captures_dir, services.kept_dir, host.logs, host.sandboxes):
+        for path in directory.glob("*"):
+            # A session's sandboxes have names that begin with its lease's.
+            if path.name.startswith(tuple(at_work)):
+                continue
+            try:
+                count += _remove_if_expired(path, before)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                log.warning("%s is old and could not be removed: %s", path, error.strerror)
+    return count
+
+
+def _remove_if_expired(path: Path, before: float) -> bool:
+    # A sandbox that has not been closed is its runtime's to remove, with its processes and mounts.
+    if path.lstat().st_mtime >= before or (path / "pids").exists():
+        return False
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    return True

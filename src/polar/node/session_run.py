@@ -32,8 +32,7 @@ from polar.node.artifacts import Artifacts, collect
 from polar.node.evaluation import budget, evaluate
 from polar.node.failures import reason_for, refuse_disturbed, refuse_full_disk
 from polar.node.pools import Seat
-from polar.node.prewarming import Prewarmed
-from polar.node.sandboxes import Sandboxes
+from polar.node.sandboxes import Prewarmed, Sandboxes
 from polar.node.services import NodeServices
 from polar.runtimes.base import Sandbox
 from polar.telemetry import tracing

@@ -9,7 +9,7 @@ import pytest
 from polar.app.stack import running
 from polar.config.settings import EngineSettings, ServerSettings, Settings
 from polar.errors import PolarError
-from polar.node.directory import held, node_directory
+from polar.node.services import held, node_directory
 
 
 async def test_a_second_system_is_refused_before_its_engine_is_asked_for(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ async def test_a_second_system_is_refused_before_its_engine_is_asked_for(tmp_pat
     said: list[str] = []
     with (
         held(node_directory(tmp_path, settings.node.name)),
-        pytest.raises(PolarError, match=r"a node called local is at work here already .*another --data-dir"),
+        pytest.raises(PolarError, match=r"a node called local is running here already .*another --data-dir"),
     ):
         async with running(settings, said.append):
             pass

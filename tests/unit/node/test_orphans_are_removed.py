@@ -11,8 +11,7 @@ from typing import cast
 import pytest
 
 from polar.config.settings import NodeSettings
-from polar.node.orphans import remove_expired
-from polar.node.services import NodeServices
+from polar.node.services import NodeServices, remove_expired
 from polar.runtimes.base import Host
 
 HOUR = 3600.0

@@ -12,18 +12,18 @@ import psutil
 import pytest
 
 from polar.errors import PolarError
-from polar.node.workers import WorkerEnded, Workers
+from polar.node.worker_processes import WorkerEnded, WorkerProcesses
 from polar.recordings.capture import parse_capture
 
 
 @pytest.fixture
-def workers() -> Iterator[Workers]:
-    made = Workers()
+def workers() -> Iterator[WorkerProcesses]:
+    made = WorkerProcesses()
     yield made
     made.close()
 
 
-async def test_the_loop_goes_on_while_a_worker_works(workers: Workers, tmp_path: Path) -> None:
+async def test_the_loop_goes_on_while_a_worker_works(workers: WorkerProcesses, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = asyncio.create_task(workers.run(Path.read_text, pipe))
@@ -33,7 +33,7 @@ async def test_the_loop_goes_on_while_a_worker_works(workers: Workers, tmp_path:
 
 
 async def test_what_a_function_raises_is_told_and_its_worker_goes_on(
-    workers: Workers, tmp_path: Path
+    workers: WorkerProcesses, tmp_path: Path
 ) -> None:
     damaged = tmp_path / "damaged"
     damaged.write_bytes(b"no capture at all")
@@ -44,13 +44,13 @@ async def test_what_a_function_raises_is_told_and_its_worker_goes_on(
     assert await workers.run(json.loads, "[1, 2]") == [1, 2]
 
 
-async def test_a_worker_that_dies_costs_only_what_it_was_at(workers: Workers) -> None:
+async def test_a_worker_that_dies_costs_only_what_it_was_at(workers: WorkerProcesses) -> None:
     with pytest.raises(WorkerEnded, match="ended with 3"):
         await workers.run(os._exit, 3)
     assert await workers.run(abs, -1) == 1
 
 
-async def test_nothing_is_left_of_workers_that_were_closed(workers: Workers) -> None:
+async def test_nothing_is_left_of_workers_that_were_closed(workers: WorkerProcesses) -> None:
     pid = await workers.run(os.getpid)
     workers.close()
     assert not psutil.pid_exists(pid)

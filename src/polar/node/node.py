@@ -11,20 +11,28 @@ from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 
-from polar import plugins
+from polar import __version__, plugins
 from polar.client import AsyncClient
 from polar.client.uploader import ResultUploader
 from polar.config.settings import NodeSettings
 from polar.engines.base import ModelInfo
-from polar.errors import Conflict, PolarError, Unavailable, retry_forever
+from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable, retry_forever
 from polar.gateway.server import Gateway
 from polar.models.session import Lease, SessionResult, SessionStatus
-from polar.models.views import MOST_LEASES, Heartbeat, LeaseRequest, Leases, Release, SessionBeat
+from polar.models.views import (
+    MOST_LEASES,
+    Heartbeat,
+    Join,
+    Joined,
+    LeaseRequest,
+    Leases,
+    Release,
+    SessionBeat,
+)
 from polar.node.admission import Admission
-from polar.node.orphans import remove_expired
 from polar.node.policy import PolicyFollower, weight_roots
-from polar.node.pools import Seat
-from polar.node.services import NodeServices
+from polar.node.pools import Seat, places
+from polar.node.services import NodeServices, remove_expired
 from polar.node.session_run import SessionRun
 from polar.telemetry import logs
 
@@ -89,7 +97,7 @@ class Node:
             async with asyncio.TaskGroup() as group:
                 beats = group.create_task(self._heartbeats())
                 policy = group.create_task(self._policy.run(), name="policy")
-                sweeps = group.create_task(self._sweep_forever(), name="leftovers")
+                sweeps = group.create_task(self._sweep_forever(), name="orphans")
                 await self._work_until_drained()
                 beats.cancel()
                 policy.cancel()
@@ -135,7 +143,7 @@ class Node:
         while True:
             at_work = {run.name for run in self._runs.values()}
             if count := await asyncio.to_thread(remove_expired, self._services, at_work):
-                log.info("let go of %d things that leases without a result left here", count)
+                log.info("removed %d files and directories of leases that ended without a result", count)
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _lease_forever(self, group: asyncio.TaskGroup) -> None:
@@ -369,3 +377,22 @@ def _first(failure: Exception) -> Exception:
     while isinstance(failure, ExceptionGroup):
         failure = failure.exceptions[0]
     return failure
+
+
+async def join(client: AsyncClient, settings: NodeSettings) -> Joined:
+    """Introduce a node to its server, before anything is started for it. The server is waited for while it
+    cannot be reached; PolarError if it refuses."""
+    try:
+        asked = Join(version=__version__, places=places(settings), runtimes=settings.runtimes)
+        joined = await retry_forever("join", client.join, settings.name, asked)
+    # A server of another version may not know all that a node says of itself.
+    except (NotFound, InvalidInput):
+        raise Conflict(
+            f"the server at {client.server} is of a version that no node of version {__version__} can join",
+            hint="install the same version of Polar on both",
+        ) from None
+    if joined.version != __version__:
+        log.warning("the server is of version %s, this node of version %s", joined.version, __version__)
+    if joined.is_draining:
+        log.warning("this node was drained and gets no sessions until `polar nodes resume %s`", settings.name)
+    return joined

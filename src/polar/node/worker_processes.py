@@ -31,7 +31,7 @@ class WorkerEnded(Unavailable):
     """A worker died at its work: the system may have killed it for its memory."""
 
 
-class Workers:
+class WorkerProcesses:
     """`await workers.run(function, *arguments)` is what the function returns, or the PolarError it raises."""
 
     def __init__(self, count: int | None = None) -> None:
@@ -74,7 +74,7 @@ class Workers:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "polar.node.workers"]
+    command = [sys.executable, "-P", "-m", "polar.node.worker_processes"]
     # In a session of its own: an interrupt typed at the node is the node's to answer.
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
