@@ -63,8 +63,8 @@ def _look_until(is_so: Callable[[FleetView], bool]) -> FleetView:
     return view
 
 
-def working(view: FleetView) -> list[str]:
-    return [node.name for node in view.nodes if node.state is NodeState.WORKING]
+def ready(view: FleetView) -> list[str]:
+    return [node.name for node in view.nodes if node.state is NodeState.READY]
 
 
 def node_processes() -> list[psutil.Process]:
@@ -128,14 +128,14 @@ async def test_sessions_end_once_though_machines_and_nodes_die(ray_cluster: Clus
         # An idle queue wants the least.
         code, out, errors = await fleet.call("up", "--json")
         assert code == 0, errors
-        assert len(working(FleetView.model_validate_json(out))) == 1
+        assert len(ready(FleetView.model_validate_json(out))) == 1
 
         waiting = f"until [ -e {gate} ]; do sleep 0.1; done\n"
         for number in range(TASKS):
             await client.submit(shell_task(f"t{number}", waiting + ASK, samples=SAMPLES))
-        view = await until(lambda view: len(working(view)) == 3)
+        view = await until(lambda view: len(ready(view)) == 3)
         assert view.wanted == 3
-        assert set(await all_at_work(client)) == set(working(view))
+        assert set(await all_at_work(client)) == set(ready(view))
 
         processes = node_processes()
         assert len(processes) == 3
@@ -156,14 +156,14 @@ async def test_sessions_end_once_though_machines_and_nodes_die(ray_cluster: Clus
         assert max(result.attempt for result in results) > 1, "nothing was struck in the midst of work"
 
         # Work is done: what is not needed is drained, what died stays replaced.
-        await until(lambda view: len(view.nodes) == len(working(view)) == view.wanted == 1)
+        await until(lambda view: len(view.nodes) == len(ready(view)) == view.wanted == 1)
         code, _, errors = await fleet.call("down")
         assert code == 0, errors
         assert "the fleet is down" in errors
         assert not node_processes()
         code, _, errors = await fleet.call("status")
         assert code == 1
-        assert "no fleet is up" in errors
+        assert "no fleet is running" in errors
     logs = sorted((tmp_path / "nodes/logs").iterdir())
     assert len(logs) == 3
     assert not any(TOKEN in file.read_text() for file in logs)

@@ -120,7 +120,7 @@ def _table(sessions: Sequence[SessionView]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("session")
     table.add_column("stage")
-    for column in ("completions", "tokens", "reward"):
+    for column in ("model calls", "tokens", "reward"):
         table.add_column(column, justify="right")
     for session in sessions:
         completions, tokens = _done(session)
@@ -138,7 +138,7 @@ def _line(session: SessionView) -> str:
     completions, tokens = _done(session)
     reward = _reward(session.result)
     return (
-        f"{session.id:<28} {session.status:<10} {completions} completions, {tokens} tokens, reward {reward}"
+        f"{session.id:<28} {session.status:<10} {completions} model calls, {tokens} tokens, reward {reward}"
     )
 
 

@@ -64,7 +64,7 @@ def fleet(
     ] = None,
     run_slots: Annotated[int | None, typer.Option(help="Agents that run at once on each node.")] = None,
     wait_seconds: Annotated[
-        float, typer.Option(min=0, help="How long to wait until nodes work, or have drained.")
+        float, typer.Option(min=0, help="How long to wait until nodes are ready, or have drained.")
     ] = 300.0,
     now: Annotated[bool, typer.Option("--now", help="down: do not wait for sessions under way.")] = False,
     as_json: AsJson = False,

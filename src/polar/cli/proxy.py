@@ -97,7 +97,7 @@ def proxy(
             if session is not None and session.result is not None:
                 stats = session.result.stats
                 typer.echo(
-                    f"{stats.completions} completions, {stats.sampled_tokens} tokens,"
+                    f"{stats.completions} model calls, {stats.sampled_tokens} tokens,"
                     f" {stats.trainable_tokens} trainable, {stats.traces} traces",
                     err=True,
                 )

@@ -129,7 +129,7 @@ def _rates(vitals: Vitals) -> Table:
     share = None if vitals.usable_share is None else f"{vitals.usable_share:.0%}"
     columns = {
         "sessions/s": f"{vitals.sessions_per_second:.2f}",
-        "completions/s": f"{vitals.completions_per_second:.2f}",
+        "model calls/s": f"{vitals.completions_per_second:.2f}",
         "tokens/s": f"{vitals.sampled_tokens_per_second:.1f}",
         "first token p50": _seconds(vitals.first_token_p50),
         "p95": _seconds(vitals.first_token_p95),

@@ -96,7 +96,7 @@ def _header(result: SessionResult, full: bool) -> RenderableType:
             f"{stats.sampled_tokens} sampled = {stats.trainable_tokens} trainable + "
             f"{sum(stats.excluded.values())} excluded" + (f" ({excluded})" if excluded else ""),
         ),
-        ("recorded", f"{stats.completions} completions, {stats.traces} traces{_counted(stats.lineage)}"),
+        ("recorded", f"{stats.completions} model calls, {stats.traces} traces{_counted(stats.lineage)}"),
         ("continued", _counted(stats.drift).strip(" ()") or None),
         ("omitted", _counted(stats.omitted).strip(" ()") or None),
         ("merged", f"{stats.trace_tokens} tokens, {stats.merge_ratio:.1f} × fewer than single requests"),

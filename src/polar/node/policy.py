@@ -61,7 +61,7 @@ class PolicyFollower:
             await self._obey_audibly(order)
 
     async def _obey_audibly(self, order: PolicyOrder) -> None:
-        """However long it takes, the server hears that this node is alive and not done yet."""
+        """However long it takes, the server hears that this node is running and not done yet."""
         obeying = asyncio.create_task(self._obey(order))
         try:
             while not (await asyncio.wait({obeying}, timeout=WAIT_SECONDS))[0]:

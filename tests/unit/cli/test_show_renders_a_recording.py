@@ -64,7 +64,7 @@ def test_the_page_has_outcome_conversation_and_traces(file: Path, vocabulary: Pa
         "    Run this command: echo hello > hello.txt",
         "    I will run it.<|im_end|>",
         "    Done, café 😀<|im_end|>",
-        "recorded        3 completions, 2 traces (2 main)",
+        "recorded        3 model calls, 2 traces (2 main)",
         "continued       1 clean",
         "TRACE  PROMPT  RESPONSE  TRAINABLE  MEAN LOGPROB  VERSION  REWARD  LINEAGE  FROM  COMPLETIONS",
         "    0       3         6          6        -2.005        3       1  main        -  c0",

@@ -93,7 +93,7 @@ def _unreachable(address: str, reason: str) -> Unavailable:
 
 
 def up(order: FleetOrder, show: Show, *, wait_seconds: float) -> FleetView:
-    """Start the fleet, or give the one that is up another size; wait until its nodes work."""
+    """Start the fleet, or give the one that is running another size; wait until its nodes are ready."""
     import ray
 
     from polar.app.fleet.cluster import NAMESPACE, SUPERVISOR, actor
@@ -115,7 +115,7 @@ def up(order: FleetOrder, show: Show, *, wait_seconds: float) -> FleetView:
         )
     elif (server := _ask(supervisor.server.remote())) != order.server:
         raise PolarError(
-            f"a fleet is up on this cluster already, for {server}", hint="`polar fleet down` ends it"
+            f"a fleet is running on this cluster already, for {server}", hint="`polar fleet down` ends it"
         )
     else:
         _ask(supervisor.resize.remote(order.fleet.nodes))
@@ -134,7 +134,7 @@ def with_node_token(order: FleetOrder) -> FleetOrder:
 
 
 def status() -> FleetView:
-    """The fleet that is up; NotFound if there is none."""
+    """The fleet that is running; NotFound if there is none."""
     view: FleetView = _ask(_supervisor().view.remote())
     return view
 
@@ -168,14 +168,14 @@ def _supervisor() -> Any:
 
     supervisor = actor(SUPERVISOR)
     if supervisor is None:
-        raise NotFound("no fleet is up on this Ray cluster", hint="`polar fleet up` starts one")
+        raise NotFound("no fleet is running on this Ray cluster", hint="`polar fleet up` starts one")
     return supervisor
 
 
 def _is_settled(view: FleetView) -> bool:
-    """Whether all nodes that can work do, or one has said why it cannot."""
-    working = sum(node.state is NodeState.WORKING for node in view.nodes)
-    return working + view.missing >= view.wanted or view.trouble is not None
+    """Whether all nodes that can be ready are, or one has said why it cannot."""
+    ready = sum(node.state is NodeState.READY for node in view.nodes)
+    return ready + view.missing >= view.wanted or view.trouble is not None
 
 
 def _wait(supervisor: Any, show: Show, is_over: Callable[[FleetView], bool], seconds: float) -> FleetView:

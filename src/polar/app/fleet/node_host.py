@@ -85,7 +85,7 @@ class NodeHost:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("ready as ") and self._state is NodeState.STARTING:
-                self._enter(NodeState.WORKING)
+                self._enter(NodeState.READY)
 
     def _reason(self, code: int) -> str:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]

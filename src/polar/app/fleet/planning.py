@@ -20,7 +20,7 @@ PER_HOST = "per-host"
 
 class NodeState(StrEnum):
     STARTING = "starting"
-    WORKING = "working"
+    READY = "ready"
     ASIDE = "aside"
     """Whoever runs the server has drained it there: it stays, and is given nothing until it is resumed."""
     DRAINING = "draining"
@@ -123,7 +123,7 @@ def _is_gone(node: PlacedNode, alive: Collection[str], drain_seconds: float) -> 
             return node.machine not in alive or node.seconds > SILENCE_SECONDS
         case NodeState.DRAINING:
             return node.seconds > drain_seconds + SILENCE_SECONDS
-        case NodeState.STARTING | NodeState.WORKING | NodeState.ASIDE:
+        case NodeState.STARTING | NodeState.READY | NodeState.ASIDE:
             return False
 
 
@@ -133,7 +133,7 @@ def _order(machine: Machine) -> tuple[str, str]:
 
 def _worth(node: PlacedNode, busy: Mapping[str, int]) -> tuple[bool, int, str]:
     """Sorts the nodes that can be spared first to the front."""
-    return node.state is NodeState.WORKING, busy.get(node.name, 0), node.name
+    return node.state is NodeState.READY, busy.get(node.name, 0), node.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class Supervisor:
         drained = {node.name for node in self._told if node.is_draining}
         return tuple(
             replace(node, state=NodeState.ASIDE)
-            if node.name in drained and node.state is NodeState.WORKING
+            if node.name in drained and node.state is NodeState.READY
             else node
             for node in nodes
         )
@@ -152,7 +152,7 @@ class Supervisor:
         now = self._clock()
         self._resting = {machine: until for machine, until in self._resting.items() if until > now}
         for node in nodes:
-            if node.state is NodeState.WORKING:
+            if node.state is NodeState.READY:
                 self._failures.pop(node.machine, None)
             elif node.state is NodeState.ENDED and not node.was_asked:
                 rest = min(2.0 ** self._failures[node.machine], LONGEST_REST_SECONDS)
@@ -207,7 +207,7 @@ class Supervisor:
     def _show(self, nodes: tuple[PlacedNode, ...], machines: int, wanted: int, missing: int) -> None:
         failed = [node for node in nodes if node.detail is not None and not node.was_asked]
         troubles = [f"{node.name} on {node.host}: {node.detail}" for node in failed]
-        is_well = wanted == sum(node.state is NodeState.WORKING for node in nodes)
+        is_well = wanted == sum(node.state is NodeState.READY for node in nodes)
         self._view = FleetView(
             server=self._order.server,
             size=self._size,

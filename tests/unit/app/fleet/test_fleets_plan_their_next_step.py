@@ -12,7 +12,7 @@ from polar.app.fleet.planning import SILENCE_SECONDS, Machine, NodeState, Placed
 MACHINES = tuple(Machine(f"m{number}", f"host{number}", {"CPU": 4.0}) for number in range(5))
 
 
-def placed(machine: str, state: NodeState = NodeState.WORKING, seconds: float = 0.0) -> PlacedNode:
+def placed(machine: str, state: NodeState = NodeState.READY, seconds: float = 0.0) -> PlacedNode:
     return PlacedNode(f"{machine}-1", machine, machine, state, seconds)
 
 

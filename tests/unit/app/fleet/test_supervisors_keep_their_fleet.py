@@ -96,8 +96,8 @@ def test_the_queue_brings_nodes_at_once_and_takes_them_with_patience(monkeypatch
         assert supervisor.view().wanted == wanted, (unended, now)
         for name in cluster.placed:
             if cluster.placed[name].state is NodeState.STARTING:
-                cluster.put(name, NodeState.WORKING)
-    assert sorted(node.state for node in cluster.nodes()) == ["draining", "draining", "working"]
+                cluster.put(name, NodeState.READY)
+    assert sorted(node.state for node in cluster.nodes()) == ["draining", "draining", "ready"]
     assert cluster.wished[-1] == 1
 
 
@@ -123,17 +123,17 @@ def test_a_node_that_is_drained_on_the_server_is_stood_in_for_until_it_is_resume
         supervisor.look()
         for node in cluster.nodes():
             if node.state is NodeState.STARTING:
-                cluster.put(node.name, NodeState.WORKING)
+                cluster.put(node.name, NodeState.READY)
         return [node.state for node in supervisor.view().nodes]
 
     look()
-    assert look() == ["working", "working"]
+    assert look() == ["ready", "ready"]
     told.append(NodeOverview(name="host-1", is_alive=True, is_draining=True, seconds_silent=0, version=0))
     look()
-    assert look() == ["aside", "working", "working"]
+    assert look() == ["aside", "ready", "ready"]
     told.clear()
     look()
-    assert look() == ["draining", "working", "working"], "there is one too many again"
+    assert look() == ["draining", "ready", "ready"], "there is one too many again"
 
 
 def test_a_fleet_with_a_node_on_every_machine_misses_none_that_is_set_aside(
@@ -144,7 +144,7 @@ def test_a_fleet_with_a_node_on_every_machine_misses_none_that_is_set_aside(
     supervisor, _ = supervised(cluster, Clock(), monkeypatch, [drained])
     supervisor.look()
     for name in cluster.placed:
-        cluster.put(name, NodeState.WORKING)
+        cluster.put(name, NodeState.READY)
     supervisor.look()
     view = supervisor.view()
     assert (view.wanted, view.missing, cluster.starts) == (1, 0, 2)
