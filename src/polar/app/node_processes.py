@@ -26,6 +26,7 @@ LAST_BACKOFF_SECONDS = 60.0
 """A node that ran for longer than this is started again after the first backoff."""
 STOP_SECONDS = 10.0
 """How long a node may take to end after its agents have."""
+LAST_LINES_SECONDS = 1.0
 
 
 class NodeProcesses:
@@ -121,13 +122,16 @@ class _NodeProcess:
         process.stdin.close()
         ready = asyncio.Event()
         self._reading = asyncio.create_task(self._read(process.stdout, ready))
-        waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait({self._reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        waits = [asyncio.create_task(ready.wait()), asyncio.create_task(process.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
         if not ready.is_set():
-            code = await process.wait()
             raise Unavailable(
-                f"node {self.name} could not start (exit code {code})", hint="see its lines above"
+                f"node {self.name} could not start (exit code {process.returncode})",
+                hint="its lines above say why",
             )
 
     async def ended(self) -> int:
@@ -152,7 +156,9 @@ class _NodeProcess:
             self._process.kill()
             await self._process.wait()
         if self._reading is not None:
-            await self._reading
+            # What the node left running may still hold its output open.
+            await asyncio.wait({self._reading}, timeout=LAST_LINES_SECONDS)
+            self._reading.cancel()
 
     async def _read(self, lines: asyncio.StreamReader, ready: asyncio.Event) -> None:
         async for line in lines:

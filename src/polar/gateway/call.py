@@ -13,10 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from polar.dialects.base import Answer
-from polar.engines.base import ChatChunk, ContextOverflow, EngineError, RequestUnfit
-from polar.gateway.reply import Reply, StopStrings, Tokens
+from polar.engines.base import ChatChunk, EngineError, RequestUnfit
+from polar.gateway.reply import SampledMessage, SampledTokens, StopStrings
 from polar.gateway.session import Session
-from polar.gateway.source import Generation, Source
+from polar.gateway.source import AnswerGeneration, AnswerSource
 from polar.models.chat import ChatRequest, FinishReason, Message, Sampling, TokenLogprob, Usage
 from polar.models.completion import OMITTED, OUTAGE, Completion
 from polar.models.task import SamplingPin
@@ -41,7 +41,7 @@ class ModelCall:
     def __init__(
         self,
         session: Session,
-        source: Source,
+        source: AnswerSource,
         request: ChatRequest,
         dialect: str,
         ordinal: int = 0,
@@ -56,9 +56,9 @@ class ModelCall:
         self._dialect = dialect
         self._ordinal = ordinal
         self._choice = choice
-        self._generation: Generation
-        self._tokens = Tokens()
-        self._reply = Reply()
+        self._generation: AnswerGeneration
+        self._tokens = SampledTokens()
+        self._reply = SampledMessage()
         self._stop_sequence: str | None = None
         self._logprobs: list[TokenLogprob] = []
 
@@ -80,7 +80,7 @@ class ModelCall:
     async def run(self, send: Send) -> Answer:
         """Sample to the end, sending each delta as it becomes certain; recorded before the last one."""
         try:
-            finish_reason, last = await self._sample_to_fit(send)
+            finish_reason, last = await self._sample(send)
         except asyncio.CancelledError:
             self._record(FinishReason.CANCELLED)
             raise
@@ -93,14 +93,6 @@ class ModelCall:
         if last:
             send(last)
         return Answer(message, finish_reason, usage, self._stop_sequence, tuple(self._logprobs))
-
-    async def _sample_to_fit(self, send: Send) -> tuple[FinishReason, MessageDelta]:
-        try:
-            return await self._sample(send)
-        except ContextOverflow as overflow:
-            if not self._generation.is_shortened_to_fit(overflow):
-                raise
-        return await self._sample(send)
 
     async def _sample(self, send: Send) -> tuple[FinishReason, MessageDelta]:
         """Why the completion ended, and the delta that was still held back then."""
@@ -192,7 +184,7 @@ class ModelCall:
         return message, usage
 
 
-def calls_for(session: Session, source: Source, request: ChatRequest, dialect: str) -> list[ModelCall]:
+def calls_for(session: Session, source: AnswerSource, request: ChatRequest, dialect: str) -> list[ModelCall]:
     """A call for each sample that the request asks for; RequestRefused if the session may not make them."""
     ordinals = enumerate(session.begin_calls(request.choices))
     return [ModelCall(session, source, request, dialect, ordinal, choice) for choice, ordinal in ordinals]

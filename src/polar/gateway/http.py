@@ -32,7 +32,7 @@ _SHORT = 1 << 16
 """Bytes that are looked through sooner than another thread would begin with them."""
 
 
-class Connection(web.RequestHandler):
+class ClientConnection(web.RequestHandler):
     """Speaks HTTP with one client, as aiohttp does but for what the module says."""
 
     __slots__ = ("_is_between_requests",)

@@ -17,7 +17,7 @@ _NO_IDS: Ids = np.empty(0, np.int32)
 _NO_USAGE = Usage(0, 0)
 
 
-class Tokens:
+class SampledTokens:
     """What the engine has sampled so far."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Tokens:
         return {name: str(count) for name, count in counts.items() if count}
 
 
-class Reply:
+class SampledMessage:
     """The message as the client gets it; tool calls get ids that are unique in the session."""
 
     def __init__(self) -> None:

@@ -41,12 +41,12 @@ from polar.engines.pausable import PausableEngine
 from polar.errors import PolarError, Unavailable
 from polar.gateway.call import ModelCall, calls_for
 from polar.gateway.canonical import in_call_order
-from polar.gateway.http import Connection, go_on, json_answer, kept_alive, read_body
+from polar.gateway.http import ClientConnection, go_on, json_answer, kept_alive, read_body
 from polar.gateway.metrics import GatewayMetrics, Load
 from polar.gateway.quota import HeldRequest, memory_of_calls
 from polar.gateway.request_coalescer import InFlight, fingerprint
-from polar.gateway.session import Session, SessionGrant, Sessions, context_overflow, new_key
-from polar.gateway.source import ChatSource, Source
+from polar.gateway.session import Session, SessionGrant, SessionRegistry, context_overflow, new_key
+from polar.gateway.source import AnswerSource, ChatSource
 from polar.gateway.token_source import TokenSource
 from polar.models.chat import ChatRequest
 from polar.models.completion import Completion
@@ -84,10 +84,12 @@ class Gateway:
         self.host, self.port = settings.host, settings.port
         self._settings = settings
         self._engine = engine = PausableEngine(engine)
-        self._source: Source = TokenSource(engine, renderer, model) if renderer else ChatSource(engine, model)
+        self._source: AnswerSource = (
+            TokenSource(engine, renderer, model) if renderer else ChatSource(engine, model)
+        )
         self._model = model
         self._created = int(time.time())
-        self._sessions = Sessions(settings, self._watch)
+        self._sessions = SessionRegistry(settings, self._watch)
         self.metrics = GatewayMetrics(self._load)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -131,7 +133,7 @@ class Gateway:
         server = runner.server
         assert server is not None, "set up above"
         return await asyncio.get_running_loop().create_server(
-            lambda: Connection(server, self._settings), self.host, self._settings.port, backlog=_BACKLOG
+            lambda: ClientConnection(server, self._settings), self.host, self._settings.port, backlog=_BACKLOG
         )
 
     async def close(self) -> None:

@@ -289,7 +289,7 @@ class Session:
         return RequestRefused(Refusal.BUDGET_SPENT, f"The session is out of budget: {what}.")
 
 
-class Sessions:
+class SessionRegistry:
     """Those a gateway serves, each opened by its own key; those that ended are remembered for a while."""
 
     def __init__(self, settings: GatewaySettings, watch: Watch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from polar.dialects.base import Refusal, RequestRefused
@@ -27,7 +28,7 @@ class Prompt:
     """The turn whose messages it continues, also where its tokens could not be extended."""
 
 
-class Generation(ABC):
+class AnswerGeneration(ABC):
     """One call's prompt on its way in, and its answer on its way out."""
 
     sampling: Sampling
@@ -44,10 +45,6 @@ class Generation(ABC):
     @abstractmethod
     def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
         """The answer as it comes. Closing the iterator aborts it in the engine."""
-
-    def is_shortened_to_fit(self, overflow: ContextOverflow) -> bool:
-        """Whether the prompt fits and only the answer's limit did not, which is lowered then."""
-        return False
 
     def spelt(self, tokens: TokenChunk) -> tuple[TokenLogprob, ...]:
         """Sampled tokens as a client that asks for logprobs sees them."""
@@ -72,27 +69,27 @@ class Generation(ABC):
         """What the policy conditioned on; `told` is what the engine has said of that, if anything."""
 
 
-class Source(ABC):
+class AnswerSource(ABC):
     """One way to have requests answered."""
 
     model: ModelInfo
 
     @abstractmethod
-    async def begin(self, request: ChatRequest, extension: Extension) -> Generation: ...
+    async def begin(self, request: ChatRequest, extension: Extension) -> AnswerGeneration: ...
 
     @abstractmethod
     async def count(self, request: ChatRequest, extension: Extension) -> int | None:
         """How long the prompt would be; None if there is no way to know."""
 
 
-class ChatSource(Source):
+class ChatSource(AnswerSource):
     """The engine renders and parses, and says which tokens it saw and sampled."""
 
     def __init__(self, engine: Engine, model: ModelInfo) -> None:
         self._engine = engine
         self.model = model
 
-    async def begin(self, request: ChatRequest, extension: Extension) -> Generation:
+    async def begin(self, request: ChatRequest, extension: Extension) -> AnswerGeneration:
         if request.logprobs:
             raise RequestRefused(
                 Refusal.MALFORMED,
@@ -112,7 +109,7 @@ class ChatSource(Source):
         return await self._engine.count_tokens(request)
 
 
-class _ChatGeneration(Generation):
+class _ChatGeneration(AnswerGeneration):
     leaves_stops = False
 
     def __init__(self, engine: Engine, model: ModelInfo, request: ChatRequest, extension: Extension) -> None:
@@ -125,12 +122,21 @@ class _ChatGeneration(Generation):
         follows = self._extension.follows
         return session.room_after(follows.completion_id if follows else None)
 
-    def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
-        call = ChatCall(request_id, self._request, self.sampling, session)
-        return self._engine.chat(call)
+    async def chunks(self, request_id: str, session: str) -> AsyncGenerator[ChatChunk, None]:
+        for is_last_try in (False, True):
+            call = ChatCall(request_id, self._request, self.sampling, session)
+            try:
+                async with aclosing(self._engine.chat(call)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except ContextOverflow as overflow:
+                if is_last_try or not self._is_shortened_to_fit(overflow):
+                    raise
 
-    def is_shortened_to_fit(self, overflow: ContextOverflow) -> bool:
-        """Providers take a limit that runs over the context; some engines refuse it."""
+    def _is_shortened_to_fit(self, overflow: ContextOverflow) -> bool:
+        """Whether the prompt fits and only the answer's limit does not, which is lowered then: providers take
+        a limit that runs over the context, some engines refuse it."""
         asked, prompt = self.sampling.max_tokens, overflow.prompt_tokens
         if asked is None or prompt is None or not 0 < self._model.max_context - prompt < asked:
             return False

@@ -15,7 +15,7 @@ from polar.engines.base import ChatChunk, Engine, GenerateRequest, ModelInfo, To
 from polar.errors import InvalidInput
 from polar.gateway.conversation import Extension
 from polar.gateway.session import Session, context_overflow
-from polar.gateway.source import Generation, Prompt, Source
+from polar.gateway.source import AnswerGeneration, AnswerSource, Prompt
 from polar.models.chat import ChatRequest, Message, Role, TokenLogprob, ToolChoice, ToolUse
 from polar.models.completion import Ids
 from polar.recordings.growth import Turn
@@ -31,14 +31,14 @@ _SAMPLES, _SAMPLE = 32, 1_000
 """How many parts of a very long prompt are looked at before all of it is, and the characters of each."""
 
 
-class TokenSource(Source):
+class TokenSource(AnswerSource):
     def __init__(self, engine: Engine, renderer: Renderer, model: ModelInfo) -> None:
         self.engine = engine
         self.renderer = renderer
         self.model = model
         self._very_long = asyncio.Lock()
 
-    async def begin(self, request: ChatRequest, extension: Extension) -> Generation:
+    async def begin(self, request: ChatRequest, extension: Extension) -> AnswerGeneration:
         constraint = _constraint(request, self.renderer)
         if request.is_begun and constraint is not None:
             raise RequestRefused(
@@ -75,7 +75,7 @@ class TokenSource(Source):
             raise context_overflow(self.model.max_context)
 
 
-class _TokenGeneration(Generation):
+class _TokenGeneration(AnswerGeneration):
     leaves_stops = True
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One machine's worker: leases sessions, runs them through its pools, delivers their results."""
+"""A node: leases sessions, runs them through its pools, delivers their results."""
 
 from __future__ import annotations
 
