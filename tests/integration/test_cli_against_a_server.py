@@ -138,10 +138,10 @@ def test_submitted_tasks_are_listed_and_shown(served: Served) -> None:
     assert "2 tasks with 4 sessions submitted" in submitted
     assert [task["spec"]["id"] for task in lines(served.ok("tasks", "--json"))] == ["one", "two"]
     assert len(lines(served.ok("sessions", "--task", "one", "--json"))) == 2
-    shown = served.ok("tasks", "one")
+    shown = served.ok("tasks", "show", "one")
     assert "do it" in shown
     assert "2 queued" in shown
-    assert json.loads(served.ok("tasks", "two", "--json"))["spec"]["metadata"] == {"set": "test"}
+    assert json.loads(served.ok("tasks", "show", "two", "--json"))["spec"]["metadata"] == {"set": "test"}
 
 
 def test_submitting_again_is_safe_and_other_content_is_refused(served: Served) -> None:
@@ -174,9 +174,9 @@ def test_tasks_come_from_standard_input(served: Served) -> None:
 
 def test_tasks_and_sessions_are_cancelled(served: Served) -> None:
     served.ok("submit", served.task_file("one", "two"))
-    assert json.loads(served.ok("tasks", "one", "--cancel", "--json"))["status"] == "cancelled"
+    assert json.loads(served.ok("tasks", "cancel", "one", "--json"))["status"] == "cancelled"
     session = lines(served.ok("sessions", "--task", "two", "--json"))[0]
-    assert "cancelled" in served.ok("sessions", session["id"], "--cancel")
+    assert "cancelled" in served.ok("sessions", "cancel", session["id"])
     cancelled = lines(served.ok("sessions", "--status", "cancelled", "--json"))
     assert len(cancelled) == 3
     assert lines(served.ok("tasks", "--status", "cancelled", "--json"))[0]["spec"]["id"] == "one"
@@ -190,15 +190,16 @@ def test_what_is_not_cancelled_at_once_is_said(served: Served) -> None:
             await client.lease("node", LeaseRequest(max_sessions=1, wait_seconds=0, runtimes=("process",)))
 
     asyncio.run(begin())
-    assert "1 session is being cancelled" in served.ok("sessions", "one.0", "--cancel")
-    assert "1 session is being cancelled" in served.ok("tasks", "one", "--cancel")
+    assert "1 session is being cancelled" in served.ok("sessions", "cancel", "one.0")
+    assert "1 session is being cancelled" in served.ok("tasks", "cancel", "one")
     served.ok("submit", served.task_file("two", samples=1))
     served.run_sessions()
     for ended in (("sessions", "two.0"), ("tasks", "two")):
-        assert "nothing was cancelled: it had ended already" in served.ok(*ended, "--cancel")
-        assert "cancelled" not in served.ok(*ended)
+        command, name = ended
+        assert "nothing was cancelled: it had ended already" in served.ok(command, "cancel", name)
+        assert "cancelled" not in served.ok(command, "show", name)
     served.ok("submit", served.task_file("three", samples=1))
-    assert "being cancelled" not in served.ok("tasks", "three", "--cancel")
+    assert "being cancelled" not in served.ok("tasks", "cancel", "three")
 
 
 def test_wait_says_why_sessions_failed_and_exits_with_1(served: Served) -> None:
@@ -315,7 +316,7 @@ def test_an_interrupted_wait_says_what_goes_on_and_how_to_come_back(served: Serv
     assert process.returncode == 130
     assert b"what was submitted goes on" in said
     assert b"the same command waits for it again" in said
-    assert b"--cancel" in said
+    assert b"polar tasks cancel TASK" in said
     assert b"Traceback" not in said
 
 
@@ -371,6 +372,6 @@ def test_kept_files_are_listed_printed_and_unpacked(served: Served) -> None:
     again = served.polar("artifacts", "one.0", "--out", served.tmp_path / "kept")
     assert (again.exit_code, "exists already" in again.output) == (1, True)
     assert "polar artifacts one.0 lists them" in served.polar("artifacts", "one.0", "nothing").output
-    stages = served.ok("sessions", "one.0")
+    stages = served.ok("sessions", "show", "one.0")
     assert "init" in stages
     assert "completed" in stages

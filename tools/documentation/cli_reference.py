@@ -26,18 +26,20 @@ def page() -> str:
     )
 
 
-def _command(command: Any, name: str) -> str:
+def _command(command: Any, name: str, level: int = 2) -> str:
     with click.Context(command, info_name=f"polar {name}") as context:
         usage = " ".join(command.collect_usage_pieces(context))
         arguments = [
             _argument(each, context) for each in command.params if each.param_type_name == "argument"
         ]
         options = [_option(each, context) for each in command.params if each.param_type_name == "option"]
-    parts = [f"## polar {name}", f"```\npolar {name} {usage}\n```", _help(command.help or "")]
+    parts = [f"{'#' * level} polar {name}", f"```\npolar {name} {usage}\n```", _help(command.help or "")]
     if any(meaning for _, meaning in arguments):
         parts.append(table(("argument", ""), arguments))
     if options := [option for option in options if option]:
         parts.append(table(("option", ""), options))
+    for inner, sub_command in getattr(command, "commands", {}).items():
+        parts.append(_command(sub_command, f"{name} {inner}", level + 1))
     return "\n\n".join(parts)
 
 

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli.options import one_of
+from polar.cli.options import ConfigFile, DataDir, command_group
 from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
     from polar.config.settings import Settings
 
-
-class Action(StrEnum):
-    UPGRADE = "upgrade"
-    BACKUP = "backup"
-    RESTORE = "restore"
+db = command_group(no_args_is_help=True)
 
 
-def db(
-    action: Annotated[str, typer.Argument(metavar="upgrade|backup|restore", show_default=False)],
-    directory: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[DIRECTORY]",
-            help="With backup: to be made. With restore: a back-up.",
-            show_default=False,
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="YAML settings (default: ./polar.yaml if there).")
-    ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where state lives (default: .polar).")] = None,
-) -> None:
+@db.callback()
+def about() -> None:
     """Bring a server's database up to date, back it up, or restore it.
-
-    upgrade makes or migrates the tables; a server does the same when it starts. backup may run beside
-    a server and copies the database as it is at one moment, with recordings, artifacts and token.
-    restore needs a data directory without a database, and no server on it.
 
     PostgreSQL and object stores have tools of their own for copies: see docs/operations.md.
 
@@ -49,36 +27,57 @@ def db(
       polar db backup /backups/monday
       polar db restore /backups/monday --data-dir restored
     """
-    from polar.config.settings import load_settings
-
-    settings = load_settings(config, {"data_dir": data_dir})
-    chosen = one_of(Action, action, "db")
-    if chosen is Action.UPGRADE:
-        _upgrade(settings)
-        return
-    if directory is None:
-        raise InvalidInput(f"polar db {action} needs a directory")
-    from polar.store.backup import back_up, restore
-
-    _refuse_urls(settings, action)
-    if chosen is Action.BACKUP:
-        back_up(settings.data_dir, directory)
-        typer.echo(f"backed {settings.data_dir} up to {directory}")
-    else:
-        restore(directory, settings.data_dir)
-        typer.echo(f"restored {directory} to {settings.data_dir}")
 
 
-def _upgrade(settings: Settings) -> None:
+@db.command()
+def upgrade(config: ConfigFile = None, data_dir: DataDir = None) -> None:
+    """Make or migrate the tables; a server does the same when it starts."""
     import asyncio
 
     from polar.app.stack import opened_store
+    from polar.config.settings import load_settings
 
     async def work() -> str:
-        async with opened_store(settings) as store:
+        async with opened_store(load_settings(config, {"data_dir": data_dir})) as store:
             return store.database.name
 
     typer.echo(f"{asyncio.run(work())} is up to date")
+
+
+@db.command()
+def backup(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="To be made.", show_default=False)],
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Copy the database as it is at one moment, with recordings, artifacts and token; servers may run."""
+    from polar.store.backup import back_up
+
+    settings = _settings(config, data_dir, "backup")
+    back_up(settings.data_dir, directory)
+    typer.echo(f"backed {settings.data_dir} up to {directory}")
+
+
+@db.command()
+def restore(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A back-up.", show_default=False)],
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Put a back-up into a data directory without a database, on which no server runs."""
+    from polar.store import backup
+
+    settings = _settings(config, data_dir, "restore")
+    backup.restore(directory, settings.data_dir)
+    typer.echo(f"restored {directory} to {settings.data_dir}")
+
+
+def _settings(config: Path | None, data_dir: Path | None, action: str) -> Settings:
+    from polar.config.settings import load_settings
+
+    settings = load_settings(config, {"data_dir": data_dir})
+    _refuse_urls(settings, action)
+    return settings
 
 
 def _refuse_urls(settings: Settings, action: str) -> None:

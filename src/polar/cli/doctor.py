@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polar.cli.options import AsJson, EngineKind
+from polar.cli.options import AsJson, ConfigFile, EngineKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,9 +24,7 @@ _SIGNS = {
 
 
 def doctor(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="YAML settings (default: ./polar.yaml if there).")
-    ] = None,
+    config: ConfigFile = None,
     engine: Annotated[
         list[str] | None,
         typer.Option(

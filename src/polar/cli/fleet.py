@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli.options import AsJson, EngineKind, EngineMode, Server, Token, one_of
+from polar.cli.options import AsJson, ConfigFile, EngineKind, EngineMode, Model, Server, Token, one_of
 from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def fleet(
         Path | None,
         typer.Option(help="Who signed the server's certificate, in PEM; the same file on every machine."),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="YAML settings (default: ./polar.yaml if there).")
-    ] = None,
+    config: ConfigFile = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Of the nodes, on each machine (default: ~/.polar-fleet).")
     ] = None,
@@ -59,9 +57,7 @@ def fleet(
     ] = None,
     engine_kind: EngineKind = None,
     engine_mode: EngineMode = None,
-    model: Annotated[
-        str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
-    ] = None,
+    model: Model = None,
     run_slots: Annotated[int | None, typer.Option(help="Agents that run at once on each node.")] = None,
     wait_seconds: Annotated[
         float, typer.Option(min=0, help="How long to wait until nodes are ready, or have drained.")

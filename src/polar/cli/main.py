@@ -12,6 +12,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from polar import __version__
+from polar.cli.options import command_group
 from polar.cli.output import fail
 from polar.errors import PolarError
 
@@ -42,7 +43,9 @@ COMMANDS = (
     "eval",
     "compare",
 )
-"""Each is the function of its own name in the module of its own name beside this one."""
+"""Each is a function, or a group of sub-commands, of its own name in the module of its own name beside this
+one, or in the one that `_WITH` names."""
+_WITH = {"examples": "quickstart", "nodes": "node", "artifacts": "sessions"}
 
 
 class _LazyCommands(Mapping[str, Any]):
@@ -51,10 +54,11 @@ class _LazyCommands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in COMMANDS:
             raise KeyError(name)
-        function = getattr(import_module(f"polar.cli.{name}"), name)
-        single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, help=_reflowed(function.__doc__))(function)
-        return typer.main.get_command(single)
+        found = getattr(import_module(f"polar.cli.{_WITH.get(name, name)}"), name)
+        if not isinstance(found, typer.Typer):
+            function, found = found, command_group()
+            found.command(name)(function)
+        return _with_reflowed_help(typer.main.get_command(found))
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -76,6 +80,13 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except PolarError as error:
             fail(error)
+
+
+def _with_reflowed_help(command: Any) -> Any:
+    command.help = _reflowed(command.help or "")
+    for inner in getattr(command, "commands", {}).values():
+        _with_reflowed_help(inner)
+    return command
 
 
 def _reflowed(docstring: str) -> str:

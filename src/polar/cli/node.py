@@ -1,4 +1,4 @@
-"""`polar node`: one machine's worker for a rollout server that runs elsewhere."""
+"""`polar node` runs a node for a server elsewhere; `polar nodes` shows and drains those of a server."""
 
 from __future__ import annotations
 
@@ -7,10 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli.options import EngineKind, EngineMode, LogFormat, Server, Token
+from polar.cli.options import (
+    AsJson,
+    ConfigFile,
+    DataDir,
+    EngineKind,
+    EngineMode,
+    LogFormat,
+    Model,
+    Server,
+    Token,
+    command_group,
+    connect,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from polar.app.stack import Worker
+    from polar.config.settings import Settings
+    from polar.models.dashboard import NodeOverview
 
 EMBEDDED = "embedded"
 
@@ -22,11 +38,8 @@ def node(
         Path | None,
         typer.Option(help="Who signed the server's certificate, in PEM (default: $POLAR_CA)."),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="YAML settings, - for standard input (default: ./polar.yaml)."),
-    ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where its state lives (default: .polar).")] = None,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
     name: Annotated[
         str | None, typer.Option(help="What the server calls it (default: this machine's name).")
     ] = None,
@@ -39,9 +52,7 @@ def node(
     ] = None,
     engine_kind: EngineKind = None,
     engine_mode: EngineMode = None,
-    model: Annotated[
-        str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
-    ] = None,
+    model: Model = None,
     run_slots: Annotated[
         int | None, typer.Option(help="Agents that run at once (default: what the machine carries).")
     ] = None,
@@ -68,9 +79,7 @@ def node(
 
     Example: polar node --server http://trainer:8700 --token-file node.token --engine-url http://gpu:8000
     """
-    from polar.app.stack import joined
     from polar.cli.engine import exit_with_its_parent
-    from polar.cli.interruption import until_interrupted
     from polar.config.settings import load_settings, machine_name
     from polar.telemetry.logs import log_to_stderr
 
@@ -99,6 +108,13 @@ def node(
         named = settings.node.model_copy(update={"name": machine_name()})
         settings = settings.model_copy(update={"node": named})
     log_to_stderr(settings.log_level, settings.log_format)
+    _run(settings, pin)
+
+
+def _run(settings: Settings, pin: Path | None) -> None:
+    from polar.app.stack import joined
+    from polar.cli.interruption import until_interrupted
+
     at_work: list[Worker] = []
 
     def drain() -> bool:
@@ -114,3 +130,66 @@ def node(
             await worker.node.run()
 
     until_interrupted(work(), drain=drain)
+
+
+nodes = command_group()
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the node.", show_default=False)]
+
+
+@nodes.callback(invoke_without_command=True)
+def show(context: typer.Context, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
+    """Show the nodes and how full they are, drain one, or resume it.
+
+    A drained node is given no new sessions and finishes those that it has. It stays drained, also when
+    it is restarted, until it is resumed. Both need an admin's token. `polar node` starts a node.
+
+    Examples:
+
+      polar nodes
+      polar nodes drain gpu-7
+      polar nodes resume gpu-7
+    """
+    if context.invoked_subcommand is None:
+        with connect(server, token) as client:
+            _print(client.nodes(), as_json)
+
+
+@nodes.command()
+def drain(name: Name, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
+    """Give a node no new sessions."""
+    with connect(server, token) as client:
+        _print([client.drain_node(name)], as_json)
+
+
+@nodes.command()
+def resume(name: Name, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
+    """Give a drained node sessions again."""
+    with connect(server, token) as client:
+        _print([client.resume_node(name)], as_json)
+
+
+def _print(found: Iterable[NodeOverview], as_json: bool) -> None:
+    from polar.cli.output import print_json_line, print_parts, table, visible
+    from polar.models.session import SessionStatus
+
+    if as_json:
+        for node in found:
+            print_json_line(node)
+        return
+    stages = (SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN)
+    columns = [stage.value.upper() for stage in stages]
+    rows = [
+        (
+            node.name,
+            node.state,
+            node.version,
+            *(_filled(node.sessions.get(stage, 0), node.places.get(stage)) for stage in stages),
+            visible(node.trouble or node.error or ""),
+        )
+        for node in found
+    ]
+    print_parts(table(["NODE", "STATE", "POLICY", *columns, "ERROR"], rows, numbers=["POLICY", *columns]))
+
+
+def _filled(sessions: int, places: int | None) -> str:
+    return str(sessions) if places is None else f"{sessions}/{places}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -50,6 +51,14 @@ Token = Annotated[
         show_default=False,
     ),
 ]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="YAML settings, - for standard input (default: ./polar.yaml if there)."
+    ),
+]
+Model = Annotated[str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where state lives (default: .polar).")]
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print JSON and nothing else: one document, or one object a line for lists."),
@@ -90,6 +99,11 @@ LogFormat = Annotated[
 Case = TypeVar("Case", bound=StrEnum)
 
 
+def command_group(*, no_args_is_help: bool = False) -> typer.Typer:
+    """A command that has sub-commands, with the plain help that all commands have."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=no_args_is_help)
+
+
 def connect(server: str | None, token: str | None) -> Client:
     from polar.client import Client
 
@@ -104,3 +118,14 @@ def one_of(cases: type[Case], value: str | None, option: str) -> Case | None:
         return cases(value)
     except ValueError:
         raise InvalidInput(f"{option}: {value!r} is none of {', '.join(cases)}") from None
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def seconds(text: str, option: str) -> float:
+    """`90s`, `15m`, `12h`, `30d`; a bare number is seconds."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text.strip())
+    if match is None:
+        raise InvalidInput(f"{option}: {text!r} is no length of time", hint="90s, 15m, 12h or 30d")
+    return float(match[1]) * _UNITS[match[2] or "s"]

@@ -2,65 +2,23 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli.options import AsJson, Server, Token, connect, one_of
-from polar.errors import InvalidInput
+from polar.cli.options import AsJson, Server, Token, command_group, connect, one_of
 
 if TYPE_CHECKING:
     from polar.models.policy import PolicyView
 
-
-class Action(StrEnum):
-    PAUSE = "pause"
-    UPDATE = "update"
-    RESUME = "resume"
+policy = command_group()
+Holder = Annotated[str, typer.Option(help="In whose name: only a pause's holder updates.")]
 
 
-def policy(
-    action: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[pause|update|resume]", help="What to do; without it: show.", show_default=False
-        ),
-    ] = None,
-    path: Annotated[
-        Path | None,
-        typer.Argument(
-            help="With update: a directory of weights, or a safetensors file. Default: the weights that the"
-            " engines were started with.",
-            show_default=False,
-        ),
-    ] = None,
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            metavar="keep|drain|abort",
-            help="With pause: whether generations under way freeze (keep, the default), end first (drain), or"
-            " are broken off and continued later (abort).",
-            show_default=False,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="With pause: when it ends by itself.")
-    ] = 60.0,
-    holder: Annotated[
-        str, typer.Option(help="In whose name: only a pause's holder updates.")
-    ] = "command-line",
-    version: Annotated[
-        int | None, typer.Option(help="With update: its version. Default: the next.", show_default=False)
-    ] = None,
-    as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-) -> None:
+@policy.callback(invoke_without_command=True)
+def show(context: typer.Context, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
     """Show the policy's version, pause it, replace its weights, or resume it.
-
-    An update needs no pause: engines freeze while they load. `resume` ends any pause, whoever holds it.
 
     Examples:
 
@@ -69,32 +27,69 @@ def policy(
       polar policy pause --mode drain --timeout 300
       polar policy resume
     """
-    from polar.cli.output import print_json
+    if context.invoked_subcommand is None:
+        with connect(server, token) as client:
+            _print(client.policy(), as_json)
+
+
+@policy.command()
+def pause(
+    mode: Annotated[
+        str,
+        typer.Option(
+            metavar="keep|drain|abort",
+            help="Whether generations under way freeze (keep), end first (drain), or are broken off and"
+            " continued later (abort).",
+        ),
+    ] = "keep",
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="When it ends by itself.")] = 60.0,
+    holder: Holder = "command-line",
+    as_json: AsJson = False,
+    server: Server = None,
+    token: Token = None,
+) -> None:
+    """Stop sampling for a while."""
     from polar.models.policy import PauseMode
 
-    doing = one_of(Action, action, "policy")
     how = one_of(PauseMode, mode, "--mode") or PauseMode.KEEP
-    if path is not None and doing is not Action.UPDATE:
-        raise InvalidInput("PATH goes with update only")
     with connect(server, token) as client:
-        match doing:
-            case None:
-                view = client.policy()
-            case Action.PAUSE:
-                view = client.pause_policy(holder, how, timeout_seconds=timeout)
-            case Action.UPDATE:
-                view = client.update_policy(path, version=version, holder=holder)
-            case Action.RESUME:
-                view = client.resume_policy()
+        _print(client.pause_policy(holder, how, timeout_seconds=timeout), as_json)
+
+
+@policy.command()
+def update(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A directory of weights, or a safetensors file. Default: the weights that the engines were"
+            " started with.",
+            show_default=False,
+        ),
+    ] = None,
+    version: Annotated[int | None, typer.Option(help="Default: the next.", show_default=False)] = None,
+    holder: Holder = "command-line",
+    as_json: AsJson = False,
+    server: Server = None,
+    token: Token = None,
+) -> None:
+    """Replace the weights; this needs no pause, for engines freeze while they load."""
+    with connect(server, token) as client:
+        _print(client.update_policy(path, version=version, holder=holder), as_json)
+
+
+@policy.command()
+def resume(as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
+    """End any pause, whoever holds it."""
+    with connect(server, token) as client:
+        _print(client.resume_policy(), as_json)
+
+
+def _print(view: PolicyView, as_json: bool) -> None:
+    from polar.cli.output import print_json, print_parts, table, visible
+
     if as_json:
         print_json(view)
-    else:
-        _print(view)
-
-
-def _print(view: PolicyView) -> None:
-    from polar.cli.output import print_parts, table, visible
-
+        return
     pause = "none"
     if view.is_paused:
         pause = f"{view.mode} by {view.holder}, {view.seconds_left or 0:.0f} s left"

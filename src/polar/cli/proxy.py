@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli.options import EngineKind, EngineMode
+from polar.cli.options import EngineKind, EngineMode, Model
+
+if TYPE_CHECKING:
+    from polar.config.settings import Settings
+    from polar.models.session import SessionResult
+    from polar.models.task import SamplingPin
 
 
 def proxy(
@@ -25,9 +30,7 @@ def proxy(
     ] = None,
     engine_kind: EngineKind = None,
     engine_mode: EngineMode = None,
-    model: Annotated[
-        str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
-    ] = None,
+    model: Model = None,
     temperature: Annotated[
         float | None, typer.Option(help="Sample with this temperature, whatever the program asks.")
     ] = None,
@@ -54,11 +57,9 @@ def proxy(
       polar proxy --engine http://127.0.0.1:8000 -- my-agent --headless
       polar proxy
     """
-    import asyncio
     import time
 
     from polar.app import proxy as around
-    from polar.cli.interruption import until_interrupted
     from polar.config.settings import load_settings
     from polar.models.task import SamplingPin
     from polar.telemetry.logs import log_to_stderr
@@ -74,6 +75,15 @@ def proxy(
         }
     )
     log_to_stderr("warning")
+    raise typer.Exit(_run(command, settings, SamplingPin(temperature=temperature), max_seconds))
+
+
+def _run(command: list[str] | None, settings: Settings, pin: SamplingPin, max_seconds: float | None) -> int:
+    import asyncio
+
+    from polar.app import proxy as around
+    from polar.cli.interruption import until_interrupted
+
     exit_code = 0
 
     async def work() -> None:
@@ -81,10 +91,7 @@ def proxy(
         session = None
         try:
             async with around.wrapped(
-                settings,
-                SamplingPin(temperature=temperature),
-                lambda step: typer.echo(step, err=True),
-                max_seconds=max_seconds,
+                settings, pin, lambda step: typer.echo(step, err=True), max_seconds=max_seconds
             ) as session:
                 if command:
                     exit_code = await around.run(command, session.environment)
@@ -95,16 +102,22 @@ def proxy(
                     await asyncio.Event().wait()
         finally:
             if session is not None and session.result is not None:
-                stats = session.result.stats
-                typer.echo(
-                    f"{stats.completions} model calls, {stats.sampled_tokens} tokens,"
-                    f" {stats.trainable_tokens} trainable, {stats.traces} traces",
-                    err=True,
-                )
-                if command and not stats.completions:
-                    typer.echo(around.NO_CALLS, err=True)
-                if session.result.has_recording:
-                    typer.echo(f"look closer: polar show {session.recording}", err=True)
+                _summarize(session.result, session.recording, is_program=bool(command))
 
     until_interrupted(work())
-    raise typer.Exit(exit_code)
+    return exit_code
+
+
+def _summarize(result: SessionResult, recording: Path, *, is_program: bool) -> None:
+    from polar.app.proxy import NO_CALLS
+
+    stats = result.stats
+    typer.echo(
+        f"{stats.completions} model calls, {stats.sampled_tokens} tokens,"
+        f" {stats.trainable_tokens} trainable, {stats.traces} traces",
+        err=True,
+    )
+    if is_program and not stats.completions:
+        typer.echo(NO_CALLS, err=True)
+    if result.has_recording:
+        typer.echo(f"look closer: polar show {recording}", err=True)

@@ -85,3 +85,20 @@ def _polar() -> str:
 
     script = Path(sys.argv[0])
     return os.path.relpath(script) if script.name == "polar" and script.is_file() else "polar"
+
+
+def examples(
+    into: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")] = Path("examples"),
+) -> None:
+    """Copy the packaged examples here.
+
+    Writes the tasks of `polar quickstart` and the files of a small training run, under the names that the
+    documentation gives them. A clone of the project has them already. Files that differ are never
+    overwritten.
+
+    Example: polar examples  then  polar train examples/grpo-pi/tiny.yaml
+    """
+    from polar.assets.shipped import copy_examples
+
+    for path in copy_examples(into):
+        typer.echo(path)

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli.options import EngineKind, EngineMode, LogFormat
+from polar.cli.options import ConfigFile, DataDir, EngineKind, EngineMode, LogFormat, Model
 from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from polar.config.settings import EngineSettings
+    from polar.config.settings import EngineSettings, Settings
 
 
 def serve(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="YAML settings (default: ./polar.yaml if there).")
-    ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where state lives (default: .polar).")] = None,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
     host: Annotated[
         str | None, typer.Option(help="Address of the control plane (default: 127.0.0.1).")
     ] = None,
@@ -32,9 +30,7 @@ def serve(
     ] = None,
     engine_kind: EngineKind = None,
     engine_mode: EngineMode = None,
-    model: Annotated[
-        str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
-    ] = None,
+    model: Model = None,
     warm_start: Annotated[
         bool,
         typer.Option(
@@ -66,10 +62,6 @@ def serve(
 
     Example: polar serve --warm-start &  then  polar submit examples/quickstart
     """
-    import asyncio
-
-    from polar.app.stack import running, serving
-    from polar.cli.interruption import until_interrupted
     from polar.config.settings import load_settings
     from polar.telemetry.logs import log_to_stderr
 
@@ -101,6 +93,14 @@ def serve(
     )
     policy = _warm_start(settings.engine) if warm_start else None
     log_to_stderr(settings.log_level, settings.log_format)
+    _run(settings, policy, no_node=no_node)
+
+
+def _run(settings: Settings, policy: Path | None, *, no_node: bool) -> None:
+    import asyncio
+
+    from polar.app.stack import running, serving
+    from polar.cli.interruption import until_interrupted
 
     async def work() -> None:
         if no_node:

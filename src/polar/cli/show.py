@@ -56,8 +56,7 @@ def show(
       polar show session.rec --ids --full
     """
     from polar.cli.output import concerning, console, print_json, print_parts
-    from polar.cli.tokens import find_tokenizer
-    from polar.cli.transcript import Colour, page
+    from polar.cli.transcript import Colour, find_tokenizer, page
     from polar.recordings.recording import decode
 
     colour = one_of(Colour, color, "--color") or Colour.NONE

@@ -121,7 +121,7 @@ def _interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(
             "\nstopped waiting; what was submitted goes on. `polar sessions` shows it, the same command waits"
-            " for it again, and `polar tasks TASK --cancel` ends the sessions of a task",
+            " for it again, and `polar tasks cancel TASK` ends its sessions",
             err=True,
         )
         raise typer.Exit(INTERRUPTED) from None

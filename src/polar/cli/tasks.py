@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli.options import AsJson, Server, Token, connect, one_of
-from polar.errors import InvalidInput
+from polar.cli.options import AsJson, ConfigFile, Server, Token, command_group, connect, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,105 +18,92 @@ if TYPE_CHECKING:
     from polar.models.views import SessionView, TaskView
 
 
-def tasks(
-    task_id: Annotated[
-        str | None,
-        typer.Argument(metavar="[TASK]", help="Show this task alone.", show_default=False),
-    ] = None,
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[PATH...]",
-            help="After the word check or validate: tasksets and task files.",
-            show_default=False,
-        ),
-    ] = None,
+tasks = command_group()
+TaskId = Annotated[str, typer.Argument(metavar="TASK", show_default=False)]
+Paths = Annotated[
+    list[Path], typer.Argument(metavar="PATH...", help="Tasksets and task files.", show_default=False)
+]
+
+
+@tasks.callback(invoke_without_command=True)
+def list_tasks(
+    context: typer.Context,
     status: Annotated[
         str | None, typer.Option(help="Only tasks that are queued, running, finished or cancelled.")
-    ] = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel TASK: end its sessions.")] = False,
-    harness: Annotated[
-        str | None,
-        typer.Option(help="With check: as if every task had this harness.", show_default=False),
-    ] = None,
-    attacks: Annotated[
-        bool, typer.Option("--attacks/--no-attacks", help="With validate: whether cheating is tried too.")
-    ] = True,
-    pass_reward: Annotated[
-        float, typer.Option(help="With validate: the minimum reward for a session to pass.")
-    ] = 1.0,
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="With validate: sandboxes at a time (default: one per core)."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="With validate: YAML settings (default: ./polar.yaml if there)."),
     ] = None,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """List tasks, show one, cancel one, or try files of tasks out before they are submitted.
-
-    `polar tasks` lists, `polar tasks TASK` shows one with its instruction and sessions, and --cancel
-    ends those of its sessions that have not ended. `polar tasks check PATH...` reads tasksets and task
-    files without submitting anything, and names every problem by file, line and field.
-
-    `polar tasks validate PATH...` runs each task in its sandbox without a model: with nothing done, with its
-    reference solution where it has one, and with the attacks that fit how it is graded. It tells which
-    tasks cannot be solved, reward no work, can be cheated, or score the same work differently, and exits
-    with 1 if there are any.
+    """List tasks, show or cancel one, or try files of tasks out before they are submitted.
 
     Examples:
 
       polar tasks --status running
-      polar tasks fix-typo
-      polar tasks fix-typo --cancel
+      polar tasks show fix-typo
+      polar tasks cancel fix-typo
       polar tasks check taskset.yaml
       polar tasks validate taskset.yaml
     """
-    from polar.cli.output import print_json, print_json_line, print_parts
-    from polar.cli.summary import cancellation, task_table
+    if context.invoked_subcommand is not None:
+        return
+    from polar.cli.output import print_json_line, print_parts
+    from polar.cli.summary import task_table
     from polar.models.task import TaskStatus
 
-    if paths:
-        match task_id:
-            case "check":
-                _check(paths, {"harness": {"name": harness}} if harness is not None else None, as_json)
-            case "validate":
-                _validate(paths, attacks, pass_reward, jobs, config, as_json)
-            case _:
-                raise InvalidInput(f"one TASK at a time, not {task_id!r} and {paths[0]}")
-        return
     wanted = one_of(TaskStatus, status, "--status")
-    if task_id is None and cancel:
-        raise InvalidInput("--cancel needs the TASK to cancel", hint="polar tasks TASK --cancel")
-    if task_id is not None and wanted is not None:
-        raise InvalidInput("--status chooses from the list of tasks; it does not go with TASK")
     with connect(server, token) as client:
-        if task_id is None:
-            views = client.tasks(status=wanted)
-            if as_json:
-                for view in views:
-                    print_json_line(view)
-            else:
-                print_parts(task_table(views))
+        views = client.tasks(status=wanted)
+        if not as_json:
+            print_parts(task_table(views))
             return
-        view = client.cancel(task_id) if cancel else client.task(task_id)
+        for view in views:
+            print_json_line(view)
+
+
+@tasks.command()
+def show(task_id: TaskId, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
+    """Show a task with its instruction and sessions."""
+    from polar.cli.output import print_json
+
+    with connect(server, token) as client:
+        view = client.task(task_id)
+        if as_json:
+            print_json(view)
+        else:
+            _print_task(view, list(client.sessions(task_id=task_id)))
+
+
+@tasks.command()
+def cancel(task_id: TaskId, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
+    """End those of a task's sessions that have not ended."""
+    from polar.cli.output import print_json, print_parts
+    from polar.cli.summary import cancellation
+
+    with connect(server, token) as client:
+        view = client.cancel(task_id)
         if as_json:
             print_json(view)
             return
         _print_task(view, list(client.sessions(task_id=task_id)))
-        if cancel and (note := cancellation(view.status, view.sessions)):
+        if note := cancellation(view.status, view.sessions):
             print_parts(f"\n{note}")
 
 
-def _check(paths: list[Path], over: dict[str, Any] | None, as_json: bool) -> None:
+@tasks.command()
+def check(
+    paths: Paths,
+    harness: Annotated[
+        str | None, typer.Option(help="As if every task had this harness.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read tasksets and task files without submitting, and name every problem by file, line and field."""
     from polar.cli.output import print_json, print_parts
     from polar.tasksets.files import read_tasks
     from polar.tasksets.task_document import unknown_names
 
+    over = {"harness": {"name": harness}} if harness is not None else None
     loaded = read_tasks(*paths, over=over)
     sessions = sum(task.samples for task in loaded.tasks)
     if as_json:
@@ -131,38 +117,49 @@ def _check(paths: list[Path], over: dict[str, Any] | None, as_json: bool) -> Non
     print_parts(f"{count} with {sessions} session{'s' * (sessions != 1)}: all sound")
 
 
-def _validate(
-    paths: list[Path],
-    attacks: bool,
-    pass_reward: float,
-    jobs: int | None,
-    config: Path | None,
-    as_json: bool,
+@tasks.command()
+def validate(
+    paths: Paths,
+    attacks: Annotated[
+        bool, typer.Option("--attacks/--no-attacks", help="Whether cheating is tried too.")
+    ] = True,
+    pass_reward: Annotated[float, typer.Option(help="The minimum reward for a session to pass.")] = 1.0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Sandboxes at a time (default: one per core).")
+    ] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
+    """Run each task in its sandbox without a model, to find those that mislead a policy.
+
+    Each is run with nothing done, with its reference solution where it has one, and with the attacks that
+    fit how it is graded. It tells which tasks cannot be solved, reward no work, can be cheated, or score
+    the same work differently, and exits with 1 if there are any.
+    """
     import os
     from dataclasses import asdict
 
-    from polar.app.validation import STAND_IN, trial_node, validate
+    from polar.app import validation
     from polar.cli.interruption import until_interrupted
     from polar.cli.output import console, print_json, print_parts, visible
     from polar.config.settings import load_settings
     from polar.tasksets.files import read_tasks
 
-    loaded = read_tasks(*paths, over={"harness": STAND_IN})
-    tasks = loaded.all_or_nothing()
+    loaded = read_tasks(*paths, over={"harness": validation.STAND_IN})
+    found = loaded.all_or_nothing()
     node = load_settings(config).node
     notes = console(stderr=True)
     reports: list[TaskReport] = []
 
     def told(report: TaskReport) -> None:
         troubles = ", ".join(report.troubles) or "sound"
-        notes.print(visible(f"{len(reports) + 1}/{len(tasks)} {report.task_id}: {troubles}"), markup=False)
+        notes.print(visible(f"{len(reports) + 1}/{len(found)} {report.task_id}: {troubles}"), markup=False)
         reports.append(report)
 
     async def work() -> None:
-        async with trial_node(node) as place:
-            await validate(
-                tasks,
+        async with validation.trial_node(node) as place:
+            await validation.validate(
+                found,
                 loaded.solutions,
                 place,
                 jobs=jobs or os.cpu_count() or 1,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli.options import AsJson, Server, Token, connect, one_of
+from polar.cli.options import AsJson, Server, Token, command_group, connect, one_of, seconds
 from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -15,39 +14,11 @@ if TYPE_CHECKING:
 
     from polar.models.access import MadeToken, TokenView
 
-
-class Action(StrEnum):
-    LIST = "list"
-    CREATE = "create"
-    REVOKE = "revoke"
+token = command_group(no_args_is_help=True)
 
 
-def token(
-    action: Annotated[str, typer.Argument(metavar="list|create|revoke", show_default=False)],
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="With revoke: a name, or the id of one token.",
-            show_default=False,
-        ),
-    ] = None,
-    role: Annotated[
-        str | None,
-        typer.Option(metavar="admin|trainer|read-only|node", help="With create.", show_default=False),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="With create: what audit lines call its holder (default: the role)."),
-    ] = None,
-    expires: Annotated[
-        str | None,
-        typer.Option(metavar="30d|12h|600s", help="With create: when it ends (default: never)."),
-    ] = None,
-    as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-) -> None:
+@token.callback()
+def about() -> None:
     """Make, list and revoke tokens; this needs an admin's.
 
     A token is printed once, alone on standard output: the server keeps only its digest. What the file
@@ -61,32 +32,60 @@ def token(
       polar token create --role trainer --name alice --expires 90d
       polar token revoke alice
     """
-    from polar.cli.durations import seconds
+
+
+@token.command("list")
+def list_tokens(as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
+    """List tokens, without the tokens themselves."""
     from polar.cli.output import print_json_line
+
+    with connect(server, token) as client:
+        views = client.tokens()
+        if not as_json:
+            _print(views)
+            return
+        for view in views:
+            print_json_line(view)
+
+
+@token.command()
+def create(
+    role: Annotated[
+        str | None, typer.Option(metavar="admin|trainer|read-only|node", show_default=False)
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What audit lines call its holder (default: the role).")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="30d|12h|600s", help="When it ends (default: never).")
+    ] = None,
+    as_json: AsJson = False,
+    server: Server = None,
+    token: Token = None,
+) -> None:
+    """Make a token and print it."""
     from polar.models.access import Role
 
-    doing = one_of(Action, action, "ACTION")
     lifetime = seconds(expires, "--expires") if expires is not None else None
-    if doing is Action.REVOKE and target is None:
-        raise InvalidInput("polar token revoke needs a NAME")
+    wanted = one_of(Role, role, "--role")
+    if wanted is None:
+        raise InvalidInput("--role: say which", hint=f"one of {', '.join(Role)}")
     with connect(server, token) as client:
-        match doing:
-            case Action.CREATE:
-                wanted = one_of(Role, role, "--role")
-                if wanted is None:
-                    raise InvalidInput("--role: say which", hint=f"one of {', '.join(Role)}")
-                given = name or target or wanted.value
-                _hand_over(client.create_token(given, wanted, expires_seconds=lifetime), as_json)
-            case Action.REVOKE:
-                ended = client.revoke_token(str(target))
-                typer.echo(f"revoked {', '.join(f'{view.name} ({view.id})' for view in ended)}", err=True)
-            case _:
-                views = client.tokens()
-                if as_json:
-                    for view in views:
-                        print_json_line(view)
-                else:
-                    _print(views)
+        _hand_over(client.create_token(name or wanted.value, wanted, expires_seconds=lifetime), as_json)
+
+
+@token.command()
+def revoke(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name, or the id of one token.", show_default=False)
+    ],
+    server: Server = None,
+    token: Token = None,
+) -> None:
+    """End a token, or all tokens of a name."""
+    with connect(server, token) as client:
+        ended = client.revoke_token(name)
+    typer.echo(f"revoked {', '.join(f'{view.name} ({view.id})' for view in ended)}", err=True)
 
 
 def _hand_over(made: MadeToken, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +18,16 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from polar.cli.output import clock, table, visible
-from polar.engines.vocabulary import pieces
+from polar.engines.vocabulary import local_tokenizer, pieces
+from polar.errors import InvalidInput
 from polar.models.chat import Message
 from polar.models.completion import Completion
 from polar.models.session import SessionResult
 from polar.trajectory.materialise import materialise
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from polar.recordings.recording import Recording
 
 FOLDED_LINES = 6
@@ -311,3 +315,25 @@ def _folded(text: str) -> str:
     if len(kept) >= len("\n".join(lines)):
         return text
     return f"{kept}\n… {len(text) - len(kept)} more characters (--full shows all)"
+
+
+def find_tokenizer(model: str | None, given: Path | None = None) -> Tokenizer | None:
+    """The tokenizer at `given`, else the model's own if it can be had without a download."""
+    from tokenizers import Tokenizer
+
+    path = _given_file(given) if given is not None else local_tokenizer(model)
+    if path is None:
+        return None
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception on a malformed file
+        raise InvalidInput(f"{path}: not a tokenizer: {error}") from None
+
+
+def _given_file(given: Path) -> Path:
+    path = given / "tokenizer.json" if given.is_dir() else given
+    if not path.is_file():
+        raise InvalidInput(
+            f"--tokenizer: {path} does not exist", hint="name a tokenizer.json or its directory"
+        )
+    return path

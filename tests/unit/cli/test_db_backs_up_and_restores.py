@@ -82,8 +82,6 @@ def test_damaged_back_up_is_refused_and_nothing_restored() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["backup"], "needs a directory"),
-        (["bury"], "'bury' is none of upgrade, backup, restore"),
         (["backup", "copy"], "there is no database in"),
         (["restore", "nothing"], "is no back-up"),
     ],

@@ -29,10 +29,6 @@ def mistake(*arguments: str, **environment: str) -> str:
     [
         (("tasks", "--status", "sleeping"), "--status: 'sleeping' is none of queued, running, finished"),
         (("sessions", "--status", "x"), "is none of queued, init, ready, running, postrun"),
-        (("tasks", "--cancel"), "--cancel needs the TASK to cancel"),
-        (("sessions", "--cancel"), "--cancel needs the SESSION to cancel"),
-        (("tasks", "a", "--status", "queued"), "it does not go with TASK"),
-        (("sessions", "a", "--task", "b"), "do not go with SESSION"),
         (("show", "./absent.rec"), "absent.rec: cannot be read: No such file"),
         (("show", "x", "--color", "rainbow"), "--color: 'rainbow' is none of logprob, mask, version, none"),
         (("submit", "absent.yaml"), "absent.yaml: cannot be read: No such file"),

@@ -11,8 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from polar.cli.main import app
-from polar.cli.tokens import find_tokenizer
-from polar.cli.transcript import Colour, page, trained_masks
+from polar.cli.transcript import Colour, find_tokenizer, page, trained_masks
 from polar.engines.vocabulary import pieces
 from polar.errors import InvalidInput
 from polar.recordings.recording import Recording

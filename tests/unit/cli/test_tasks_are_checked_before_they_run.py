@@ -64,10 +64,10 @@ def test_a_harness_may_be_supplied(tmp_path: Path) -> None:
     assert polar("tasks", "check", path, "--harness", "pi").exit_code == 0
 
 
-def test_paths_without_check_are_refused(tmp_path: Path) -> None:
+def test_a_misspelt_sub_command_is_refused(tmp_path: Path) -> None:
     result = polar("tasks", "chekc", tmp_path)
-    assert result.exit_code == 1
-    assert "one TASK at a time" in result.stderr
+    assert result.exit_code == 2
+    assert "No such command 'chekc'" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_a_solution_is_no_part_of_the_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize("solution", ["", {"files": {}}, {"script": "x", "other": 1}, 7])
 def test_a_solution_that_is_wrong_is_named_by_its_field(tmp_path: Path, solution: Any) -> None:
     [problem] = read_tasks(written(tmp_path, CHECK, solution)).problems
-    assert "task 'answer': solution." in problem
+    assert "task 'answer': solution" in problem
 
 
 def test_the_command_prints_a_table_and_exits_by_what_it_found(tmp_path: Path) -> None:
