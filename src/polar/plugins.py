@@ -12,7 +12,7 @@ from polar.errors import InvalidInput, explain
 from polar.models.component import Component
 
 
-class Extension(Protocol):
+class PluginClass(Protocol):
     """What every registered class has: a model of its options, and a constructor that takes it."""
 
     Options: type[BaseModel]
@@ -49,7 +49,7 @@ def load(kind: str, name: str) -> Any:
 
 def options(kind: str, field: str, component: Component) -> BaseModel:
     """The component's options as its own model; errors name the field as the user wrote it."""
-    extension: Extension = load(kind, component.name)
+    extension: PluginClass = load(kind, component.name)
     try:
         return extension.Options.model_validate(component.options)
     except ValidationError as error:

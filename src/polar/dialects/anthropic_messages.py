@@ -15,7 +15,6 @@ import orjson
 
 from polar.dialects.anthropic_request import UNPARSED, read_request
 from polar.dialects.base import (
-    Action,
     Answer,
     CallIdentity,
     Dialect,
@@ -24,6 +23,7 @@ from polar.dialects.base import (
     Refusal,
     RequestRefused,
     Route,
+    RouteAction,
     StreamEncoder,
 )
 from polar.models.chat import ChatRequest, FinishReason, ToolCall, Usage
@@ -54,15 +54,15 @@ _WORTH_RETRYING = frozenset(
 class AnthropicMessages(Dialect):
     name: ClassVar[str] = "anthropic_messages"
     routes: ClassVar[tuple[Route, ...]] = (
-        Route("POST", "/v1/messages", Action.COMPLETE),
-        Route("POST", "/v1/messages/count_tokens", Action.COUNT_TOKENS),
+        Route("POST", "/v1/messages", RouteAction.COMPLETE),
+        Route("POST", "/v1/messages/count_tokens", RouteAction.COUNT_TOKENS),
         # Vercel's provider reads the same variable as Anthropic's own clients, and takes it to end in /v1.
-        Route("POST", "/messages", Action.COMPLETE),
-        Route("POST", "/messages/count_tokens", Action.COUNT_TOKENS),
-        Route("GET", "/v1/models", Action.LIST_MODELS),
-        Route("GET", "/v1/models/{model:.+}", Action.SHOW_MODEL),
-        Route("GET", "/api/hello", Action.FIXED, _HELLO),
-        Route("HEAD", "/api/hello", Action.FIXED, _HELLO),
+        Route("POST", "/messages", RouteAction.COMPLETE),
+        Route("POST", "/messages/count_tokens", RouteAction.COUNT_TOKENS),
+        Route("GET", "/v1/models", RouteAction.LIST_MODELS),
+        Route("GET", "/v1/models/{model:.+}", RouteAction.SHOW_MODEL),
+        Route("GET", "/api/hello", RouteAction.FIXED, _HELLO),
+        Route("HEAD", "/api/hello", RouteAction.FIXED, _HELLO),
     )
 
     hint_headers: ClassVar[Mapping[str, str]] = {
@@ -81,7 +81,7 @@ class AnthropicMessages(Dialect):
         return "anthropic-version" in headers or "x-api-key" in headers
 
     def parse(self, request: HttpRequest) -> ChatRequest:
-        return read_request(request.body, is_count=request.route.action is Action.COUNT_TOKENS)
+        return read_request(request.body, is_count=request.route.action is RouteAction.COUNT_TOKENS)
 
     def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
         message = answer.message

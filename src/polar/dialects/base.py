@@ -21,7 +21,7 @@ def nothing_recalled(_completion: str) -> None:
     return None
 
 
-class Action(Enum):
+class RouteAction(Enum):
     """What a route asks of the gateway."""
 
     COMPLETE = auto()
@@ -48,7 +48,7 @@ class Route:
     method: str
     path: str
     """May hold `{name}` parameters; they reach `parse` as `HttpRequest.parameters`."""
-    action: Action
+    action: RouteAction
     fixed: HttpAnswer | None = None
 
 

@@ -10,7 +10,6 @@ import orjson
 
 from polar.dialects import google_request
 from polar.dialects.base import (
-    Action,
     Answer,
     CallIdentity,
     Dialect,
@@ -19,6 +18,7 @@ from polar.dialects.base import (
     Refusal,
     RequestRefused,
     Route,
+    RouteAction,
     StreamEncoder,
     usage_of_all,
 )
@@ -50,11 +50,11 @@ def _routes(version: str) -> tuple[Route, ...]:
     # A model's name may hold slashes: it reaches to the last colon.
     model = f"/{version}/models/{{model:.+}}"
     return (
-        Route("POST", f"{model}:generateContent", Action.COMPLETE),
-        Route("POST", f"{model}{_STREAM}", Action.COMPLETE),
-        Route("POST", f"{model}:countTokens", Action.COUNT_TOKENS),
-        Route("GET", f"/{version}/models", Action.LIST_MODELS),
-        Route("GET", model, Action.SHOW_MODEL),
+        Route("POST", f"{model}:generateContent", RouteAction.COMPLETE),
+        Route("POST", f"{model}{_STREAM}", RouteAction.COMPLETE),
+        Route("POST", f"{model}:countTokens", RouteAction.COUNT_TOKENS),
+        Route("GET", f"/{version}/models", RouteAction.LIST_MODELS),
+        Route("GET", model, RouteAction.SHOW_MODEL),
     )
 
 
@@ -74,7 +74,7 @@ class GoogleGenerate(Dialect):
 
     def parse(self, request: HttpRequest) -> ChatRequest:
         fields = document(request.body)
-        if request.route.action is Action.COUNT_TOKENS:
+        if request.route.action is RouteAction.COUNT_TOKENS:
             fields = google_request.counted(fields)
         model = request.parameters.get("model", "").removeprefix("models/")
         if not model:

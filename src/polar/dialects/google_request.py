@@ -157,7 +157,7 @@ def signature(call_id: str, reasoning: str) -> str:
     return base64.b64encode(f"{_SIGNATURE_MARK}{call_id}\n{reasoning}".encode("utf-8", "replace")).decode()
 
 
-class _Reply:
+class _FunctionReply:
     """What a model said in one turn, gathered over however many contents it came back in."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class _Transcript:
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._texts: list[str] = []
-        self._reply: _Reply | None = None
+        self._reply: _FunctionReply | None = None
         self._unanswered = _Unanswered()
         self._calls = 0
 
@@ -241,7 +241,7 @@ class _Transcript:
 
     def _add_model(self, content: Fields) -> None:
         if self._reply is None:
-            self._reply, self._unanswered = _Reply(), _Unanswered()
+            self._reply, self._unanswered = _FunctionReply(), _Unanswered()
         reply = self._reply
         for part in _objects(content, "parts"):
             call_id, thoughts = _signed(part)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import orjson
 
 from polar.dialects.base import (
-    Action,
     Answer,
     CallIdentity,
     Dialect,
@@ -17,6 +16,7 @@ from polar.dialects.base import (
     Refusal,
     RequestRefused,
     Route,
+    RouteAction,
     StreamEncoder,
     usage_of_all,
 )
@@ -72,9 +72,9 @@ _MOST_CHOICES = 128
 class OpenAIChat(Dialect):
     name: ClassVar[str] = "openai_chat"
     routes: ClassVar[tuple[Route, ...]] = (
-        Route("POST", "/v1/chat/completions", Action.COMPLETE),
-        Route("GET", "/v1/models", Action.LIST_MODELS),
-        Route("GET", "/v1/models/{model:.+}", Action.SHOW_MODEL),
+        Route("POST", "/v1/chat/completions", RouteAction.COMPLETE),
+        Route("GET", "/v1/models", RouteAction.LIST_MODELS),
+        Route("GET", "/v1/models/{model:.+}", RouteAction.SHOW_MODEL),
     )
 
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:

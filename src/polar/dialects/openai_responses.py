@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import orjson
 
 from polar.dialects.base import (
-    Action,
     Answer,
     CallIdentity,
     Dialect,
@@ -18,6 +17,7 @@ from polar.dialects.base import (
     Refusal,
     RequestRefused,
     Route,
+    RouteAction,
     StreamEncoder,
 )
 from polar.dialects.json_fields import Fields, document, malformed
@@ -98,9 +98,9 @@ _FIELDS = {"messages": "input", "response_format": "text.format"}
 class OpenAIResponses(Dialect):
     name: ClassVar[str] = "openai_responses"
     routes: ClassVar[tuple[Route, ...]] = (
-        Route("POST", "/v1/responses", Action.COMPLETE),
-        Route("GET", "/v1/responses", Action.FIXED, _NO_WEBSOCKET),
-        Route("POST", "/v1/responses/input_tokens", Action.COUNT_TOKENS),
+        Route("POST", "/v1/responses", RouteAction.COMPLETE),
+        Route("GET", "/v1/responses", RouteAction.FIXED, _NO_WEBSOCKET),
+        Route("POST", "/v1/responses/input_tokens", RouteAction.COUNT_TOKENS),
     )
     # Codex compacts, or says that it is out of room, only when the stream itself fails with this code.
     told_in_stream: ClassVar[frozenset[Refusal]] = frozenset({Refusal.CONTEXT_OVERFLOW})

@@ -17,7 +17,6 @@ from prometheus_client.metrics_core import Metric
 from polar import plugins
 from polar.config.settings import GatewaySettings
 from polar.dialects.base import (
-    Action,
     Answer,
     CallIdentity,
     Dialect,
@@ -26,6 +25,7 @@ from polar.dialects.base import (
     Refusal,
     RequestRefused,
     Route,
+    RouteAction,
     StreamEncoder,
 )
 from polar.engines.base import (
@@ -230,7 +230,7 @@ class Gateway:
     ) -> web.StreamResponse:
         if route is None:
             raise RequestRefused(Refusal.UNKNOWN_ROUTE, f"Invalid URL ({request.method} {request.path})")
-        if route.action is Action.FIXED:
+        if route.action is RouteAction.FIXED:
             fixed = route.fixed or HttpAnswer(200)
             return web.Response(status=fixed.status, body=fixed.body, headers=dict(fixed.headers))
         key = request.match_info.get("session_key") or dialect.key(request.headers, request.query)
@@ -238,13 +238,13 @@ class Gateway:
         logs.note(session=session.grant.session_id)
         shown = self._model.name, self._model.max_context, self._created
         match route.action:
-            case Action.COMPLETE:
+            case RouteAction.COMPLETE:
                 return await self._complete(dialect, route, request, session)
-            case Action.COUNT_TOKENS:
+            case RouteAction.COUNT_TOKENS:
                 return await self._count_tokens(dialect, route, request, session)
-            case Action.LIST_MODELS:
+            case RouteAction.LIST_MODELS:
                 return json_answer(dialect.models(*shown))
-            case Action.SHOW_MODEL:
+            case RouteAction.SHOW_MODEL:
                 self._refuse_other_models(session, request.match_info["model"])
                 return json_answer(dialect.model(*shown))
 

@@ -159,7 +159,7 @@ class TaskRows(Frozen):
     """Pass as `before` to get the page after this one; None on the last."""
 
 
-class Sample(Frozen):
+class SampleView(Frozen):
     """One session of a group."""
 
     session: SessionRow
@@ -167,7 +167,7 @@ class Sample(Frozen):
     """Its reward against the group's mean, in standard deviations; None where the group has no spread."""
 
 
-class Group(Frozen):
+class GroupView(Frozen):
     """All samples of one task, with what was asked."""
 
     id: Id
@@ -196,7 +196,7 @@ class Group(Frozen):
     """Of the rewards; None: there is none yet."""
     spread: float | None = None
     """The rewards' standard deviation."""
-    samples: tuple[Sample, ...]
+    samples: tuple[SampleView, ...]
 
 
 class CompletionLine(Frozen):

@@ -14,7 +14,7 @@ from polar.models.dashboard import (
     ArtifactList,
     ArtifactText,
     CompletionDetail,
-    Group,
+    GroupView,
     Me,
     Outline,
     Overview,
@@ -101,7 +101,7 @@ def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> AP
         )
 
     @router.get("/dashboard/tasks/{task_id}")
-    async def get_group(task_id: str) -> Group:
+    async def get_group(task_id: str) -> GroupView:
         """A task with all its samples, their rewards and advantages."""
         return group(await store.tasks.get(task_id), await store.listing.group(task_id))
 

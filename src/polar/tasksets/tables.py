@@ -18,7 +18,7 @@ ROWS_AT_ONCE = 256
 """Small enough that a batch of rows with whole repositories in them stays small."""
 
 
-class JsonLines(RowSource):
+class JsonLinesRows(RowSource):
     """One JSON object a line."""
 
     def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.dialects.base import (
-    Action,
     Answer,
     CallIdentity,
     HttpRequest,
     Refusal,
     RequestRefused,
     Route,
+    RouteAction,
 )
 from polar.dialects.google_generate import GoogleGenerate
 from polar.models.chat import (
@@ -231,7 +231,7 @@ def test_the_address_says_how_to_answer() -> None:
 
 
 def test_a_count_may_wrap_the_request_it_asks_about() -> None:
-    assert COUNT.action is Action.COUNT_TOKENS
+    assert COUNT.action is RouteAction.COUNT_TOKENS
     request = {"model": "models/m", "contents": [HI], "systemInstruction": "Be good"}
     assert len(parse(COUNT, contents=None, generateContentRequest=request).messages) == 2
     assert len(parse(COUNT).messages) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polar.dialects.anthropic_messages import AnthropicMessages
-from polar.dialects.base import Action, Dialect, HttpRequest
+from polar.dialects.base import Dialect, HttpRequest, RouteAction
 from polar.dialects.google_generate import GoogleGenerate
 from polar.dialects.openai_chat import OpenAIChat
 from polar.dialects.openai_responses import OpenAIResponses
@@ -19,7 +19,7 @@ DATA = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
 
 
 def parse(dialect: Dialect, body: dict[str, Any]) -> ChatRequest:
-    route = next(route for route in dialect.routes if route.action is Action.COMPLETE)
+    route = next(route for route in dialect.routes if route.action is RouteAction.COMPLETE)
     return dialect.parse(HttpRequest(route, json.dumps({"model": "m"} | body).encode(), {"model": "m"}))
 
 

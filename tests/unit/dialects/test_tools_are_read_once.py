@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from polar import plugins
-from polar.dialects.base import Action, HttpRequest, RequestRefused
+from polar.dialects.base import HttpRequest, RequestRefused, RouteAction
 from polar.models.chat import ChatRequest
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
@@ -26,7 +26,7 @@ SAID: dict[str, Any] = {
 
 def parsed(name: str, tools: Any) -> ChatRequest:
     dialect = plugins.load("dialects", name)()
-    route = next(route for route in dialect.routes if route.action is Action.COMPLETE)
+    route = next(route for route in dialect.routes if route.action is RouteAction.COMPLETE)
     body = orjson.dumps({"model": "m", "tools": tools} | SAID[name])
     request: ChatRequest = dialect.parse(HttpRequest(route, body, {"model": "m"}))
     return request

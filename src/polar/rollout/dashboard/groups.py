@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from polar.models.dashboard import Group, Sample, SessionRow
+from polar.models.dashboard import GroupView, SampleView, SessionRow
 from polar.models.views import TaskView
 
 
-def group(task: TaskView, sessions: Sequence[SessionRow]) -> Group:
+def group(task: TaskView, sessions: Sequence[SessionRow]) -> GroupView:
     """The samples with their advantages, as GRPO has them: in standard deviations from the mean."""
     rewards = [one.reward for one in sessions if one.reward is not None]
     mean = fmean(rewards) if rewards else None
     spread = pstdev(rewards) if rewards else None
     spec = task.spec
-    return Group(
+    return GroupView(
         id=spec.id,
         status=task.status,
         created_at=task.created_at,
@@ -30,7 +30,7 @@ def group(task: TaskView, sessions: Sequence[SessionRow]) -> Group:
         mean=mean,
         spread=spread,
         samples=tuple(
-            Sample(
+            SampleView(
                 session=one,
                 advantage=(one.reward - mean) / spread
                 if one.reward is not None and mean is not None and spread
