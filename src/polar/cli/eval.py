@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polar.cli.options import AsJson, EngineKind, EngineMode, Token
+from polar.cli.options import AsJson, ConfigFile, EngineKind, EngineMode, Token
 from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -20,67 +20,76 @@ if TYPE_CHECKING:
     from polar.evals.run import Journal
 
 
+Taskset = Annotated[
+    list[Path],
+    typer.Option(
+        "--taskset",
+        "-t",
+        metavar="PATH",
+        help="A taskset.yaml, a task file, rows, or a directory of them; may be given several times.",
+    ),
+]
+Harness = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[LABEL=]NAME[:{OPTIONS}]",
+        help="A harness; may be given several times. Default: own, the one that each task names.",
+        show_default=False,
+    ),
+]
+Model = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A model for an own engine, or of --engine-url; several are evaluated one after another."
+    ),
+]
+EngineUrl = Annotated[
+    list[str] | None, typer.Option(help="A running engine, repeated for replicas; else one is started.")
+]
+K = Annotated[
+    list[int] | None,
+    typer.Option("--k", min=1, help="Also report pass@K. Default: 1, 2, 4, … up to --samples."),
+]
+Runtime = Annotated[
+    str | None, typer.Option(help="The sandbox for all tasks. Default: the one that each names.")
+]
+FailUnder = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="METRIC=MINIMUM",
+        help="Exit with 1 if a harness stays below, for example pass@1=0.4; may be given several times.",
+    ),
+]
+Baseline = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="An earlier evaluation to compare with, paired.")
+]
+Server = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="A running rollout server to use instead of starting one."),
+]
+
+
 def eval(
-    taskset: Annotated[
-        list[Path],
-        typer.Option(
-            "--taskset",
-            "-t",
-            metavar="PATH",
-            help="A taskset.yaml, a task file, rows, or a directory of them; may be given several times.",
-        ),
-    ],
+    taskset: Taskset,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the evaluation lives; it resumes there.")],
-    harness: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[LABEL=]NAME[:{OPTIONS}]",
-            help="A harness; may be given several times. Default: own, the one that each task names.",
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A model for an own engine, or of --engine-url; several are evaluated one after another."
-        ),
-    ] = None,
-    engine_url: Annotated[
-        list[str] | None, typer.Option(help="A running engine, repeated for replicas; else one is started.")
-    ] = None,
+    harness: Harness = None,
+    model: Model = None,
+    engine_url: EngineUrl = None,
     engine_kind: EngineKind = None,
     engine_mode: EngineMode = None,
     samples: Annotated[int, typer.Option(min=1, max=1024, help="Attempts at each task.")] = 1,
-    k: Annotated[
-        list[int] | None,
-        typer.Option("--k", min=1, help="Also report pass@K. Default: 1, 2, 4, … up to --samples."),
-    ] = None,
+    k: K = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Sample n of a task gets the seed + n.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=10, help="Whatever harnesses ask.")] = None,
     pass_reward: Annotated[float, typer.Option(help="Minimum reward for a session to pass.")] = 1.0,
-    runtime: Annotated[
-        str | None, typer.Option(help="The sandbox for all tasks. Default: the one that each names.")
-    ] = None,
+    runtime: Runtime = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Agents that run at once.")] = None,
-    fail_under: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="METRIC=MINIMUM",
-            help="Exit with 1 if a harness stays below, for example pass@1=0.4; may be given several times.",
-        ),
-    ] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="An earlier evaluation to compare with, paired.")
-    ] = None,
+    fail_under: FailUnder = None,
+    baseline: Baseline = None,
     as_json: AsJson = False,
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="A running rollout server to use instead of starting one."),
-    ] = None,
+    server: Server = None,
     token: Token = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="YAML settings (default: ./polar.yaml if there).")
-    ] = None,
+    config: ConfigFile = None,
 ) -> None:
     """Evaluate harnesses and models on tasksets.
 

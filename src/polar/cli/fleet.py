@@ -21,26 +21,30 @@ class Action(StrEnum):
     DOWN = "down"
 
 
+Nodes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="per-host|N|MIN..MAX",
+        help="One node on every machine (default), so many, or as many as the queue asks for.",
+    ),
+]
+Resource = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=AMOUNT",
+        help="What a node takes of its machine: CPU, GPU, memory or an own one; may be given several"
+        " times (default: CPU=1).",
+    ),
+]
+
+
 def fleet(
     action: Annotated[str, typer.Argument(metavar="up|status|down")],
     address: Annotated[
         str, typer.Option(help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")
     ] = "auto",
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="per-host|N|MIN..MAX",
-            help="One node on every machine (default), so many, or as many as the queue asks for.",
-        ),
-    ] = None,
-    resource: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=AMOUNT",
-            help="What a node takes of its machine: CPU, GPU, memory or an own one; may be given several"
-            " times (default: CPU=1).",
-        ),
-    ] = None,
+    nodes: Nodes = None,
+    resource: Resource = None,
     server: Server = None,
     token: Token = None,
     ca: Annotated[

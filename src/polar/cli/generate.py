@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polar.cli.options import AsJson, EngineKind, EngineMode, Token
+from polar.cli.options import AsJson, ConfigFile, EngineKind, EngineMode, Token
 from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -17,62 +17,64 @@ TASKS_AT_ONCE = 16
 """In flight where nothing else is said: more than one machine runs, so that it never waits for the next."""
 
 
+Taskset = Annotated[
+    list[Path],
+    typer.Option(
+        "--taskset",
+        "-t",
+        metavar="PATH",
+        help="A taskset.yaml, a task file, rows (JSONL, parquet), or a directory of Harbor tasks or of"
+        " these; may be given several times.",
+    ),
+]
+Accept = Annotated[
+    str,
+    typer.Option(
+        metavar="CONDITION",
+        help="Which sessions are good: reward, components.NAME, completions, sampled_tokens, seconds,"
+        " agent_end, exit_code, metadata.NAME; comparisons, and, or, not, in.",
+    ),
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Sample k of every task is sampled with seed + k.")]
+Retries = Annotated[int, typer.Option(min=0, max=20, help="How often a failed session is tried again.")]
+EngineUrl = Annotated[
+    list[str] | None,
+    typer.Option(help="A running engine, repeated for replicas; without it one is started."),
+]
+Model = Annotated[str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="A running `polar serve`; without it one is started for this run, with its data in DIR.",
+        show_default=False,
+    ),
+]
+Run = Annotated[
+    str, typer.Option(help="Another name generates anew where a server has done the same before.")
+]
+
+
 def generate(
-    taskset: Annotated[
-        list[Path],
-        typer.Option(
-            "--taskset",
-            "-t",
-            metavar="PATH",
-            help="A taskset.yaml, a task file, rows (JSONL, parquet), or a directory of Harbor tasks or of"
-            " these; may be given several times.",
-        ),
-    ],
+    taskset: Taskset,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the dataset goes.")],
     harness: Annotated[str | None, typer.Option(help="The harness of every task.")] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Sessions per task, instead of what the tasks say.")
     ] = None,
-    accept: Annotated[
-        str,
-        typer.Option(
-            metavar="CONDITION",
-            help="Which sessions are good: reward, components.NAME, completions, sampled_tokens, seconds,"
-            " agent_end, exit_code, metadata.NAME; comparisons, and, or, not, in.",
-        ),
-    ] = "reward >= 1",
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Sample k of every task is sampled with seed + k.")
-    ] = None,
-    retries: Annotated[
-        int, typer.Option(min=0, max=20, help="How often a failed session is tried again.")
-    ] = 2,
+    accept: Accept = "reward >= 1",
+    seed: Seed = None,
+    retries: Retries = 2,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Agents that run at once.")] = None,
-    engine_url: Annotated[
-        list[str] | None,
-        typer.Option(help="A running engine, repeated for replicas; without it one is started."),
-    ] = None,
+    engine_url: EngineUrl = None,
     engine_kind: EngineKind = None,
     engine_mode: EngineMode = None,
-    model: Annotated[
-        str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")
-    ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            "--server",
-            metavar="URL",
-            help="A running `polar serve`; without it one is started for this run, with its data in DIR.",
-            show_default=False,
-        ),
-    ] = None,
+    model: Model = None,
+    server: Server = None,
     token: Token = None,
-    run: Annotated[
-        str, typer.Option(help="Another name generates anew where a server has done the same before.")
-    ] = "",
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="YAML settings (default: ./polar.yaml if there).")
-    ] = None,
+    run: Run = "",
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Roll a taskset out and write a dataset.

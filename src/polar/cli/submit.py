@@ -20,37 +20,43 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="Files of tasks (YAML, JSON, JSONL), descriptions of tasksets, rows (JSONL, parquet), or"
+        " directories of these or of Harbor tasks; - reads standard input.",
+        show_default=False,
+    ),
+]
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait",
+        help="Stay until every session has ended, then print a summary; exit with 1 if one failed.",
+    ),
+]
+Harness = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[:{OPTIONS}]",
+        help="The harness of every task, instead of the one that it names.",
+        show_default=False,
+    ),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=1024, help="Attempts at every task, instead of what it says.", show_default=False
+    ),
+]
+
+
 def submit(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...",
-            help="Files of tasks (YAML, JSON, JSONL), descriptions of tasksets, rows (JSONL, parquet), or"
-            " directories of these or of Harbor tasks; - reads standard input.",
-            show_default=False,
-        ),
-    ],
-    wait: Annotated[
-        bool,
-        typer.Option(
-            "--wait",
-            help="Stay until every session has ended, then print a summary; exit with 1 if one failed.",
-        ),
-    ] = False,
-    harness: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[:{OPTIONS}]",
-            help="The harness of every task, instead of the one that it names.",
-            show_default=False,
-        ),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=1024, help="Attempts at every task, instead of what it says.", show_default=False
-        ),
-    ] = None,
+    files: Files,
+    wait: Wait = False,
+    harness: Harness = None,
+    samples: Samples = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Report tasks that are not sound, and submit the others.")
     ] = False,
