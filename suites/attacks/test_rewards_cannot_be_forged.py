@@ -13,6 +13,7 @@ from polar.evaluators.attacks import ATTACKS, Attack, Kind
 from polar.evaluators.base import EvaluationContext, JudgeEndpoint
 from polar.models.session import Verdict
 from polar.runtimes.base import Command, ToolDirectory
+from suites.attacks.conftest import ExamRoom
 from suites.attacks.exams import EXAMS, EXEMPT, Exam
 from tests.evaluations import evaluate, evaluation, make_task
 from tests.sandboxes import require_runtime
@@ -21,14 +22,15 @@ Sit = Callable[[Exam], AbstractAsyncContextManager[EvaluationContext]]
 
 
 @pytest.fixture
-async def sit(tmp_path: Path, runner: ToolDirectory, judges: dict[str, JudgeEndpoint]) -> Sit:
-    await require_runtime("bubblewrap")
+async def sit(tmp_path: Path, room: ExamRoom, runner: ToolDirectory, judges: dict[str, JudgeEndpoint]) -> Sit:
+    await require_runtime(room.name)
 
     @asynccontextmanager
     async def begin(exam: Exam) -> AsyncIterator[EvaluationContext]:
-        runtime = {"name": "bubblewrap", "options": dict(exam.directories)}
-        task = make_task(exam.files, runtime=runtime)
-        async with evaluation(task, tmp_path, timeout=240, tools=(runner,), judges=judges) as context:
+        options = {**room.options, **exam.directories}
+        task = make_task(exam.files, runtime={"name": room.name, "options": options})
+        tools = (runner, *room.tools)
+        async with evaluation(task, tmp_path, timeout=240, tools=tools, judges=judges) as context:
             yield context
 
     return begin

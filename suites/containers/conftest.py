@@ -1,18 +1,12 @@
-"""Real container engines of the suite's own, with one small image made of this machine's files.
-
-Docker gets a daemon on a private socket, podman a private store; both end with the suite. Where one
-cannot run, its tests are skipped and say what is missing; with CI set, they fail.
-"""
+"""Real container engines of the suite's own, with one small image made of this machine's files."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,29 +14,10 @@ import pytest
 
 from polar.assets.node import node
 from polar.runtimes.disk import unmount_below
+from suites.engines import missing, running
 from tests.conformance import Target
 
 IMAGE = "polar-conformance:latest"
-START_SECONDS = 60
-
-PODMAN_STORAGE = """
-[storage]
-driver = "overlay"
-graphroot = "{directory}/store"
-runroot = "{directory}/run"
-"""
-PODMAN_ENGINE = """
-[engine]
-cgroup_manager = "cgroupfs"
-events_logger = "file"
-runtime = "runc"
-"""
-
-
-def missing(reason: str) -> None:
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(f"NOT TESTED on this machine: {reason}")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -91,76 +66,12 @@ def image_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return archive
 
 
-@pytest.fixture(scope="session")
-def docker(image_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    for program, package in (("docker", "docker.io"), ("dockerd", "docker.io"), ("containerd", "containerd")):
-        if shutil.which(program) is None:
-            missing(f"{program} (Debian: {package})")
-    if os.geteuid() != 0:
-        missing("root, to start a Docker daemon of the suite's own")
-    directory = tmp_path_factory.mktemp("docker")
-    socket = f"unix://{directory}/docker.sock"
-    options = {
-        "--host": socket,
-        "--data-root": str(directory / "data"),
-        "--exec-root": str(directory / "exec"),
-        "--pidfile": str(directory / "pid"),
-        "--bridge": "none",
-    }
-    arguments = [part for option in options.items() for part in option]
-    log = directory / "daemon.log"
-    with log.open("wb") as output:
-        daemon = subprocess.Popen(
-            ["dockerd", "--iptables=false", "--ip6tables=false", *arguments], stdout=output, stderr=output
-        )
-    os.environ["DOCKER_HOST"] = socket
-    try:
-        _wait_for_docker(daemon, log)
-        subprocess.run(["docker", "import", str(image_archive), IMAGE], check=True, stdout=subprocess.DEVNULL)
-        yield Target("docker", {"image": IMAGE, "pull": "never"}, start_seconds=3.0)
-    finally:
-        daemon.terminate()
-        daemon.wait()
-        del os.environ["DOCKER_HOST"]
-
-
-@pytest.fixture(scope="session")
-def podman(image_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    for program in ("podman", "runc"):
-        if shutil.which(program) is None:
-            missing(f"{program} (Debian: {program})")
-    directory = tmp_path_factory.mktemp("podman")
-    settings = {
-        "CONTAINERS_STORAGE_CONF": (directory / "storage.conf", PODMAN_STORAGE),
-        "CONTAINERS_CONF": (directory / "containers.conf", PODMAN_ENGINE),
-    }
-    for variable, (path, text) in settings.items():
-        path.write_text(text.format(directory=directory))
-        os.environ[variable] = str(path)
-    try:
-        made = subprocess.run(["podman", "import", str(image_archive), IMAGE], capture_output=True, text=True)
-        if made.returncode != 0:
-            missing(f"a podman that works: {made.stderr.strip()}")
-        yield Target("podman", {"image": f"localhost/{IMAGE}", "pull": "never"}, start_seconds=3.0)
-    finally:
-        subprocess.run(["podman", "rm", "--all", "--force"], capture_output=True)
-        for variable in settings:
-            del os.environ[variable]
-
-
-@pytest.fixture(params=["docker", "podman"])
-def target(request: pytest.FixtureRequest) -> Target:
-    engine: Target = request.getfixturevalue(request.param)
-    return engine
-
-
-def _wait_for_docker(daemon: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and daemon.poll() is None:
-        if subprocess.run(["docker", "info"], capture_output=True).returncode == 0:
-            return
-        time.sleep(0.2)
-    missing(f"a Docker daemon that starts: {log.read_text(errors='replace')[-1000:]}")
+@pytest.fixture(scope="session", params=["docker", "podman"])
+def target(
+    request: pytest.FixtureRequest, image_archive: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
+    with running(request.param, image_archive, IMAGE, tmp_path_factory.mktemp(request.param)) as engine:
+        yield engine
 
 
 def _output(*command: str) -> str:
