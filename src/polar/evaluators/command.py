@@ -11,11 +11,10 @@ from typing import Any
 
 from pydantic import Field
 
-from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
-from polar.evaluators.inside import UngradableWorkspace, cut, place, report_of, run_grader
+from polar.evaluators.base import EvaluationContext, EvaluationFailed
+from polar.evaluators.inside import cut, place, report_of, run_grader
 from polar.evaluators.tampering import rivals, tampering_remarks
-from polar.evaluators.tests import spoiled
-from polar.evaluators.workspace import Place, Placed, graded_workspace
+from polar.evaluators.workspace import Placed, WorkspaceEvaluator, graded_workspace
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import ExecResult, Sandbox
@@ -70,7 +69,7 @@ class Run:
         return parse_reward(self.stated)
 
 
-class CommandEvaluator(Evaluator):
+class CommandEvaluator(WorkspaceEvaluator):
     """Runs `command` over the agent's work, with `files` put over it.
 
     A command states a reward with the shell's function `reward`, which every string has: `reward 0.5`, or
@@ -89,23 +88,16 @@ class CommandEvaluator(Evaluator):
     options: Options
 
     @property
-    def wants_fresh_sandbox(self) -> bool:
-        return self.options.sandbox is Place.FRESH
-
-    @property
     def _may_state(self) -> bool:
         """Whether a statement may be missing from output that was cut; only the shell itself makes one."""
         command = self.options.command
         return not isinstance(command, str) or "reward" in command or "polar_key" in command
 
-    async def evaluate(self, context: EvaluationContext) -> Verdict:
+    async def grade(self, context: EvaluationContext) -> Verdict:
         guarded = [pattern for path in self.options.files for pattern in rivals(path)]
-        try:
-            async with graded_workspace(context, self.options, guarded) as prepared:
-                run = await self._run(context, prepared.sandbox)
-                reward, components = await self._judge(context, run)
-        except UngradableWorkspace as error:
-            return spoiled(error)
+        async with graded_workspace(context, self.options, guarded) as prepared:
+            run = await self._run(context, prepared.sandbox)
+            reward, components = await self._judge(context, run)
         findings = prepared.findings
         return Verdict(
             reward=reward,

@@ -8,14 +8,20 @@ had in its hands, so no hook, filter, attribute, alias or object that it may hav
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from pydantic import Field
 
-from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
+from polar.evaluators.base import EvaluationContext, EvaluationFailed
 from polar.evaluators.inside import CLEAN_GIT, UngradableWorkspace, place_file, private_directory, run_script
-from polar.evaluators.tests import TestPlan, run_plan, spoiled
-from polar.evaluators.workspace import GradedWorkspace, Guarded, changed_workspace, pack
+from polar.evaluators.tests import TestPlan, run_plan
+from polar.evaluators.workspace import (
+    GradedWorkspace,
+    Guarded,
+    WorkspaceEvaluator,
+    changed_workspace,
+    pack,
+)
 from polar.models.session import Verdict
 from polar.runtimes.base import Sandbox, SandboxError
 
@@ -100,48 +106,45 @@ def touched_files(patch: bytes) -> tuple[str, ...]:
     return tuple(dict.fromkeys(match.decode(errors="replace") for match in _FILES.findall(patch)))
 
 
-class DiffEvaluator(Evaluator):
-    class Options(TestPlan):
-        exclude: tuple[str, ...] = ()
-        """Paths (git's glob patterns: `tests/**`) whose changes are left out of the patch."""
-        max_patch_bytes: int = Field(default=PATCH_BYTES, ge=1, le=64 * 1024 * 1024)
-        """A longer patch is worth nothing."""
+class PatchOptions(Guarded):
+    """The options of evaluators that take the agent's work as a patch."""
+
+    exclude: tuple[str, ...] = ()
+    """Paths (git's glob patterns: `tests/**`) whose changes are left out of the patch."""
+    max_patch_bytes: int = Field(default=PATCH_BYTES, ge=1, le=64 * 1024 * 1024)
+    """A longer patch is worth nothing."""
+
+
+class DiffEvaluator(WorkspaceEvaluator):
+    class Options(TestPlan, PatchOptions):
+        pass
 
     options: Options
 
-    @property
-    def wants_fresh_sandbox(self) -> bool:
-        return True
-
-    async def evaluate(self, context: EvaluationContext) -> Verdict:
+    async def grade(self, context: EvaluationContext) -> Verdict:
         plan = self.options
-        try:
-            async with context.fresh_sandbox() as fresh:
-                patch = await extract_patch(
-                    context, fresh, plan.exclude, plan.max_patch_bytes, allow=plan.allow
-                )
-                patched = await patched_workspace(context, fresh, patch, plan, plan.guarded)
-                verdict = await run_plan(plan, context, patched)
-        except UngradableWorkspace as error:
-            return spoiled(error)
-        return with_patch(verdict, patch)
+        return await grade_patch(
+            context, plan, plan.exclude, plan.guarded, lambda patched: run_plan(plan, context, patched)
+        )
 
 
-async def patched_workspace(
-    context: EvaluationContext, fresh: Sandbox, patch: bytes, options: Guarded, guarded: Sequence[str]
-) -> GradedWorkspace:
-    """A fresh sandbox with the agent's patch, of which nothing is left that steers the grading."""
+async def grade_patch(
+    context: EvaluationContext,
+    options: PatchOptions,
+    exclude: Sequence[str],
+    guarded: Sequence[str],
+    test: Callable[[GradedWorkspace], Awaitable[Verdict]],
+) -> Verdict:
+    """What `test` finds in a fresh sandbox with the agent's patch, of which nothing is left that steers the
+    grading; the verdict also tells how much the agent changed."""
+    async with context.fresh_sandbox() as fresh:
+        patch = await extract_patch(context, fresh, exclude, options.max_patch_bytes, allow=options.allow)
 
-    async def apply() -> None:
-        problem = await apply_patch(fresh, patch, timeout=context.seconds_left)
-        if problem:
-            raise UngradableWorkspace(f"the patch does not apply: {problem}")
+        async def apply() -> None:
+            problem = await apply_patch(fresh, patch, timeout=context.seconds_left)
+            if problem:
+                raise UngradableWorkspace(f"the patch does not apply: {problem}")
 
-    return await changed_workspace(context, fresh, options, guarded, apply)
-
-
-def with_patch(verdict: Verdict, patch: bytes) -> Verdict:
-    """A verdict that also tells how much the agent changed."""
-    files = touched_files(patch)
-    components = {**verdict.components, "patch_bytes": float(len(patch)), "patch_files": float(len(files))}
-    return verdict.model_copy(update={"components": components})
+        verdict = await test(await changed_workspace(context, fresh, options, guarded, apply))
+    size = {"patch_bytes": float(len(patch)), "patch_files": float(len(touched_files(patch)))}
+    return verdict.model_copy(update={"components": {**verdict.components, **size}})

@@ -10,11 +10,10 @@ from typing import Any
 
 from pydantic import field_validator
 
-from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
+from polar.evaluators.base import EvaluationContext, EvaluationFailed
 from polar.evaluators.harbor_task import LOGS, TESTS
 from polar.evaluators.inside import (
     ANY_PLUGIN,
-    UngradableWorkspace,
     cut,
     place,
     report_of,
@@ -22,8 +21,7 @@ from polar.evaluators.inside import (
     run_script,
 )
 from polar.evaluators.tampering import Finding, tampering_remarks
-from polar.evaluators.tests import spoiled
-from polar.evaluators.workspace import Place, Placed, graded_workspace
+from polar.evaluators.workspace import Placed, WorkspaceEvaluator, graded_workspace
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import ExecResult, PathRefused, Sandbox, SandboxError
@@ -42,7 +40,7 @@ done
 """Whether the verifier can have written its reward: code that it ran may have left another and locked it."""
 
 
-class HarborEvaluator(Evaluator):
+class HarborEvaluator(WorkspaceEvaluator):
     """Runs /tests/test.sh and takes the reward from the file in /logs/verifier that its tests name."""
 
     class Options(Placed):
@@ -61,22 +59,15 @@ class HarborEvaluator(Evaluator):
     options: Options
 
     @property
-    def wants_fresh_sandbox(self) -> bool:
-        return self.options.sandbox is Place.FRESH
-
-    @property
     def _reward_files(self) -> tuple[str, ...]:
         """The files that the tests speak of; either, where they speak of none."""
         tests = [file.data for file in self.options.tests.values()]
         named = tuple(name for name in REWARD_FILES if any(name.encode() in data for data in tests))
         return named or REWARD_FILES
 
-    async def evaluate(self, context: EvaluationContext) -> Verdict:
-        try:
-            async with graded_workspace(context, self.options) as prepared:
-                return await self._verify(context, prepared.sandbox, prepared.findings)
-        except UngradableWorkspace as error:
-            return spoiled(error)
+    async def grade(self, context: EvaluationContext) -> Verdict:
+        async with graded_workspace(context, self.options) as prepared:
+            return await self._verify(context, prepared.sandbox, prepared.findings)
 
     async def _verify(
         self, context: EvaluationContext, sandbox: Sandbox, findings: tuple[Finding, ...]

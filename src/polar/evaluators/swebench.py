@@ -12,27 +12,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from polar.errors import NotInstalled
-from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
-from polar.evaluators.diff import (
-    PATCH_BYTES,
-    apply_patch,
-    extract_patch,
-    patched_workspace,
-    touched_files,
-    with_patch,
-)
-from polar.evaluators.inside import (
-    ANY_PLUGIN,
-    UngradableWorkspace,
-    place_file,
-    private_directory,
-    run_grader,
-    text_of,
-)
+from polar.evaluators.base import EvaluationContext, EvaluationFailed
+from polar.evaluators.diff import PatchOptions, apply_patch, grade_patch, touched_files
+from polar.evaluators.inside import ANY_PLUGIN, place_file, private_directory, run_grader, text_of
 from polar.evaluators.tampering import literal, rivals
 from polar.evaluators.test_reports import PARSERS, Outcome, ReportFormat, TestReport, make_report
-from polar.evaluators.tests import Expected, Grade, TestReward, grade, spoiled, verdict_of
-from polar.evaluators.workspace import GradedWorkspace, Guarded
+from polar.evaluators.tests import Expected, Grade, TestReward, grade, verdict_of
+from polar.evaluators.workspace import GradedWorkspace, WorkspaceEvaluator
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import Sandbox
@@ -148,42 +134,26 @@ class Procedure:
     """Whether the script ends with the exit code of the tests."""
 
 
-class SwebenchEvaluator(Evaluator):
-    class Options(Guarded):
+class SwebenchEvaluator(WorkspaceEvaluator):
+    class Options(PatchOptions):
         row: SweRow
         reward: TestReward = TestReward.ALL_PASS
         """`all_pass` is what SWE-bench calls resolved."""
-        exclude: tuple[str, ...] = ()
-        """Paths (git's glob patterns) whose changes are left out of the patch."""
-        max_patch_bytes: int = Field(default=PATCH_BYTES, ge=1, le=64 * 1024 * 1024)
-        """A longer patch is worth nothing."""
 
     options: Options
 
-    @property
-    def wants_fresh_sandbox(self) -> bool:
-        return True
-
-    async def evaluate(self, context: EvaluationContext) -> Verdict:
-        options, row = self.options, self.options.row
+    async def grade(self, context: EvaluationContext) -> Verdict:
+        row = self.options.row
         procedure = procedure_of(row)
         # The places of the hidden tests are theirs: what the agent did there does not count.
         tests = touched_files(row.test_patch.encode())
-        try:
-            async with context.fresh_sandbox() as fresh:
-                patch = await extract_patch(
-                    context,
-                    fresh,
-                    (*options.exclude, *map(literal, tests)),
-                    options.max_patch_bytes,
-                    allow=options.allow,
-                )
-                guarded = [pattern for path in tests for pattern in rivals(path)]
-                patched = await patched_workspace(context, fresh, patch, options, guarded)
-                verdict = await self._test(context, patched, procedure)
-        except UngradableWorkspace as error:
-            return spoiled(error)
-        return with_patch(verdict, patch)
+        return await grade_patch(
+            context,
+            self.options,
+            exclude=(*self.options.exclude, *map(literal, tests)),
+            guarded=[pattern for path in tests for pattern in rivals(path)],
+            test=lambda patched: self._test(context, patched, procedure),
+        )
 
     async def _test(
         self, context: EvaluationContext, patched: GradedWorkspace, procedure: Procedure

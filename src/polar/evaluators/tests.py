@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from pydantic import Field, model_validator
 
-from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
+from polar.evaluators.base import EvaluationContext, EvaluationFailed
 from polar.evaluators.inside import (
     UngradableWorkspace,
     cut,
@@ -19,9 +19,9 @@ from polar.evaluators.inside import (
     run_script,
     text_of,
 )
-from polar.evaluators.tampering import Finding, Tampered, rivals, tampering_remarks
+from polar.evaluators.tampering import Finding, rivals, tampering_remarks
 from polar.evaluators.test_reports import PARSERS, Outcome, ReportFormat, TestReport
-from polar.evaluators.workspace import GradedWorkspace, Guarded, Place, Placed, graded_workspace
+from polar.evaluators.workspace import GradedWorkspace, Guarded, Placed, WorkspaceEvaluator, graded_workspace
 from polar.models.component import Frozen
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
@@ -206,24 +206,16 @@ async def _report(plan: TestPlan, sandbox: Sandbox, result: ExecResult) -> TestR
     return parse(data.decode(errors="replace"))
 
 
-def verdict_of(graded: Grade, findings: Sequence[Finding], result: ExecResult | None = None) -> Verdict:
+def verdict_of(graded: Grade, findings: Sequence[Finding], result: ExecResult) -> Verdict:
     """The verdict with everything a person wants to know first."""
-    remarks = [*graded.remarks, *tampering_remarks(findings)]
-    output = [report_of(result)] if result else []
     return Verdict(
         reward=graded.reward,
         components={**graded.components, "tampering": float(len(findings))},
-        report=cut("\n".join([*remarks, *output])),
+        report=cut("\n".join([*graded.remarks, *tampering_remarks(findings), report_of(result)])),
     )
 
 
-def spoiled(error: UngradableWorkspace) -> Verdict:
-    """The verdict of an agent that left nothing that can be evaluated, or what must not be."""
-    findings = error.findings if isinstance(error, Tampered) else ()
-    return verdict_of(Grade(0.0, {}, (error.message,)), findings)
-
-
-class TestsEvaluator(Evaluator):
+class TestsEvaluator(WorkspaceEvaluator):
     __test__ = False
 
     class Options(TestPlan, Placed):
@@ -231,13 +223,6 @@ class TestsEvaluator(Evaluator):
 
     options: Options
 
-    @property
-    def wants_fresh_sandbox(self) -> bool:
-        return self.options.sandbox is Place.FRESH
-
-    async def evaluate(self, context: EvaluationContext) -> Verdict:
-        try:
-            async with graded_workspace(context, self.options, self.options.guarded) as prepared:
-                return await run_plan(self.options, context, prepared)
-        except UngradableWorkspace as error:
-            return spoiled(error)
+    async def grade(self, context: EvaluationContext) -> Verdict:
+        async with graded_workspace(context, self.options, self.options.guarded) as prepared:
+            return await run_plan(self.options, context, prepared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from pathlib import PurePosixPath
 
 from pydantic import BaseModel, Field
 
-from polar.evaluators.base import EvaluationContext, EvaluationFailed
+from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
 from polar.evaluators.inside import (
     SHARE_OF_TIME,
     UNLOCK,
     UngradableWorkspace,
+    cut,
     place_file,
     private_directory,
     run_script,
@@ -23,11 +25,14 @@ from polar.evaluators.tampering import (
     INSTALLED,
     Finding,
     Inventory,
+    Tampered,
     TamperPolicy,
     inventory_before,
     settle,
     take_inventory,
+    tampering_remarks,
 )
+from polar.models.session import Verdict
 from polar.runtimes.base import Sandbox, SandboxError
 
 EVERYTHING = ("*",)
@@ -73,6 +78,31 @@ class GradedWorkspace:
 
     sandbox: Sandbox
     findings: tuple[Finding, ...]
+
+
+class WorkspaceEvaluator(Evaluator):
+    """Grades the agent's work in a sandbox. What it cannot grade for the agent's doing is worth 0."""
+
+    options: Guarded
+
+    @property
+    def wants_fresh_sandbox(self) -> bool:
+        return not isinstance(self.options, Placed) or self.options.sandbox is Place.FRESH
+
+    async def evaluate(self, context: EvaluationContext) -> Verdict:
+        try:
+            return await self.grade(context)
+        except UngradableWorkspace as error:
+            findings = error.findings if isinstance(error, Tampered) else ()
+            return Verdict(
+                reward=0.0,
+                components={"tampering": float(len(findings))},
+                report=cut("\n".join([error.message, *tampering_remarks(findings)])),
+            )
+
+    @abstractmethod
+    async def grade(self, context: EvaluationContext) -> Verdict:
+        """Score the agent's work, or raise UngradableWorkspace."""
 
 
 @asynccontextmanager
