@@ -16,7 +16,7 @@ from polar.engines.base import GenerateRequest
 from polar.models.access import Role
 from polar.models.task import TaskSpec
 from polar.node.node import join
-from polar.training.metrics import JsonLines
+from polar.training.metrics import MetricsFile
 from tests.fakes.scripted_engine import Answer
 from tests.rollouts import scripted_call
 from tests.systems import System, system
@@ -197,7 +197,7 @@ async def _run(data_dir: Path, ready: asyncio.Future[Fleet]) -> None:
 
 
 def _write_metrics(out: Path) -> None:
-    lines = JsonLines(out / "metrics.jsonl", 0)
+    lines = MetricsFile(out / "metrics.jsonl", 0)
     for step in range(1, 61):
         share = step / 60
         lines.write(

@@ -14,12 +14,12 @@ from polar.recordings.recording import Recording
 from polar.training.learner import Learner
 from polar.training.metrics import GpuUsage
 from polar.training.objective import Measured, policy_loss
-from polar.training.policy import Policy, load_policy
-from polar.training.settings import Limits, ModelSettings, OptimizerSettings
+from polar.training.policy import TrainerPolicy, load_policy
+from polar.training.settings import DivergenceLimits, ModelSettings, OptimizerSettings
 from polar.trajectory.packing.batch import Batch
 
 LEARNING_RATE = 1e-6
-UNLIMITED = Limits(behaviour_kl=None)
+UNLIMITED = DivergenceLimits(behaviour_kl=None)
 """Scripted sessions carry made-up logprobs."""
 
 
@@ -97,7 +97,7 @@ def measure(
     )
 
 
-def _warm_up(policy: Policy, batches: Sequence[Batch]) -> None:
+def _warm_up(policy: TrainerPolicy, batches: Sequence[Batch]) -> None:
     """One pass over the largest and the smallest batch: every size there is, and what they allocate."""
     for batch in {id(one): one for one in (max(batches, key=len), min(batches, key=len))}.values():
         logprobs, entropy = policy.measure(batch)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from polar.app.datagen import Generation, plan
+from polar.app.datagen import DatasetGeneration, plan
 from polar.client import AsyncClient, Client
 from polar.models.session import SessionStatus
 from polar.models.task import SamplingPin, TaskSpec
@@ -28,8 +28,8 @@ ACCEPT = parse_acceptance("reward >= 1")
 
 async def generated(
     running: System, tasks: Sequence[TaskSpec], *, retries: int
-) -> tuple[Generation, dict[str, list[EndedSession]]]:
-    generation = Generation(plan(tasks), ACCEPT, retries, 4)
+) -> tuple[DatasetGeneration, dict[str, list[EndedSession]]]:
+    generation = DatasetGeneration(plan(tasks), ACCEPT, retries, 4)
     async with asyncio.timeout(60):
         await generation.run(running.client)
 

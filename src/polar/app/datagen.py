@@ -29,7 +29,7 @@ LINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedTask:
+class GeneratedTask:
     """A task of the taskset, and what is submitted for it."""
 
     name: str
@@ -37,15 +37,15 @@ class PlannedTask:
     spec: TaskSpec
 
 
-def plan(tasks: Iterable[TaskSpec], run: str = "") -> tuple[PlannedTask, ...]:
-    return tuple(PlannedTask(task.id, identified(task, run)) for task in tasks)
+def plan(tasks: Iterable[TaskSpec], run: str = "") -> tuple[GeneratedTask, ...]:
+    return tuple(GeneratedTask(task.id, identified(task, run)) for task in tasks)
 
 
 @dataclass(slots=True)
-class Generation:
+class DatasetGeneration:
     """One run over a plan. The server keeps its results; here they are only counted."""
 
-    plan: Sequence[PlannedTask]
+    plan: Sequence[GeneratedTask]
     accept: Condition
     retries: int
     at_once: int
@@ -104,7 +104,11 @@ def _read(client: Client, results: Iterable[SessionResult]) -> Iterator[EndedSes
 
 
 async def generate(
-    generation: Generation, server: ServerAddress, out: Path, made_with: Mapping[str, Any], console: Console
+    generation: DatasetGeneration,
+    server: ServerAddress,
+    out: Path,
+    made_with: Mapping[str, Any],
+    console: Console,
 ) -> Written:
     """Run the generation and write its dataset; cancelled, write what there is first.
 
@@ -122,7 +126,7 @@ async def generate(
 
 
 async def _write(
-    generation: Generation, server: ServerAddress, out: Path, made_with: Mapping[str, Any]
+    generation: DatasetGeneration, server: ServerAddress, out: Path, made_with: Mapping[str, Any]
 ) -> Written:
     def write() -> Written:
         # In a thread: the server that is read from may run on this very loop.

@@ -42,7 +42,7 @@ COLOURS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class QuickstartRun:
     """What a quickstart leaves behind."""
 
     results: tuple[SessionResult, ...]
@@ -57,7 +57,7 @@ def shipped_policy(engine: EngineSettings) -> Path | None:
 
 async def run(
     settings: Settings, tasks: Sequence[TaskSpec], console: Console, policy: Path | None = None
-) -> Run:
+) -> QuickstartRun:
     """Start everything, roll the tasks out with the policy if one is given, end everything."""
     started = time.monotonic()
     tasks = await _in_working_sandbox(tasks, console)
@@ -79,7 +79,7 @@ async def run(
             await rolling
         finally:
             rolling.cancel()
-    return Run(tuple(results), time.monotonic() - started)
+    return QuickstartRun(tuple(results), time.monotonic() - started)
 
 
 async def _in_working_sandbox(tasks: Sequence[TaskSpec], console: Console) -> list[TaskSpec]:
@@ -152,7 +152,7 @@ def _reward(result: SessionResult | None) -> str:
     return "–" if result is None or result.reward is None else f"{result.reward:.2f}"
 
 
-def summary(run: Run, data_dir: Path) -> Table:
+def summary(run: QuickstartRun, data_dir: Path) -> Table:
     """The closing lines: what came out and where it is."""
     rewards = [result.reward for result in run.results if result.reward is not None]
     failed = [result for result in run.results if result.status is SessionStatus.FAILED]

@@ -89,7 +89,7 @@ class ControlPlane:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class JoinedNode:
     """A node that a server has taken, or several in processes of their own, ready to run."""
 
     node: Node | NodeProcesses
@@ -171,7 +171,7 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
 @asynccontextmanager
 async def _several(
     settings: Settings, url: str | None, token: str | None, say: Say, pin: Path | None
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[JoinedNode]:
     """Several nodes of the rollout server at `url`, in front of the same engine."""
     async with connected(settings, say) as engine:
         settings = _updated(settings, node={"server": url}, server={"token": token})
@@ -179,7 +179,7 @@ async def _several(
             assert isinstance(engine, HttpEngine)
             settings = _updated(settings, engine={"url": engine.url, "model": settings.engine.model})
         async with NodeProcesses(settings, say, pin=pin) as nodes:
-            yield Worker(nodes, await engine.model_info(), (_families_of(engine),))
+            yield JoinedNode(nodes, await engine.model_info(), (_families_of(engine),))
 
 
 def _updated(settings: Settings, **sections: dict[str, Any]) -> Settings:
@@ -198,7 +198,7 @@ def _families_of(engine: Engine) -> Part:
 @asynccontextmanager
 async def joined(
     settings: Settings, url: str | None, token: str | None, say: Say, *, pin: Path | None = None
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[JoinedNode]:
     """A node of the rollout server at `url`, with its own gateway and, unless one is named, engine; or
     several of them. `pin`: the certificate of that very server."""
     if settings.node.count > 1:
@@ -226,7 +226,7 @@ async def joined(
                 async with listening(settings.telemetry, page) as address:
                     if address is not None:
                         say(f"metrics at {address}")
-                    yield Worker(node, plane.model, metrics)
+                    yield JoinedNode(node, plane.model, metrics)
 
 
 def _own_certificate(settings: Settings) -> Path | None:

@@ -75,7 +75,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """How a trial was scored; exactly one of `reward` and `error` is set."""
 
     trial: str
@@ -88,10 +88,10 @@ class TaskReport:
     """What the trials of one task show."""
 
     task_id: str
-    nothing: tuple[Outcome, ...]
-    solution: tuple[Outcome, ...] = ()
+    nothing: tuple[TrialOutcome, ...]
+    solution: tuple[TrialOutcome, ...] = ()
     """Empty where the task has no reference solution."""
-    attacks: tuple[Outcome, ...] = ()
+    attacks: tuple[TrialOutcome, ...] = ()
     pass_reward: float = 1.0
 
     @property
@@ -107,7 +107,7 @@ class TaskReport:
         return {trouble: seen for trouble, seen in found.items() if seen}
 
     @property
-    def successful_attacks(self) -> tuple[Outcome, ...]:
+    def successful_attacks(self) -> tuple[TrialOutcome, ...]:
         """Those that were rewarded beyond doing nothing."""
         free = max(_rewards(self.nothing), default=0.0)
         return tuple(one for one in self.attacks if one.reward is not None and one.reward > free + EQUAL)
@@ -127,11 +127,11 @@ class TaskReport:
         return f"doing nothing is worth {free:g}" if free >= enough - EQUAL else ""
 
 
-def _rewards(outcomes: Sequence[Outcome]) -> list[float]:
+def _rewards(outcomes: Sequence[TrialOutcome]) -> list[float]:
     return [one.reward for one in outcomes if one.reward is not None]
 
 
-def _spread(outcomes: Sequence[Outcome]) -> str:
+def _spread(outcomes: Sequence[TrialOutcome]) -> str:
     rewards = _rewards(outcomes)
     if not rewards or max(rewards) - min(rewards) <= EQUAL:
         return ""
@@ -170,14 +170,16 @@ class TrialNode:
     def host(self) -> Host:
         return Host(self.directory, self.settings.disk_reserve_bytes, self.settings.upload_roots)
 
-    async def score(self, task: TaskSpec, trial: Trial, name: str) -> Outcome:
+    async def score(self, task: TaskSpec, trial: Trial, name: str) -> TrialOutcome:
         """Make the trial in a sandbox of its own and have it evaluated."""
         try:
-            return Outcome(trial.name, reward=await self._reward(task, trial, name))
+            return TrialOutcome(trial.name, reward=await self._reward(task, trial, name))
         except PolarError as error:
-            return Outcome(trial.name, error=str(error))
+            return TrialOutcome(trial.name, error=str(error))
         except TimeoutError:
-            return Outcome(trial.name, error="a budget of the task is used up: preparation or evaluation")
+            return TrialOutcome(
+                trial.name, error="a budget of the task is used up: preparation or evaluation"
+            )
 
     async def _reward(self, task: TaskSpec, trial: Trial, name: str) -> float:
         budgets = task.budgets
@@ -254,7 +256,7 @@ async def validate(
 
 async def _seated(
     seats: asyncio.Semaphore, place: TrialNode, task: TaskSpec, trial: Trial, name: str
-) -> Outcome:
+) -> TrialOutcome:
     async with seats:
         return await place.score(task, trial, name)
 

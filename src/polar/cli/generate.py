@@ -121,7 +121,7 @@ def generate(
         "accept": accept,
     }
     plan = datagen.plan(loaded.tasks, run)
-    generation = datagen.Generation(plan, condition, retries, concurrency or TASKS_AT_ONCE)
+    generation = datagen.DatasetGeneration(plan, condition, retries, concurrency or TASKS_AT_ONCE)
 
     async def work() -> None:
         async with rollout_server(server, token, settings, loaded.tasks, _say) as address:

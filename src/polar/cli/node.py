@@ -24,7 +24,7 @@ from polar.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from polar.app.stack import Worker
+    from polar.app.stack import JoinedNode
     from polar.config.settings import Settings
     from polar.models.dashboard import NodeOverview
 
@@ -115,7 +115,7 @@ def _run(settings: Settings, pin: Path | None) -> None:
     from polar.app.stack import joined
     from polar.cli.interruption import until_interrupted
 
-    at_work: list[Worker] = []
+    at_work: list[JoinedNode] = []
 
     def drain() -> bool:
         for worker in at_work:

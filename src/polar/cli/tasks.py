@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from polar.app.validation import Outcome, TaskReport
+    from polar.app.validation import TaskReport, TrialOutcome
     from polar.models.views import SessionView, TaskView
 
 
@@ -205,7 +205,7 @@ def _named(report: TaskReport) -> dict[str, str]:
     return {trouble.value: seen for trouble, seen in report.troubles.items()}
 
 
-def _rewards(outcomes: Sequence[Outcome]) -> str | None:
+def _rewards(outcomes: Sequence[TrialOutcome]) -> str | None:
     return " ".join("failed" if one.reward is None else f"{one.reward:g}" for one in outcomes) or None
 
 

@@ -12,7 +12,7 @@ from polar.evals.statistics import Estimate, mean_of_values, sign_flip_p
 from polar.models.component import Frozen
 
 
-class Change(StrEnum):
+class TaskChange(StrEnum):
     """What became of a task."""
 
     GAINED = "gained"
@@ -35,13 +35,13 @@ class TaskPair(Frozen):
     passed_after: int
 
     @property
-    def change(self) -> Change:
+    def change(self) -> TaskChange:
         before, after = self.passed_before, self.passed_after
         if before == after:
-            return Change.SAME
+            return TaskChange.SAME
         if after > before:
-            return Change.BETTER if before else Change.GAINED
-        return Change.WORSE if after else Change.LOST
+            return TaskChange.BETTER if before else TaskChange.GAINED
+        return TaskChange.WORSE if after else TaskChange.LOST
 
 
 class PairCounts(Frozen):

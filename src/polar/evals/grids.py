@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from polar.evals.comparison import Change, Comparison, PairedCells
+from polar.evals.comparison import Comparison, PairedCells, TaskChange
 from polar.evals.report import COMPLETED, MEAN_REWARD, Cell, Report
 from polar.evals.statistics import Estimate
 
@@ -189,7 +189,7 @@ def _differences_grid(comparison: Comparison) -> Grid:
 
 def changed_grid(cells: PairedCells) -> Grid:
     """The tasks that changed, the most changed first."""
-    moved = [pair for pair in cells.tasks if pair.change is not Change.SAME]
+    moved = [pair for pair in cells.tasks if pair.change is not TaskChange.SAME]
     moved.sort(key=lambda pair: (-abs(pair.passed_after - pair.passed_before) / pair.samples, pair.id))
     rows = [
         (pair.id, pair.change, f"{pair.passed_before}/{pair.samples}", f"{pair.passed_after}/{pair.samples}")

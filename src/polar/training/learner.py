@@ -11,8 +11,8 @@ from torch import Tensor
 
 from polar.errors import PolarError
 from polar.training.objective import Loss, Measured
-from polar.training.policy import Policy
-from polar.training.settings import ADAPTER_LR, FULL_LR, Limits, OptimizerSettings
+from polar.training.policy import TrainerPolicy
+from polar.training.settings import ADAPTER_LR, FULL_LR, DivergenceLimits, OptimizerSettings
 from polar.trajectory.packing.batch import Batch
 
 LossOf = Callable[[Batch, Measured], Loss]
@@ -27,10 +27,10 @@ class Learner:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: TrainerPolicy,
         loss: LossOf,
         settings: OptimizerSettings,
-        limits: Limits,
+        limits: DivergenceLimits,
         steps: int,
         *,
         has_reference: bool = False,

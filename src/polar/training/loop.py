@@ -15,9 +15,9 @@ from polar.training.checkpoint import Checkpoint
 from polar.training.learner import Diverged, Learner
 from polar.training.material import Material, PolicyVersions
 from polar.training.metrics import Board, GpuUsage
-from polar.training.policy import Policy
+from polar.training.policy import TrainerPolicy
 from polar.training.settings import RunSettings
-from polar.training.sources import Source
+from polar.training.sources import MaterialSource
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +27,14 @@ CHECKPOINTS = "checkpoints"
 class WeightSink(Protocol):
     """Takes the policy after each update."""
 
-    def push(self, policy: Policy) -> int:
+    def push(self, policy: TrainerPolicy) -> int:
         """Have everything that is sampled from now on sampled with these weights; the version they carry."""
 
 
 class Nowhere:
     """Nobody samples: recordings and datasets are learnt from as they are."""
 
-    def push(self, policy: Policy) -> int:
+    def push(self, policy: TrainerPolicy) -> int:
         return 0
 
 
@@ -47,7 +47,7 @@ class Training:
     """A run and how far it is."""
 
     settings: RunSettings
-    source: Source
+    source: MaterialSource
     learner: Learner
     sink: WeightSink
     held_out: HeldOutNumbers | None = None

@@ -81,7 +81,7 @@ def require(settings: MetricsSettings) -> None:
 
 def board(settings: MetricsSettings, out: Path, step: int, console: Console) -> Board:
     """The writers that are asked for; numbers of steps after `step` are forgotten, for they come again."""
-    writers: list[Writer] = [JsonLines(out / FILE, step)]
+    writers: list[Writer] = [MetricsFile(out / FILE, step)]
     if settings.tensorboard:
         writers.append(TensorBoard(out / "tensorboard", step))
     if settings.wandb is not None:
@@ -89,7 +89,7 @@ def board(settings: MetricsSettings, out: Path, step: int, console: Console) -> 
     return Board([*writers, Terminal(console)])
 
 
-class JsonLines:
+class MetricsFile:
     """One object a step, each step once also where a run was killed and went on."""
 
     def __init__(self, path: Path, step: int) -> None:

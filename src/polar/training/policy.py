@@ -40,7 +40,7 @@ Placement = tuple[torch.device, str]
 PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
-class Policy:
+class TrainerPolicy:
     """A causal language model with what is needed to train it on packed batches."""
 
     def __init__(
@@ -198,7 +198,7 @@ def load_policy(
     most_tokens: int = 16_384,
     is_packed: bool = True,
     has_reference: bool = False,
-) -> Policy:
+) -> TrainerPolicy:
     """The model with the weights of a checkpoint, or those that the settings begin with.
 
     `most_tokens` is how large a batch may be, `is_packed` whether it may hold more than one trace.
@@ -229,7 +229,7 @@ def load_policy(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.config.use_cache = False
     model.train()
-    policy = Policy(
+    policy = TrainerPolicy(
         model,
         directory,
         settings,
@@ -304,7 +304,7 @@ def _with_adapter(
     return get_peft_model(base, config)
 
 
-def _replace(policy: Policy, weights: Path) -> None:
+def _replace(policy: TrainerPolicy, weights: Path) -> None:
     """Put a checkpoint's weights in the place of those that are there."""
     if (weights / ADAPTER).is_file():
         from peft import load_peft_weights, set_peft_model_state_dict

@@ -42,7 +42,7 @@ class Scheduled(NamedTuple):
     """The step after which its first tokens might be too stale."""
 
 
-class Rollouts:
+class RolloutSource:
     """Submits tasks and takes their groups in the order in which they are complete, and none too late.
 
     What is in flight while a step is trained is `ahead` steps of groups: none when synchronous. A group is

@@ -28,9 +28,9 @@ from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Nowhere, Training, 
 from polar.training.metrics import board, require
 from polar.training.objective import likelihood_loss, policy_loss
 from polar.training.policy import load_policy
-from polar.training.rollouts import HELD_OUT, HeldOut, Rollouts
+from polar.training.rollouts import HELD_OUT, HeldOut, RolloutSource
 from polar.training.settings import GrpoSettings, Pack, RolloutSettings, RunSettings, SftSettings
-from polar.training.sources import Dataset, Recordings, Source
+from polar.training.sources import Dataset, MaterialSource, Recordings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +76,7 @@ def assemble(settings: RunSettings, stack: ExitStack, say: Say) -> Training:
 class Supply:
     """Where a step's material comes from and its weights go to."""
 
-    source: Source
+    source: MaterialSource
     sink: WeightSink = field(default_factory=Nowhere)
     held_out: HeldOutNumbers | None = None
 
@@ -88,7 +88,7 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
             address = stack.enter_context(rollout_server(settings, rollouts, tasks, say))
             client = stack.enter_context(Client(address.url, address.token))
             return Supply(
-                Rollouts(settings, rollouts, client, tasks),
+                RolloutSource(settings, rollouts, client, tasks),
                 EngineWeights(client, settings.out, _weights(settings, rollouts)),
                 _held_out(settings, rollouts, client),
             )

@@ -166,7 +166,7 @@ MOST_TOKEN_KL = 20.0
 """What one token adds at most to a mean KL divergence from the recorded policy."""
 
 
-class Limits(Frozen):
+class DivergenceLimits(Frozen):
     """What stops a run as diverged, beside a loss or gradient that is not finite."""
 
     behaviour_kl: float | None = Field(default=10.0, gt=0, lt=MOST_TOKEN_KL)
@@ -193,7 +193,7 @@ class RunSettings(Frozen):
     checkpoint: CheckpointSettings = CheckpointSettings()
     """When the run is saved, to go on from there."""
     metrics: MetricsSettings = MetricsSettings()
-    limits: Limits = Limits()
+    limits: DivergenceLimits = DivergenceLimits()
 
 
 class HeldOutSettings(Frozen):

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 TOKENS_FILE = "tokens.parquet"
 
 
-class Source(Protocol):
+class MaterialSource(Protocol):
     """Where each step's material comes from."""
 
     def take(self, versions: PolicyVersions) -> Material:

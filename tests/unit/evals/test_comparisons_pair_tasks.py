@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.errors import InvalidInput
-from polar.evals.comparison import Change, Comparison, PairCounts, compare
+from polar.evals.comparison import Comparison, PairCounts, TaskChange, compare
 from tests.fakes.reports import cell, report
 
 outcomes = st.dictionaries(
@@ -22,9 +22,9 @@ def test_differences_are_of_the_same_tasks_and_samples() -> None:
     (cells,) = made.cells
     assert made.seeds_match
     assert {pair.id: pair.change for pair in cells.tasks} == {
-        "a": Change.SAME,
-        "b": Change.GAINED,
-        "c": Change.LOST,
+        "a": TaskChange.SAME,
+        "b": TaskChange.GAINED,
+        "c": TaskChange.LOST,
     }
     assert cells.pass_difference.value == pytest.approx((0 + 0.5 - 1) / 3)
     assert cells.pass_before == pytest.approx(0.5)
@@ -35,14 +35,14 @@ def test_differences_are_of_the_same_tasks_and_samples() -> None:
 @pytest.mark.parametrize(
     ("was", "now", "change"),
     [
-        ([0.0, 0.0], [0.0, 1.0], Change.GAINED),
-        ([0.0, 1.0], [1.0, 1.0], Change.BETTER),
-        ([1.0, 1.0], [1.0, 0.0], Change.WORSE),
-        ([1.0, 0.0], [0.0, 0.0], Change.LOST),
-        ([1.0, 0.0], [0.0, 1.0], Change.SAME),
+        ([0.0, 0.0], [0.0, 1.0], TaskChange.GAINED),
+        ([0.0, 1.0], [1.0, 1.0], TaskChange.BETTER),
+        ([1.0, 1.0], [1.0, 0.0], TaskChange.WORSE),
+        ([1.0, 0.0], [0.0, 0.0], TaskChange.LOST),
+        ([1.0, 0.0], [0.0, 1.0], TaskChange.SAME),
     ],
 )
-def test_a_task_is_called_by_how_it_changed(was: list[float], now: list[float], change: Change) -> None:
+def test_a_task_is_called_by_how_it_changed(was: list[float], now: list[float], change: TaskChange) -> None:
     (cells,) = compare(report(cell({"t": was})), report(cell({"t": now}))).cells
     assert cells.tasks[0].change is change
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.training.material import Material, PolicyVersions
-from polar.training.rollouts import Rollouts
+from polar.training.rollouts import RolloutSource
 from polar.training.settings import GrpoSettings
 from polar.trajectory.learnable import Excluded
 from tests.fakes.rollout_client import RolloutClient
@@ -21,7 +21,7 @@ TASKS = [shell_task(f"t{number}", "true") for number in range(COUNT)]
 GROUPS = 2
 
 
-def source(client: RolloutClient, max_staleness: int = 1, **rollouts: Any) -> Rollouts:
+def source(client: RolloutClient, max_staleness: int = 1, **rollouts: Any) -> RolloutSource:
     run = GrpoSettings.model_validate(
         {
             "out": Path("unused"),
@@ -32,7 +32,7 @@ def source(client: RolloutClient, max_staleness: int = 1, **rollouts: Any) -> Ro
         }
     )
     assert run.rollouts is not None
-    return Rollouts(run, run.rollouts, cast(Any, client), TASKS)
+    return RolloutSource(run, run.rollouts, cast(Any, client), TASKS)
 
 
 def client(*equal: int) -> RolloutClient:

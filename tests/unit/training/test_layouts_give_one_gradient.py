@@ -10,7 +10,7 @@ import torch
 
 from polar.training.material import Material, PolicyVersions, material
 from polar.training.objective import Measured, policy_loss
-from polar.training.policy import Policy, load_policy
+from polar.training.policy import TrainerPolicy, load_policy
 from polar.training.settings import BatchSettings, Level, ModelSettings, ObjectiveSettings, Pack
 from polar.trajectory.base import Builder
 from polar.trajectory.learnable import Advantage, Group
@@ -33,7 +33,7 @@ def rollouts(builder: Builder) -> list[Group]:
     return [group(ANSWERS, REWARDS, builder=builder, logprob=-5.0), other]
 
 
-def gradient(policy: Policy, made: Material, objective: ObjectiveSettings) -> tuple[float, list[Any]]:
+def gradient(policy: TrainerPolicy, made: Material, objective: ObjectiveSettings) -> tuple[float, list[Any]]:
     """Of a second update: the policy has moved, so that ratios are not 1 and clipping acts."""
     policy.model.zero_grad()
     total, clipped = 0.0, 0.0
@@ -50,7 +50,7 @@ def gradient(policy: Policy, made: Material, objective: ObjectiveSettings) -> tu
     return total, [parameter.grad.clone() for parameter in policy.parameters]
 
 
-def apart(policy: Policy, objective: ObjectiveSettings) -> float:
+def apart(policy: TrainerPolicy, objective: ObjectiveSettings) -> float:
     """How far the layouts' losses and gradients are from each other, of the largest."""
     found = [
         gradient(
@@ -77,14 +77,14 @@ def apart(policy: Policy, objective: ObjectiveSettings) -> float:
 
 
 @pytest.fixture(scope="module")
-def policy(tiny_model: Path) -> Policy:
+def policy(tiny_model: Path) -> TrainerPolicy:
     return load_policy(ModelSettings(name=str(tiny_model), device="cpu", chunk=5))
 
 
 @pytest.mark.parametrize("advantage", Advantage)
 @pytest.mark.parametrize("level", Level)
 def test_per_request_merged_and_tree_packed_gradients_are_equal(
-    policy: Policy, level: Level, advantage: Advantage
+    policy: TrainerPolicy, level: Level, advantage: Advantage
 ) -> None:
     objective = ObjectiveSettings(level=level, advantage=advantage, kl=0.1, entropy=0.01)
     assert apart(policy, objective) <= TOLERANCE
@@ -96,7 +96,7 @@ def test_in_double_precision_they_are_one(tiny_model: Path) -> None:
     assert apart(policy, ObjectiveSettings(kl=0.1, entropy=0.01)) <= 1e-6
 
 
-def test_merged_traces_train_the_tokens_of_per_request_ones(policy: Policy) -> None:
+def test_merged_traces_train_the_tokens_of_per_request_ones(policy: TrainerPolicy) -> None:
     sizes = {
         name: material(
             rollouts(builder), ObjectiveSettings(), BatchSettings(tokens=10_000), PolicyVersions(0)
@@ -108,7 +108,7 @@ def test_merged_traces_train_the_tokens_of_per_request_ones(policy: Policy) -> N
     assert sizes["merged"].stats.row_tokens < sizes["apart"].stats.row_tokens
 
 
-def test_chunks_change_nothing(tiny_model: Path, policy: Policy) -> None:
+def test_chunks_change_nothing(tiny_model: Path, policy: TrainerPolicy) -> None:
     whole = load_policy(ModelSettings(name=str(tiny_model), device="cpu", chunk=100_000))
     made = material(rollouts(MERGED), ObjectiveSettings(), BatchSettings(), versions=PolicyVersions(0))
     (batch,) = made.packing.batches
@@ -116,7 +116,7 @@ def test_chunks_change_nothing(tiny_model: Path, policy: Policy) -> None:
         assert float((ours - theirs).detach().abs().max()) <= 1e-5
 
 
-def test_gradient_checkpointing_changes_nothing(tiny_model: Path, policy: Policy) -> None:
+def test_gradient_checkpointing_changes_nothing(tiny_model: Path, policy: TrainerPolicy) -> None:
     frugal = load_policy(ModelSettings(name=str(tiny_model), device="cpu", gradient_checkpointing=True))
     objective = ObjectiveSettings()
     made = material(rollouts(MERGED), objective, BatchSettings(), versions=PolicyVersions(0))
@@ -124,7 +124,7 @@ def test_gradient_checkpointing_changes_nothing(tiny_model: Path, policy: Policy
     assert max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True)) <= 1e-5
 
 
-def test_logprobs_are_those_of_the_plain_model(policy: Policy) -> None:
+def test_logprobs_are_those_of_the_plain_model(policy: TrainerPolicy) -> None:
     made = material(
         [group(ANSWERS, REWARDS)], ObjectiveSettings(), BatchSettings(), versions=PolicyVersions(0)
     )

@@ -12,7 +12,7 @@ from polar.app.rollouts import training_task
 from polar.errors import Backoff
 from polar.models.task import TaskSpec
 from polar.training.material import Material, PolicyVersions
-from polar.training.rollouts import Rollouts
+from polar.training.rollouts import RolloutSource
 from polar.training.settings import GrpoSettings
 from polar.trajectory.learnable import Excluded
 from tests.fakes.rollout_client import RolloutClient
@@ -33,10 +33,10 @@ def settings(**changes: Any) -> GrpoSettings:
     return GrpoSettings.model_validate({**document, **changes})
 
 
-def source(client: RolloutClient, **changes: Any) -> Rollouts:
+def source(client: RolloutClient, **changes: Any) -> RolloutSource:
     asked = settings(**changes)
     assert asked.rollouts is not None
-    return Rollouts(asked, asked.rollouts, cast(Any, client), TASKS)
+    return RolloutSource(asked, asked.rollouts, cast(Any, client), TASKS)
 
 
 def names(made: Material) -> list[str]:

@@ -15,7 +15,7 @@ from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import ResultPage, TaskView
 from polar.training.material import PolicyVersions
-from polar.training.rollouts import Rollouts
+from polar.training.rollouts import RolloutSource
 from polar.training.settings import GrpoSettings
 from polar.trajectory.learnable import EndedSession, Excluded
 from tests.fakes.recordings import encoded
@@ -106,7 +106,7 @@ def test_no_token_is_lost_to_its_age(places: int, spread: float, max_staleness: 
     assert settings.rollouts is not None
     server = SimulatedServer(places, spread, seed=0)
     tasks = [shell_task(f"t{number}", "true") for number in range(7)]
-    rollouts = Rollouts(settings, settings.rollouts, cast(Any, server), tasks)
+    rollouts = RolloutSource(settings, settings.rollouts, cast(Any, server), tasks)
     lost = trained = 0
     for step in range(settings.steps):
         made = rollouts.take(PolicyVersions(step))

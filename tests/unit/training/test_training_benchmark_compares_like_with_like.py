@@ -14,7 +14,7 @@ from benchmarks.training.gradients import Agreement, compare_gradients
 from benchmarks.training.layouts import LAYOUTS, laid_out, reduced
 from benchmarks.training.speed import measure
 from polar.recordings.recording import Recording
-from polar.training.policy import Policy
+from polar.training.policy import TrainerPolicy
 from polar.training.settings import ModelSettings
 from polar.trajectory.packing.batch import Batch
 from tests.fakes.scoring_engine import ScoringEngine, logprobs_of
@@ -56,13 +56,13 @@ def test_gradients_are_one_in_double_precision_and_close_in_single(
 def test_a_mask_that_shows_a_trace_its_neighbours_is_found(
     tiny_model: Path, recordings: list[Recording], monkeypatch: pytest.MonkeyPatch, leaks_in: str
 ) -> None:
-    masked = Policy._masked
+    masked = TrainerPolicy._masked
 
-    def leaking(policy: Policy, batch: Batch) -> tuple[Batch, Any]:
+    def leaking(policy: TrainerPolicy, batch: Batch) -> tuple[Batch, Any]:
         batch, mask = masked(policy, batch)
         return batch, mask.new_ones(mask.shape).tril() if str(policy._dtype).endswith(leaks_in) else mask
 
-    monkeypatch.setattr(Policy, "_masked", leaking)
+    monkeypatch.setattr(TrainerPolicy, "_masked", leaking)
     found = compare_gradients(recordings[:2], ModelSettings(name=str(tiny_model), device="cpu"), BUDGET)
     assert found.missed
 

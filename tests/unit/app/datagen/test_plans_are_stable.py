@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from polar import errors
-from polar.app.datagen import Generation, Tally, plan, shown
+from polar.app.datagen import DatasetGeneration, Tally, plan, shown
 from polar.app.rollouts import RolledOut, retry_of
 from polar.errors import Backoff, Unavailable
 from polar.models.session import SessionResult, SessionStatus
@@ -117,7 +117,7 @@ class Restarting:
 async def test_a_server_that_goes_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=3))
     client: Any = Restarting()
-    generation = Generation(plan([shell_task("a", "true", samples=3)]), ACCEPT, 0, 4)
+    generation = DatasetGeneration(plan([shell_task("a", "true", samples=3)]), ACCEPT, 0, 4)
     await asyncio.wait_for(generation.run(client), 10)
     assert generation.tally.ended == 3, "every session counts once"
 
@@ -130,7 +130,7 @@ class Gone:
 async def test_a_server_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=3))
     client: Any = Gone()
-    generation = Generation(plan([shell_task("a", "true")]), ACCEPT, 0, 1)
+    generation = DatasetGeneration(plan([shell_task("a", "true")]), ACCEPT, 0, 1)
     with pytest.raises(Unavailable, match="gone"):
         await generation.run(client)
 
