@@ -1,4 +1,4 @@
-"""`polar token`, `nodes` and `callbacks` against a real server, as admins use them."""
+"""`polar token`, `nodes` and `webhooks` against a real server, as admins use them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from typer.testing import CliRunner
 
 from polar.cli.main import app
 from polar.client import AsyncClient
-from polar.config.settings import CallbackSettings, NodeSettings, ServerSettings, TaskRules
+from polar.config.settings import NodeSettings, ServerSettings, TaskRules, WebhookSettings
 from polar.errors import Forbidden, InvalidInput
-from polar.models.callback import CallbackStatus
 from polar.models.delivery import Delivery
 from polar.models.policy import PolicyReport
 from polar.models.views import LeaseRequest
 from polar.node.node import join
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
-from tests.fakes.callback_receiver import Receiver, receiving
 from tests.fakes.control_plane import result_of
+from tests.fakes.webhook_receiver import Receiver, receiving
 from tests.systems import shell_task
 
 OWNER = "a-token-for-this-test"
@@ -57,9 +56,9 @@ class Served:
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     async with receiving(SECRET) as receiver, Store.open(tmp_path / "data") as store:
         place = receiver.url.removeprefix("http://").removesuffix("/hook")
-        callbacks = CallbackSettings(allow=(place,), secret=SECRET, max_attempts=1)
+        webhooks = WebhookSettings(allow=(place,), secret=SECRET, retry_seconds=300)
         rules = TaskRules(harnesses=("shell",), runtimes=("process", "docker"), images=("lab/*",))
-        settings = ServerSettings(port=0, callbacks=callbacks, tasks=rules)
+        settings = ServerSettings(port=0, webhooks=webhooks, tasks=rules)
         async with RolloutServer(store, OWNER, settings) as server:
             yield Served(server.url, store, receiver)
 
@@ -133,22 +132,21 @@ async def test_nodes_are_shown_drained_and_resumed(served: Served) -> None:
     assert "no node 'east' has joined" in await served.fails("nodes", "drain", "east")
 
 
-async def test_dead_callbacks_are_listed_and_retried(served: Served) -> None:
+async def test_webhooks_are_shown_with_their_lag_and_last_error(served: Served) -> None:
     served.receiver.failing = 1
     async with AsyncClient(served.url, OWNER) as client:
-        await client.submit(shell_task("t", "true", callback={"url": served.receiver.url}))
+        await client.submit(shell_task("t", "true", webhook={"url": served.receiver.url}))
         request = LeaseRequest(max_sessions=1, runtimes=("process",))
         (lease,) = (await client.lease("n", request)).leases
         assert await client.deliver("n", [Delivery(key=lease.key, result=result_of(lease))]) == [None]
         async with asyncio.timeout(30):
-            while not (await served.store.callbacks.page(status=CallbackStatus.DEAD)).callbacks:
+            while (await served.store.webhooks.all())[0].error is None:
                 continue
-    listed = await served.ok("callbacks", "list", "--dead")
+    listed = await served.ok("webhooks")
     assert "it answered 500" in listed
-    assert "t.0" in listed
-    assert "needs an ID, or --dead" in await served.fails("callbacks", "retry")
-    await served.ok("callbacks", "retry", "--dead", "--task", "t")
-    assert [notice.session_id for notice in await served.receiver.until_handled(1)] == ["t.0"]
+    assert served.receiver.url in listed
+    view = json.loads(await served.ok("webhooks", "--json"))
+    assert (view["lag"], view["failures"]) == (1, 1)
 
 
 async def test_tasks_may_name_only_what_the_server_lists(served: Served) -> None:

@@ -21,16 +21,16 @@ from polar.app.stack import running
 from polar.client import AsyncClient
 from polar.config.settings import Settings
 from polar.models.access import Role
-from tests.fakes.callback_receiver import receiving
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
+from tests.fakes.webhook_receiver import receiving
 from tests.systems import ASK, RUNTIMES, shell_task
 
 pytestmark = pytest.mark.timeout(120)
 
 OWNER = "the-owners-token-of-this-run"
 ENGINE = "sk-the-engines-key-of-this-run"
-SIGNING = "the-callbacks-secret-of-this-run"
+SIGNING = "the-webhooks-secret-of-this-run"
 ZSTD = b"\x28\xb5\x2f\xfd"
 
 
@@ -81,7 +81,7 @@ async def test_no_secret_of_a_run_is_in_anything_it_wrote(
                 "server": {
                     "port": 0,
                     "token": OWNER,
-                    "callbacks": {"allow": [place], "secret": SIGNING, "retry_seconds": 0.01},
+                    "webhooks": {"allow": [place], "secret": SIGNING, "retry_seconds": 0.01},
                 },
                 "engine": {"url": engine.url, "mode": "chat"},
                 "node": {"runtimes": RUNTIMES},
@@ -95,7 +95,7 @@ async def test_no_secret_of_a_run_is_in_anything_it_wrote(
                 careless,
                 samples=2,
                 artifacts=["kept.txt"],
-                callback={"url": receiver.url},
+                webhook={"url": receiver.url},
                 evaluator={"name": "command", "options": {"command": "cat answer.txt; test -s answer.txt"}},
             )
             await client.submit(task)
@@ -112,7 +112,7 @@ async def test_no_secret_of_a_run_is_in_anything_it_wrote(
         *written(tmp_path / "data"),
         *answers,
         *(piece for data in (*recordings, *archives) for piece in unpacked("answer", data)),
-        *(("callback", f"{headers}\n".encode() + body) for headers, body in receiver.requests),
+        *(("webhook", f"{headers}\n".encode() + body) for headers, body in receiver.requests),
         ("log", caplog.text.encode()),
         ("output", "".join(capfd.readouterr()).encode()),
     ]
@@ -122,7 +122,7 @@ async def test_no_secret_of_a_run_is_in_anything_it_wrote(
     secrets = {
         "owner": OWNER,
         "engine": ENGINE,
-        "callbacks": SIGNING,
+        "webhooks": SIGNING,
         **{f"token {token.view.name}": token.token for token in made},
         **{f"session {number}": key for number, key in enumerate(keys)},
     }
@@ -136,7 +136,7 @@ async def _asked(url: str, tokens: list[str]) -> list[tuple[str, bytes]]:
         for token in tokens:
             mine = {"Authorization": f"Bearer {token}"}
             paths = (
-                *("health", "openapi.json", "tasks", "sessions", "results", "events", "policy", "callbacks"),
+                *("health", "openapi.json", "tasks", "sessions", "results", "events", "policy", "webhooks"),
                 *("tokens", "sessions/t.0", "sessions/t.0/events", "tasks/none", "nothing"),
             )
             answers += [(path, (await http.get(f"/{path}", headers=mine)).content) for path in paths]

@@ -154,11 +154,11 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
     data_dir = settings.data_dir.absolute()
     data_dir.mkdir(parents=True, exist_ok=True)
     token = settings.server.token or load_or_create_token(data_dir)
-    secret = _callback_secret(settings)
+    secret = _webhook_secret(settings)
     say("starting the rollout server")
     async with (
         opened_store(settings) as store,
-        RolloutServer(store, token, settings.server, callback_secret=secret) as server,
+        RolloutServer(store, token, settings.server, webhook_secret=secret) as server,
     ):
         _collect_rarely()
         tls = settings.server.tls
@@ -242,17 +242,17 @@ def _own_certificate(settings: Settings) -> Path | None:
     return tls.cert
 
 
-def _callback_secret(settings: Settings) -> str | None:
-    """What callbacks are signed with; None where there are none."""
-    callbacks = settings.server.callbacks
-    if not callbacks.allow:
+def _webhook_secret(settings: Settings) -> str | None:
+    """What webhooks are signed with; None where there are none."""
+    webhooks = settings.server.webhooks
+    if not webhooks.allow:
         return None
-    if callbacks.secret is None and settings.server.database_url:
+    if webhooks.secret is None and settings.server.database_url:
         raise InvalidInput(
-            "server.callbacks: servers that share a database must sign with one secret",
-            hint="set server.callbacks.secret or POLAR_CALLBACK_SECRET",
+            "server.webhooks: servers that share a database must sign with one secret",
+            hint="set server.webhooks.secret or POLAR_WEBHOOK_SECRET",
         )
-    return callbacks.secret or load_or_create_secret(settings.data_dir.absolute() / "callback-secret")
+    return webhooks.secret or load_or_create_secret(settings.data_dir.absolute() / "webhook-secret")
 
 
 def opened_store(settings: Settings) -> AbstractAsyncContextManager[Store]:

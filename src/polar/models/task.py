@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from polar.models.callback import Callback
 from polar.models.component import Component, Frozen, Named
+from polar.models.webhook import Webhook
 
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
@@ -155,7 +155,7 @@ class TaskSpec(Frozen):
     sampling: SamplingPin = SamplingPin()
     priority: int = Field(default=50, ge=0, le=100)
     """Higher first; tasks of one priority take turns."""
-    callback: Callback | None = None
-    """Whom to tell when something of it ends."""
+    webhook: Webhook | None = None
+    """Where its results are sent as they come."""
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
     """Kept and handed back with the results; Polar does not read it."""

@@ -17,6 +17,7 @@ from polar.models.session import (
     StageEntry,
 )
 from polar.models.task import Id, TaskSpec, TaskStatus
+from polar.models.webhook import WebhookEvent
 
 
 class TaskView(Frozen):
@@ -218,3 +219,29 @@ class Problem(Frozen):
     code: str
     """Stable: invalid_input, unauthorized, forbidden, not_found, conflict, unavailable, too_large or
     internal."""
+
+
+class TaskEnd(Frozen):
+    """What came of a task as a whole."""
+
+    sessions: dict[SessionStatus, int] = Field(default_factory=dict)
+    """How many ended in each status."""
+    mean_reward: float | None = None
+    """Over the completed sessions."""
+
+
+class Notice(Frozen):
+    """The body of a webhook: something has ended."""
+
+    id: str
+    """The same at every attempt: a receiver that has handled it need not do so again."""
+    event: WebhookEvent
+    task_id: str
+    session_id: str | None = None
+    """Of a session that ended; None: the task did."""
+    at: float
+    """When the result was stored, Unix seconds."""
+    result: SessionResult | None = None
+    """Of a session that ended."""
+    task: TaskEnd | None = None
+    """Of a task that ended."""

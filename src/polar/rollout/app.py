@@ -15,7 +15,7 @@ from polar.rollout.access import BODY_LIMITS, PREFIX, READERS, Body, GuardedRout
 from polar.rollout.dashboard.files import dashboard_routes
 from polar.rollout.dashboard_routes import dashboard_data_routes
 from polar.rollout.problems import answer_problems
-from polar.rollout.routes import admin_routes, node_routes, open_routes, user_routes
+from polar.rollout.routes import node_routes, open_routes, token_routes, user_routes
 from polar.rollout.service import RolloutService
 from polar.rollout.tokens import Authenticator
 from polar.telemetry.page import CONTENT_TYPE, PATH, MetricsPage, is_known_host
@@ -45,7 +45,7 @@ def create_app(
     app.include_router(open_routes(service))
     app.include_router(user_routes(service))
     app.include_router(node_routes(service))
-    app.include_router(admin_routes(service, authenticator))
+    app.include_router(token_routes(service.store.tokens, authenticator))
     app.include_router(dashboard_data_routes(service.store, service.live, service.runs_dir))
     app.include_router(_metrics_route(service.page))
     app.router.routes.extend(dashboard_routes())

@@ -1,4 +1,4 @@
-"""What the control plane counts: sessions by status, leases, what nodes delivered, and callbacks."""
+"""What the control plane counts: sessions by status, leases, what nodes delivered, and webhooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from prometheus_client.metrics_core import Metric
 
 from polar.errors import PolarError
 from polar.models.session import SessionResult, SessionStatus
-from polar.rollout.callbacks import Attempt
 from polar.store.store import Store
 
 
@@ -65,23 +64,33 @@ class ServerMetrics:
             registry=registry,
         )
 
-        self._callbacks = Gauge(
-            "polar_server_callbacks", "Stored callbacks that wait or are dead.", ["status"], registry=registry
+        self._webhook_lag = Gauge(
+            "polar_server_webhook_lag", "Results not yet delivered to their webhooks.", registry=registry
         )
-        self._callback_attempts = Counter(
-            "polar_server_callback_attempts",
-            "Attempts to deliver a callback, by how they ended.",
+        self._webhook_lag_seconds = Gauge(
+            "polar_server_webhook_lag_seconds", "How long the oldest of these has waited.", registry=registry
+        )
+        self._webhooks_failing = Gauge(
+            "polar_server_webhooks_failing",
+            "Webhooks whose receiver did not take the last attempt.",
+            registry=registry,
+        )
+        self._webhook_attempts = Counter(
+            "polar_server_webhook_attempts",
+            "Attempts to deliver to a webhook, by how they ended.",
             ["outcome"],
             registry=registry,
         )
-        for outcome in Attempt:
-            self._callback_attempts.labels(outcome.value)
+        for outcome in ("delivered", "failed"):
+            self._webhook_attempts.labels(outcome)
 
     async def families(self) -> Iterable[Metric]:
         """Everything, with what the store says now."""
         self.show(await self._store.sessions.counts(), (await self._store.policy.wanted()).version)
-        for status, count in (await self._store.callbacks.counts()).items():
-            self._callbacks.labels(status.value).set(count)
+        webhooks = await self._store.webhooks.all()
+        self._webhook_lag.set(sum(view.lag for view in webhooks))
+        self._webhook_lag_seconds.set(max((view.lag_seconds for view in webhooks), default=0.0))
+        self._webhooks_failing.set(sum(view.error is not None for view in webhooks))
         return self._registry.collect()
 
     def show(self, sessions: Mapping[SessionStatus, int], policy_version: int) -> None:
@@ -102,8 +111,8 @@ class ServerMetrics:
     def given_back(self) -> None:
         self._given_back.inc()
 
-    def called_back(self, attempt: Attempt) -> None:
-        self._callback_attempts.labels(attempt.value).inc()
+    def sent(self, is_delivered: bool) -> None:
+        self._webhook_attempts.labels("delivered" if is_delivered else "failed").inc()
 
     def delivered(self, result: SessionResult, outcome: bool | PolarError, *, is_retried: bool) -> None:
         """Whether a delivery was new; neither one that comes again nor one that is retried is a result."""

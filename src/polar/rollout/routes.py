@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from polar import __version__
+from polar.models.access import MadeToken, NewToken, TokenPage
 from polar.models.dashboard import NodeList, NodeOverview
 from polar.models.delivery import DeliveryAnswer
 from polar.models.session import SessionEvent, SessionStatus
@@ -30,6 +31,7 @@ from polar.models.views import (
     TaskPage,
     TaskView,
 )
+from polar.models.webhook import WebhookList
 from polar.rollout.access import (
     ADMINS,
     ANYONE,
@@ -43,12 +45,12 @@ from polar.rollout.access import (
     caller_of,
     guarded,
 )
-from polar.rollout.access_routes import add_access_routes, add_callback_routes
 from polar.rollout.policy_routes import add_policy_node_routes, add_policy_routes
 from polar.rollout.problems import RESPONSES
 from polar.rollout.service import RolloutService
 from polar.rollout.tokens import Authenticator
 from polar.store.store import Blob
+from polar.store.tokens import Tokens
 
 MAX_WAIT_SECONDS = 60.0
 
@@ -188,8 +190,12 @@ def user_routes(service: RolloutService) -> APIRouter:
         )
         return await service.marked(page, max_staleness)
 
+    @router.get("/webhooks", dependencies=[allow(TRAINERS)])
+    async def list_webhooks() -> WebhookList:
+        """The URLs that tasks want their results sent to, and how far each has got."""
+        return WebhookList(webhooks=await store.webhooks.all())
+
     add_policy_routes(router, service.policy)
-    add_callback_routes(router, service)
     return router
 
 
@@ -251,10 +257,28 @@ def node_routes(service: RolloutService) -> APIRouter:
     return router
 
 
-def admin_routes(service: RolloutService, authenticator: Authenticator) -> APIRouter:
-    """Who may do what."""
+def token_routes(tokens: Tokens, authenticator: Authenticator) -> APIRouter:
+    """Who may ask for what."""
     router = guarded("access")
-    add_access_routes(router, authenticator, service.store.tokens)
+
+    @router.get("/tokens", dependencies=[allow(ADMINS)])
+    async def list_tokens() -> TokenPage:
+        """All tokens that were ever made, without their secrets."""
+        return TokenPage(tokens=await tokens.all())
+
+    @router.post("/tokens", status_code=201, dependencies=[allow(ADMINS)])
+    async def create_token(body: NewToken, request: Request) -> MadeToken:
+        """Make a token; the answer holds its secret, which is shown this once."""
+        caller_of(request).about = f"{body.name} ({body.role.value})"
+        return await tokens.create(body)
+
+    @router.post("/tokens/{name}/revoke", dependencies=[allow(ADMINS)])
+    async def revoke_token(name: str) -> TokenPage:
+        """End a token by its id or its name, at once."""
+        revoked = await tokens.revoke(name)
+        authenticator.clear_cache()
+        return TokenPage(tokens=revoked)
+
     return router
 
 

@@ -37,9 +37,9 @@ class RolloutServer:
         token: str,
         settings: ServerSettings = ServerSettings(),
         *,
-        callback_secret: str | None = None,
+        webhook_secret: str | None = None,
     ) -> None:
-        self._service = RolloutService(store, settings, callback_secret)
+        self._service = RolloutService(store, settings, webhook_secret)
         self._authenticator = Authenticator(token, store.tokens)
         # Where others may reach the server they use names that it cannot know.
         hosts = settings.hosts if settings.hosts or is_for_this_machine(settings) else None

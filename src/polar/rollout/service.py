@@ -11,7 +11,6 @@ from pathlib import Path
 from polar import __version__
 from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
-from polar.models.callback import CallbackView
 from polar.models.dashboard import NodeOverview
 from polar.models.delivery import DeliveryAnswer
 from polar.models.session import SessionResult, SessionStatus
@@ -31,7 +30,6 @@ from polar.models.views import (
     TaskView,
 )
 from polar.rollout.access import Caller
-from polar.rollout.callbacks import WebhookSender, check_callback
 from polar.rollout.checks import check_components, check_runtime, concerning
 from polar.rollout.live import Live
 from polar.rollout.long_poll import Gone, Notifier
@@ -39,6 +37,7 @@ from polar.rollout.metrics import ServerMetrics
 from polar.rollout.policy import PolicyService, marked
 from polar.rollout.problems import problem_of
 from polar.rollout.uploads import uploaded
+from polar.rollout.webhooks import WebhookSender, check_webhook
 from polar.runtimes.allow_list import AllowList
 from polar.store.delivery import Retries
 from polar.store.leases import CLOCK_SECONDS
@@ -58,7 +57,7 @@ SWEEP_SECONDS = 3600.0
 class RolloutService:
     """The control plane without its HTTP; keeps nothing of a session in memory."""
 
-    def __init__(self, store: Store, settings: ServerSettings, callback_secret: str | None = None) -> None:
+    def __init__(self, store: Store, settings: ServerSettings, webhook_secret: str | None = None) -> None:
         self.store = store
         self._settings = settings
         self._queued = Notifier()
@@ -68,8 +67,8 @@ class RolloutService:
         self._metrics = ServerMetrics(store)
         self.page.add(self._metrics.families)
         self.live = Live(store)
-        self._callback_secret = callback_secret or settings.callbacks.secret
-        self._callback_hosts = AllowList.parse(settings.callbacks.allow)
+        self._webhook_secret = webhook_secret or settings.webhooks.secret
+        self._webhook_hosts = AllowList.parse(settings.webhooks.allow)
         self._runtimes: frozenset[str] = frozenset()
         """Those that nodes allowed when the store was last asked; forgotten when one joins."""
         self._retries = Retries(settings.max_attempts, settings.retry_seconds)
@@ -104,7 +103,7 @@ class RolloutService:
 
     def _check(self, task: TaskSpec) -> None:
         check_components(task, self._settings.tasks)
-        check_callback(task, self._callback_hosts)
+        check_webhook(task, self._webhook_hosts)
 
     async def _check_runtimes(self, tasks: Sequence[TaskSpec]) -> None:
         """InvalidInput if a task names a runtime that none of the nodes allows: it would wait for ever."""
@@ -242,15 +241,15 @@ class RolloutService:
 
     @asynccontextmanager
     async def housekeeping(self) -> AsyncIterator[None]:
-        """While the body runs: take sessions back from silent nodes, drop what was kept long enough, and tell
-        others what has ended."""
-        messenger = self._webhook_sender() if self._callback_hosts else None
+        """While the body runs: expire leases of silent nodes, drop what is past its retention, and send
+        webhooks."""
+        sender = self._webhook_sender() if self._webhook_hosts else None
         chores = {
             asyncio.create_task(self._expire_forever(), name="lease expiry"),
             asyncio.create_task(self._sweep_forever(), name="retention"),
         }
-        if messenger is not None:
-            chores.add(asyncio.create_task(messenger.run(), name="callbacks"))
+        if sender is not None:
+            chores.add(asyncio.create_task(sender.run(), name="webhooks"))
         try:
             yield
         finally:
@@ -259,23 +258,18 @@ class RolloutService:
             await asyncio.wait(chores)
 
     def _webhook_sender(self) -> WebhookSender:
-        if self._callback_secret is None:
+        if self._webhook_secret is None:
             raise InvalidInput(
-                "server.callbacks.allow is set, and there is no secret to sign callbacks with",
-                hint="set server.callbacks.secret or POLAR_CALLBACK_SECRET",
+                "server.webhooks.allow is set, and there is no secret to sign webhooks with",
+                hint="set server.webhooks.secret or POLAR_WEBHOOK_SECRET",
             )
         return WebhookSender(
-            self.store.callbacks,
-            self._settings.callbacks,
-            self._callback_secret,
+            self.store.webhooks,
+            self._settings.webhooks,
+            self._webhook_secret,
             self._ended,
-            self._metrics.called_back,
+            self._metrics.sent,
         )
-
-    async def retry_callback(self, id: str) -> CallbackView:
-        view = await self.store.callbacks.retry(id)
-        self._ended.notify()
-        return view
 
     def stop_waiting(self) -> None:
         """Answer every waiting request now, and hold none back from now on."""

@@ -13,7 +13,7 @@ from polar.files import atomic_directory, atomic_file
 from polar.store.blobs import ARTIFACTS, RECORDINGS
 
 DATABASE = "polar.db"
-SECRETS = ("token", "callback-secret")
+SECRETS = ("token", "webhook-secret")
 
 
 def back_up(data_dir: Path, into: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from polar.errors import InvalidInput, NotFound, PolarError
 from polar.models.delivery import Delivery
 from polar.store.blobs import ARTIFACTS, RECORDINGS, BlobName, Blobs, open_blobs
-from polar.store.callbacks import Callbacks
 from polar.store.database import Database
 from polar.store.delivery import Retries, complete_rows
 from polar.store.events import Events
@@ -25,6 +24,7 @@ from polar.store.results import Results
 from polar.store.sessions import Sessions
 from polar.store.tasks import Tasks
 from polar.store.tokens import Tokens
+from polar.store.webhooks import Webhooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Store:
         self.policy = Policies(database)
         self.nodes = Nodes(database)
         self.tokens = Tokens(database)
-        self.callbacks = Callbacks(database)
+        self.webhooks = Webhooks(database)
         self.listing = Listing(database)
         self.overviews = Overviews(database)
         self.recordings = recordings

@@ -47,6 +47,22 @@ class Words(TypeDecorator[str]):
 # SQLite counts rows only in a column declared exactly INTEGER.
 Sequence = BigInteger().with_variant(Integer, "sqlite")
 
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", Sequence, primary_key=True),
+    Column("url", String(2048), nullable=False, unique=True),
+    # Up to where the feed of results was delivered to it.
+    Column("cursor", BigInteger, nullable=False),
+    # Failed attempts in a row.
+    Column("failures", Integer, nullable=False, server_default="0"),
+    # When it may be tried; a server that tries it moves this on, so that no other does meanwhile.
+    Column("due_at", Double, nullable=False, server_default="0"),
+    Column("error", Words),
+    Column("delivered_at", Double),
+    sqlite_autoincrement=True,
+)
+
 tasks = Table(
     "tasks",
     metadata,
@@ -60,8 +76,10 @@ tasks = Table(
     Column("early_stop", Integer),
     # Copied from the task, so that a list need not read the whole of it.
     Column("harness", String(64)),
-    # Copied from the task: where to tell of its end, if anywhere.
-    Column("callback", Text),
+    # Where its results are sent, if anywhere, and on which events. Without an index: it is looked up for
+    # new results, never for all tasks of a webhook.
+    Column("webhook_id", Sequence, ForeignKey("webhooks.id")),
+    Column("webhook_events", String(64)),
     Column("created_at", Double, nullable=False),
     Column("cancelled_at", Double),
     sqlite_autoincrement=True,
@@ -234,39 +252,3 @@ tokens = Table(
 )
 
 Index("ix_tokens_name", tokens.c.name)
-
-callbacks = Table(
-    "callbacks",
-    metadata,
-    Column("seq", Sequence, primary_key=True),
-    Column("id", String(32), nullable=False, unique=True),
-    Column("task_id", String(128), ForeignKey("tasks.id"), nullable=False),
-    Column("session_id", String(128)),
-    Column("event", String(32), nullable=False),
-    Column("url", Text, nullable=False),
-    Column("status", String(16), nullable=False),
-    Column("attempts", Integer, nullable=False),
-    # When it may be tried; a server that tries it moves this on, so that no other does meanwhile.
-    Column("due_at", Double, nullable=False),
-    Column("error", Words),
-    Column("created_at", Double, nullable=False),
-    Column("ended_at", Double),
-    sqlite_autoincrement=True,
-)
-
-Index(
-    "ix_callbacks_due",
-    callbacks.c.due_at,
-    sqlite_where=text("status = 'waiting'"),
-    postgresql_where=text("status = 'waiting'"),
-)
-Index("ix_callbacks_status_seq", callbacks.c.status, callbacks.c.seq)
-Index("ix_callbacks_task_id", callbacks.c.task_id)
-
-callback_cursor = Table(
-    "callback_cursor",
-    metadata,
-    # One row, made with the table: up to where the feed of results has been looked through.
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("results_seq", BigInteger, nullable=False),
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, insert, or_, select, update
@@ -18,6 +18,7 @@ from polar.store.database import BATCH, Database
 from polar.store.sessions import cancel_rows, page_start, session_id
 from polar.store.tables import results, sessions, tasks
 from polar.store.turns import first_turn, turn
+from polar.store.webhooks import target_ids
 
 _ENDED = [status.value for status in SessionStatus if status.ended]
 
@@ -113,6 +114,7 @@ def _digests(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
 def _insert(connection: Connection, new: Sequence[tuple[TaskSpec, str]], now: float) -> None:
     if not new:
         return
+    targets = target_ids(connection, sorted({spec.webhook.url for spec, _ in new if spec.webhook}))
     connection.execute(
         insert(tasks),
         [
@@ -121,7 +123,7 @@ def _insert(connection: Connection, new: Sequence[tuple[TaskSpec, str]], now: fl
                 "spec": spec.model_dump_json(),
                 "spec_digest": its_digest,
                 "early_stop": spec.early_stop,
-                "callback": None if spec.callback is None else spec.callback.model_dump_json(),
+                **_webhook(spec, targets),
                 "harness": spec.harness.name,
                 **_queue(spec, now),
             }
@@ -153,6 +155,13 @@ def _insert(connection: Connection, new: Sequence[tuple[TaskSpec, str]], now: fl
             for sample in range(spec.samples)
         )
     connection.execute(insert(sessions), rows)
+
+
+def _webhook(spec: TaskSpec, targets: Mapping[str, int]) -> dict[str, Any]:
+    if spec.webhook is None:
+        return {"webhook_id": None, "webhook_events": None}
+    events = ",".join(event.value for event in spec.webhook.events)
+    return {"webhook_id": targets[spec.webhook.url], "webhook_events": events}
 
 
 def _queue(spec: TaskSpec, now: float) -> dict[str, Any]:

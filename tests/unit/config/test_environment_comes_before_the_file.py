@@ -16,7 +16,7 @@ from polar.config.settings import Settings, load_settings
     ("variable", "path", "values"),
     [
         ("POLAR_DATABASE_URL", ("server", "database_url"), ("file://", "environment://", "asked://")),
-        ("POLAR_CALLBACK_SECRET", ("server", "callbacks", "secret"), ("f" * 16, "e" * 16, "a" * 16)),
+        ("POLAR_WEBHOOK_SECRET", ("server", "webhooks", "secret"), ("f" * 16, "e" * 16, "a" * 16)),
         ("POLAR_ENGINE_KEY", ("engine", "api_key"), ("sk-file", "sk-environment", "sk-asked")),
         ("POLAR_METRICS_TOKEN", ("telemetry", "metrics_token"), ("f" * 16, "e" * 16, "a" * 16)),
         ("POLAR_OTEL", ("telemetry", "traces"), ("http://file", "http://environment", "off")),

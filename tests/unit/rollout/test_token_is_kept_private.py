@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polar.app.stack import serving
-from polar.config.settings import CallbackSettings, ServerSettings, Settings
+from polar.config.settings import ServerSettings, Settings, WebhookSettings
 from polar.errors import InvalidInput, PolarError
 from polar.rollout.tokens import load_or_create_token
 from polar.store.store import Store
@@ -53,18 +53,18 @@ async def test_the_database_is_readable_by_its_owner_only(tmp_path: Path) -> Non
     assert len(files) >= 2
 
 
-async def test_what_callbacks_are_signed_with_is_made_once_and_kept_private(tmp_path: Path) -> None:
+async def test_what_webhooks_are_signed_with_is_made_once_and_kept_private(tmp_path: Path) -> None:
     settings = Settings.model_validate(
-        {"data_dir": tmp_path, "server": {"port": 0, "callbacks": {"allow": ["hooks.example:443"]}}}
+        {"data_dir": tmp_path, "server": {"port": 0, "webhooks": {"allow": ["hooks.example:443"]}}}
     )
     secrets = set()
     for _ in range(2):
         async with serving(settings, lambda _step: None):
-            secrets.add((tmp_path / "callback-secret").read_text())
+            secrets.add((tmp_path / "webhook-secret").read_text())
     assert len(secrets) == 1
-    assert mode(tmp_path / "callback-secret") == 0o600
+    assert mode(tmp_path / "webhook-secret") == 0o600
     shared = ServerSettings(
-        database_url="postgresql://nowhere/polar", callbacks=CallbackSettings(allow=("hooks.example:443",))
+        database_url="postgresql://nowhere/polar", webhooks=WebhookSettings(allow=("hooks.example:443",))
     )
     with pytest.raises(InvalidInput, match="must sign with one secret"):
         async with serving(Settings(data_dir=tmp_path, server=shared), lambda _step: None):

@@ -14,15 +14,25 @@ _sequence = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    _create_tasks()
+    _create_webhooks_and_tasks()
     _create_sessions()
     _create_results_and_events()
     _create_policy()
     _create_nodes_and_tokens()
-    _create_callbacks()
 
 
-def _create_tasks() -> None:
+def _create_webhooks_and_tasks() -> None:
+    op.create_table(
+        "webhooks",
+        sa.Column("id", _sequence, primary_key=True),
+        sa.Column("url", sa.String(2048), nullable=False, unique=True),
+        sa.Column("cursor", sa.BigInteger, nullable=False),
+        sa.Column("failures", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("due_at", sa.Double, nullable=False, server_default="0"),
+        sa.Column("error", sa.Text),
+        sa.Column("delivered_at", sa.Double),
+        sqlite_autoincrement=True,
+    )
     op.create_table(
         "tasks",
         sa.Column("seq", _sequence, primary_key=True),
@@ -33,7 +43,8 @@ def _create_tasks() -> None:
         sa.Column("runtime", sa.String(64), nullable=False),
         sa.Column("early_stop", sa.Integer),
         sa.Column("harness", sa.String(64)),
-        sa.Column("callback", sa.Text),
+        sa.Column("webhook_id", _sequence, sa.ForeignKey("webhooks.id")),
+        sa.Column("webhook_events", sa.String(64)),
         sa.Column("created_at", sa.Double, nullable=False),
         sa.Column("cancelled_at", sa.Double),
         sqlite_autoincrement=True,
@@ -169,41 +180,7 @@ def _create_nodes_and_tokens() -> None:
     op.create_index("ix_tokens_name", "tokens", ["name"])
 
 
-def _create_callbacks() -> None:
-    op.create_table(
-        "callbacks",
-        sa.Column("seq", _sequence, primary_key=True),
-        sa.Column("id", sa.String(32), nullable=False, unique=True),
-        sa.Column("task_id", sa.String(128), sa.ForeignKey("tasks.id"), nullable=False),
-        sa.Column("session_id", sa.String(128)),
-        sa.Column("event", sa.String(32), nullable=False),
-        sa.Column("url", sa.Text, nullable=False),
-        sa.Column("status", sa.String(16), nullable=False),
-        sa.Column("attempts", sa.Integer, nullable=False),
-        sa.Column("due_at", sa.Double, nullable=False),
-        sa.Column("error", sa.Text),
-        sa.Column("created_at", sa.Double, nullable=False),
-        sa.Column("ended_at", sa.Double),
-        sqlite_autoincrement=True,
-    )
-    op.create_index(
-        "ix_callbacks_due",
-        "callbacks",
-        ["due_at"],
-        sqlite_where=sa.text("status = 'waiting'"),
-        postgresql_where=sa.text("status = 'waiting'"),
-    )
-    op.create_index("ix_callbacks_status_seq", "callbacks", ["status", "seq"])
-    op.create_index("ix_callbacks_task_id", "callbacks", ["task_id"])
-    cursor = op.create_table(
-        "callback_cursor",
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("results_seq", sa.BigInteger, nullable=False),
-    )
-    op.bulk_insert(cursor, [{"id": 1, "results_seq": 0}])
-
-
 def downgrade() -> None:
-    tables = "callback_cursor callbacks tokens nodes policy_nodes policy events results sessions tasks"
+    tables = "tokens nodes policy_nodes policy events results sessions tasks webhooks"
     for table in tables.split():
         op.drop_table(table)

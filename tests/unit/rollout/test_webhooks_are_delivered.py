@@ -1,11 +1,10 @@
-"""Callbacks from a live server to a live receiver: signed, again until taken, and only where they may go."""
+"""Webhooks from a live server to a live receiver: signed, again until taken, and only where they may go."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,16 +13,16 @@ import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
-from polar.callbacks import DELIVERY
-from polar.config.settings import CallbackSettings, ServerSettings
+from polar.config.settings import ServerSettings, WebhookSettings
 from polar.errors import InvalidInput
-from polar.models.callback import Callback, CallbackStatus
 from polar.models.delivery import Delivery
+from polar.models.webhook import Webhook, WebhookView
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
+from polar.webhooks import DELIVERY
 from tests.databases import fresh_postgres
-from tests.fakes.callback_receiver import Receiver, receiving
 from tests.fakes.control_plane import body_of, idle_task, result_of
+from tests.fakes.webhook_receiver import Receiver, receiving
 
 TOKEN = "a token for tests only"
 SECRET = "shared between two"
@@ -37,7 +36,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 def settings(*allow: str, **changes: object) -> ServerSettings:
     quick = {"retry_seconds": 0.01, "secret": SECRET, "allow": allow, **changes}
-    return ServerSettings(port=0, callbacks=CallbackSettings.model_validate(quick))
+    return ServerSettings(port=0, webhooks=WebhookSettings.model_validate(quick))
 
 
 def host(receiver: Receiver) -> str:
@@ -56,8 +55,8 @@ async def serving(store: Store, *allow: str, **changes: object) -> AsyncIterator
 
 
 async def complete(http: httpx.AsyncClient, store: Store, id: str, url: str, samples: int = 1) -> None:
-    """A task with a callback, submitted and rolled out."""
-    task = idle_task(id, samples=samples, callback=Callback(url=url))
+    """A task with a webhook, submitted and rolled out."""
+    task = idle_task(id, samples=samples, webhook=Webhook(url=url))
     answer = await http.post("/tasks", json=task.model_dump(mode="json"))
     assert answer.status_code == 201, answer.text
     for lease in await store.leases.claim("north", limit=samples, runtimes=["idle"], seconds=60):
@@ -65,84 +64,86 @@ async def complete(http: httpx.AsyncClient, store: Store, id: str, url: str, sam
         assert (await http.post("/nodes/north/deliveries", content=body)).json() == {"problems": [None]}
 
 
-async def counted(http: httpx.AsyncClient) -> dict[str, float]:
-    """What the server's page says of callbacks: attempts by outcome, and those stored by status."""
+async def metrics(http: httpx.AsyncClient) -> dict[str, float]:
+    """What the server's page says of webhooks."""
     page = await http.get(http.base_url.copy_with(path="/metrics"))
     return {
-        label: sample.value
+        "_".join([sample.name.removeprefix("polar_server_"), *sample.labels.values()]): sample.value
         for family in text_string_to_metric_families(page.text)
-        if family.name in ("polar_server_callbacks", "polar_server_callback_attempts")
+        if family.name.startswith("polar_server_webhook")
         for sample in family.samples
-        if sample.name in ("polar_server_callbacks", "polar_server_callback_attempts_total")
-        for label in sample.labels.values()
+        if not sample.name.endswith("_created")
     }
 
 
-async def until(store: Store, status: CallbackStatus, count: int = 1) -> None:
+async def until(store: Store, is_so: Callable[[WebhookView], bool]) -> WebhookView:
+    """The one webhook, once it is so."""
     async with asyncio.timeout(30):
-        while len((await store.callbacks.page(status=status)).callbacks) < count:
-            continue
+        while True:
+            (view,) = await store.webhooks.all()
+            if is_so(view):
+                return view
 
 
 async def test_the_receiver_gets_a_result_that_it_can_verify(store: Store, receiver: Receiver) -> None:
     async with serving(store, host(receiver)) as http:
         await complete(http, store, "t", receiver.url)
         (notice,) = await receiver.until_handled(1)
-        await until(store, CallbackStatus.DELIVERED)
-        (view,) = (await http.get("/callbacks")).json()["callbacks"]
+        await until(store, lambda view: view.lag == 0)
+        (view,) = (await http.get("/webhooks")).json()["webhooks"]
     assert notice.result is not None
     assert notice.result.session_id == notice.session_id == "t.0"
     headers, _ = receiver.requests[0]
-    assert headers[DELIVERY] == notice.id == view["id"]
+    assert headers[DELIVERY] == notice.id
     assert headers["Host"] == host(receiver)
     assert "Authorization" not in headers
+    assert (view["url"], view["lag"], view["error"]) == (receiver.url, 0, None)
 
 
 async def test_a_receiver_that_fails_is_asked_again_until_it_takes_it(
-    store: Store, receiver: Receiver
-) -> None:
-    receiver.failing = 3
-    async with serving(store, host(receiver)) as http:
-        await complete(http, store, "t", receiver.url)
-        await receiver.until_handled(1)
-        await until(store, CallbackStatus.DELIVERED)
-    (view,) = (await store.callbacks.page()).callbacks
-    assert view.attempts == 4
-    assert len({body for _, body in receiver.requests}) == 1
-    assert len(receiver.notices) == 1
-
-
-async def test_what_is_never_taken_is_shown_as_dead_and_can_be_retried(
     store: Store, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.failing = 2
-    async with serving(store, host(receiver), max_attempts=2) as http:
-        with caplog.at_level(logging.ERROR):
-            await complete(http, store, "t", receiver.url)
-            await until(store, CallbackStatus.DEAD)
-        assert "it answered 500; given up" in caplog.text
-        (dead,) = (await http.get("/callbacks", params={"status": "dead"})).json()["callbacks"]
-        assert (dead["attempts"], dead["error"]) == (2, "it answered 500")
-        assert await counted(http) == {"failed": 1, "given_up": 1, "delivered": 0, "waiting": 0, "dead": 1}
-        assert (await http.post(f"/callbacks/{dead['id']}/retry")).json()["status"] == "waiting"
+    async with serving(store, host(receiver)) as http:
+        await complete(http, store, "t", receiver.url)
         await receiver.until_handled(1)
-        await until(store, CallbackStatus.DELIVERED)
-        assert await counted(http) == {"failed": 1, "given_up": 1, "delivered": 1, "waiting": 0, "dead": 0}
+        await until(store, lambda view: view.lag == 0)
+        assert (await metrics(http))["webhook_attempts_total_failed"] == 2
+    assert len({body for _, body in receiver.requests}) == 1
+    assert len(receiver.notices) == 1
+    assert f"webhook to {host(receiver)}, attempt 2: it answered 500; again in" in caplog.text
+
+
+async def test_what_comes_after_a_failure_waits_for_it_and_nothing_is_lost(
+    store: Store, receiver: Receiver
+) -> None:
+    receiver.failing = 20
+    async with serving(store, host(receiver)) as http:
+        await complete(http, store, "t", receiver.url, samples=70)
+        notices = await receiver.until_handled(70)
+        await until(store, lambda view: view.lag == 0)
+    assert len({notice.session_id for notice in notices}) == len(notices) == 70
+
+
+async def test_lag_and_the_last_error_are_shown(store: Store, receiver: Receiver) -> None:
+    receiver.failing = 1_000
+    async with serving(store, host(receiver), retry_seconds=300) as http:
+        await complete(http, store, "t", receiver.url, samples=2)
+        view = await until(store, lambda view: view.error is not None)
+        assert (view.error, view.failures, view.lag) == ("it answered 500", 1, 2)
+        shown = await metrics(http)
+        assert (shown["webhook_lag"], shown["webhooks_failing"]) == (2, 1)
+        assert shown["webhook_lag_seconds"] > 0
 
 
 async def test_what_waits_when_the_server_ends_is_delivered_by_the_next(
     store: Store, receiver: Receiver
 ) -> None:
     receiver.failing = 1
-    async with serving(store, host(receiver), retry_seconds=600) as http:
-        await complete(http, store, "t", receiver.url)
-        await receiver.until_asked(1)
-        async with asyncio.timeout(30):
-            while (await store.callbacks.page()).callbacks[0].error is None:
-                continue
     async with serving(store, host(receiver)) as http:
-        (waiting,) = (await http.get("/callbacks")).json()["callbacks"]
-        await http.post(f"/callbacks/{waiting['id']}/retry")
+        await complete(http, store, "t", receiver.url)
+        await until(store, lambda view: view.error is not None)
+    async with serving(store, host(receiver)):
         assert [notice.session_id for notice in await receiver.until_handled(1)] == ["t.0"]
 
 
@@ -157,7 +158,7 @@ async def test_two_servers_on_one_database_deliver_each_once(
         http, _ = [await parts.enter_async_context(serving(opened, host(receiver))) for opened in stores]
         await complete(http, stores[0], "t", receiver.url, samples=40)
         await receiver.until_handled(40)
-        await until(stores[1], CallbackStatus.DELIVERED, 40)
+        await until(stores[1], lambda view: view.lag == 0)
     assert len(receiver.requests) == 40
     assert receiver.replays == 0
 
@@ -192,11 +193,11 @@ HIDING = ("ftp://hooks.example/", "https://me:secret@hooks.example/", "https:///
 async def test_hosts_that_are_not_listed_are_refused_at_once(store: Store) -> None:
     async with serving(store, "hooks.example:443", "*.corp.example:443") as http:
         for url in (*NOT_LISTED, *HIDING):
-            task = idle_task("t").model_dump(mode="json") | {"callback": {"url": url}}
+            task = idle_task("t").model_dump(mode="json") | {"webhook": {"url": url}}
             for path, body in (("/tasks", task), ("/tasks/batch", {"tasks": [task]})):
                 answer = await http.post(path, json=body)
                 assert answer.status_code == 400, url
-                assert "callback.url" in answer.json()["error"]
+                assert "webhook.url" in answer.json()["error"]
                 assert "secret" not in answer.text
         assert (await http.get("/tasks")).json()["tasks"] == []
 
@@ -209,12 +210,11 @@ async def test_a_listed_name_that_leads_inside_is_not_called(
     async def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
         return [(2, 1, 6, "", ("127.0.0.1", port)), (10, 1, 6, "", ("::ffff:127.0.0.1", port, 0, 0))]
 
-    async with serving(store, f"hooks.example:{port}", max_attempts=1) as http:
+    async with serving(store, f"hooks.example:{port}") as http:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve, raising=False)
         await complete(http, store, "t", f"http://hooks.example:{port}/hook")
-        await until(store, CallbackStatus.DEAD)
-    (dead,) = (await store.callbacks.page()).callbacks
-    assert "hooks.example has no address that may be called" in (dead.error or "")
+        view = await until(store, lambda view: view.error is not None)
+    assert "hooks.example has no address that may be called" in (view.error or "")
     assert receiver.requests == []
 
 
@@ -227,16 +227,15 @@ async def test_redirects_are_not_followed(store: Store, receiver: Receiver) -> N
 
     server = await asyncio.start_server(elsewhere, "127.0.0.1", 0)
     place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, serving(store, place, max_attempts=1) as http:
+    async with server, serving(store, place) as http:
         await complete(http, store, "t", f"http://{place}/hook")
-        await until(store, CallbackStatus.DEAD)
-    assert (await store.callbacks.page()).callbacks[0].error == "it answered 307"
+        assert (await until(store, lambda view: view.error is not None)).error == "it answered 307"
     assert receiver.requests == []
 
 
-@pytest.mark.parametrize(("name", "status"), [("localhost", "delivered"), ("other.example", "dead")])
+@pytest.mark.parametrize(("name", "is_delivered"), [("localhost", True), ("other.example", False)])
 async def test_a_receiver_over_tls_must_be_the_one_that_is_named(
-    store: Store, tmp_path: Path, name: str, status: str
+    store: Store, tmp_path: Path, name: str, is_delivered: bool
 ) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -244,13 +243,13 @@ async def test_a_receiver_over_tls_must_be_the_one_that_is_named(
     authority.issue_cert(name).configure_cert(context)
     async with receiving(SECRET, context) as receiver:
         place = receiver.url.removeprefix("https://").removesuffix("/hook")
-        async with serving(store, place, ca=tmp_path / "ca.pem", max_attempts=1) as http:
+        async with serving(store, place, ca=tmp_path / "ca.pem") as http:
             await complete(http, store, "t", receiver.url)
-            await until(store, CallbackStatus(status))
-    assert len(receiver.notices) == (status == "delivered")
+            await until(store, lambda view: view.lag == 0 if is_delivered else view.error is not None)
+    assert len(receiver.notices) == is_delivered
 
 
 async def test_without_a_secret_a_server_that_may_call_does_not_start(store: Store) -> None:
-    with pytest.raises(InvalidInput, match="no secret to sign callbacks with"):
+    with pytest.raises(InvalidInput, match="no secret to sign webhooks with"):
         async with RolloutServer(store, TOKEN, settings("hooks.example:443", secret=None)):
             pass

@@ -1,4 +1,4 @@
-"""A receiver of callbacks as a user would write one: it verifies, handles, remembers and answers."""
+"""A receiver of webhooks as a user would write one: it verifies, handles, remembers and answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from polar.callbacks import Recent, Refused, Replayed, verify
-from polar.models.notice import Notice
+from polar.models.views import Notice
+from polar.webhooks import Recent, Refused, Replayed, verify
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Signing what the server tells others, and checking it there: `polar.callbacks.verify` is for receivers.
+"""Signing webhooks, and checking them where they are received: `polar.webhooks.verify` is for receivers.
 
 A notice comes with `Polar-Signature: t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA256 of `SECONDS.BODY`
 under the secret that server and receiver share. It comes at least once: a receiver answers 2xx when it has
@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
 
 from polar.errors import PolarError
-from polar.models.notice import Notice
+from polar.models.views import Notice
 
 SIGNATURE = "Polar-Signature"
 DELIVERY = "Polar-Delivery"
@@ -73,8 +73,8 @@ def verify(
 class Recent:
     """The ids handled last: enough of a memory for one process, since older notices are refused by their age.
 
-    The server goes on trying for about an hour, so a receiver that must not handle one twice keeps ids that
-    long, and one that restarts keeps them in a table instead.
+    The server sends a notice until it is taken, so a receiver that must not handle one twice, also after a
+    restart, keeps ids in a table instead.
     """
 
     def __init__(self, most: int = 100_000) -> None:

@@ -1,4 +1,4 @@
-"""`polar.callbacks.verify`: what the server signed passes; anything changed, old or repeated does not."""
+"""`polar.webhooks.verify`: what the server signed passes; anything changed, old or repeated does not."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.callbacks import SIGNATURE, Recent, Refused, Replayed, sign, verify
-from polar.models.callback import CallbackEvent
-from polar.models.notice import Notice, TaskEnd
+from polar.models.views import Notice, TaskEnd
+from polar.models.webhook import WebhookEvent
+from polar.webhooks import SIGNATURE, Recent, Refused, Replayed, sign, verify
 
 SECRET = "shared between two"
 NOW = 1_800_000_000.0
-NOTICE = Notice(id="n1", event=CallbackEvent.TASK_ENDED, task_id="t", at=NOW, task=TaskEnd())
+NOTICE = Notice(id="n1", event=WebhookEvent.TASK_ENDED, task_id="t", at=NOW, task=TaskEnd())
 BODY = NOTICE.model_dump_json().encode()
 
 

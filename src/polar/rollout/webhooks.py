@@ -1,0 +1,245 @@
+"""Webhooks: results are sent where their tasks want them, signed, until they are taken, to listed hosts only.
+
+Each target follows the feed of results with a cursor of its own. A receiver that fails is asked again after
+a growing pause, and what comes after waits for it; other targets do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+
+from polar import __version__, webhooks
+from polar.config.settings import WebhookSettings
+from polar.errors import Backoff, InvalidInput, PolarError
+from polar.models.task import TaskSpec
+from polar.models.views import Notice
+from polar.rollout.long_poll import POLL_SECONDS, Notifier
+from polar.runtimes.allow_list import AllowList, Destination
+from polar.store.webhooks import Target, Webhooks
+
+log = logging.getLogger(__name__)
+
+MAX_TARGETS = 16
+"""How many targets one server delivers to at once."""
+
+MAX_AT_ONCE = 16
+"""How many notices one target gets at once."""
+
+BATCH = 4 * MAX_AT_ONCE
+
+PAUSE_SECONDS = 0.1
+"""Between looks at the feed, so that results that come in a row are sent together."""
+
+MAX_BACKOFF_SECONDS = 300.0
+
+
+def check_webhook(task: TaskSpec, allow: AllowList) -> None:
+    """InvalidInput unless the host that a task wants its results sent to is listed."""
+    if task.webhook is None:
+        return
+    try:
+        wanted = destination(task.webhook.url)
+    except ValueError as error:
+        raise InvalidInput(f"webhook.url: {error}") from None
+    if not allow.names(wanted):
+        raise InvalidInput(
+            f"webhook.url: {wanted} is not among the hosts that this server may call",
+            hint="its administrator lists them in server.webhooks.allow",
+        )
+
+
+def destination(url: str) -> Destination:
+    """The host and port of a URL; ValueError if the host is written in a way that could hide another."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return Destination.parse(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+class WebhookSender:
+    """Follows the feed of results and sends each target its own; several servers share the targets."""
+
+    def __init__(
+        self,
+        store: Webhooks,
+        settings: WebhookSettings,
+        secret: str,
+        ended: Notifier,
+        attempted: Callable[[bool], None],
+    ) -> None:
+        """`attempted` is told of every attempt whether it was delivered."""
+        self._store = store
+        self._settings = settings
+        self._secret = secret
+        self._ended = ended
+        self._attempted = attempted
+        self._allow = AllowList.parse(settings.allow)
+        self._backoff = Backoff(settings.retry_seconds, MAX_BACKOFF_SECONDS)
+        self._tls = (
+            ssl.create_default_context(cafile=str(settings.ca)) if settings.ca else httpx.create_ssl_context()
+        )
+        self._read_to: int | None = None
+        self._behind: set[int] = set()
+        """Targets for which the feed may hold something; all others have got everything up to `_read_to`."""
+        self._under_way: set[int] = set()
+
+    async def run(self) -> None:
+        """Deliver for ever; what is under way when this is cancelled is sent again after its claim."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                notified = self._ended.listen()
+                try:
+                    await self._look(group)
+                except PolarError as error:
+                    log.error("webhooks could not be looked for, will try again: %s", error)
+                except Exception:
+                    log.exception("webhooks could not be looked for, will try again")
+                try:
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await notified.wait()
+                except TimeoutError:
+                    pass
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _look(self, group: asyncio.TaskGroup) -> None:
+        """Find the targets of what has ended, and begin with those that are due."""
+        found, self._read_to = await self._store.find_new(self._read_to)
+        self._behind |= found
+        await self._store.skip_idle(self._behind | self._under_way, self._read_to)
+        room = MAX_TARGETS - len(self._under_way)
+        for id in (await self._store.find_due(self._behind - self._under_way))[:room]:
+            self._under_way.add(id)
+            group.create_task(self._serve(id), name=f"webhook {id}")
+
+    async def _serve(self, id: int) -> None:
+        """Send a target what it has still to get, and note how far that went."""
+        # Before it is read: what ends meanwhile puts it back.
+        self._behind.discard(id)
+        has_all = False
+        try:
+            # Long enough for a batch and its report: whoever claims after that finds this server dead.
+            seconds = (BATCH / MAX_AT_ONCE + 1) * self._settings.timeout_seconds + 30
+            while not has_all and (target := await self._store.claim(id, seconds=seconds)) is not None:
+                has_all = await self._deliver(target)
+        except PolarError as error:
+            log.error("webhook %d could not be read or noted, will try again: %s", id, error)
+        except Exception:
+            log.exception("webhook %d failed, will try again", id)
+        finally:
+            self._under_way.discard(id)
+            if not has_all:
+                self._behind.add(id)
+
+    async def _deliver(self, target: Target) -> bool:
+        """Send one batch; whether the target has got everything."""
+        batch = await self._store.read(target, limit=BATCH)
+        delivered, error = await self._send(target, batch.notices)
+        if error is None:
+            await self._store.settle(target, batch.cursor)
+            return batch.is_last
+        cursor = max(batch.notices[delivered][0] - 1, target.cursor)
+        failures = 1 if cursor > target.cursor else target.failures + 1
+        later = self._backoff.pause(failures)
+        log.warning(
+            "webhook to %s, attempt %d: %s; again in %.0f s",
+            *(destination(target.url), failures, error, later),
+        )
+        await self._store.settle(target, cursor, error=error, retry_seconds=later)
+        return False
+
+    async def _send(self, target: Target, notices: Sequence[tuple[int, Notice]]) -> tuple[int, str | None]:
+        """How many notices were taken before the first that failed, and why it failed."""
+        if not notices:
+            return 0, None
+        try:
+            url, host = await self._pinned(target.url)
+        except (InvalidInput, OSError) as error:
+            return 0, _words(error)
+        done = 0
+        # For one target only: a connection that was made to one name must not carry what is for another.
+        async with httpx.AsyncClient(
+            verify=self._tls,
+            trust_env=False,
+            follow_redirects=False,
+            timeout=self._settings.timeout_seconds,
+            headers={"User-Agent": f"polar/{__version__}", "Content-Type": "application/json", "Host": host},
+        ) as http:
+            for some in _chunks(notices, is_probing=target.failures > 0):
+                name = urlsplit(target.url).hostname
+                errors = await asyncio.gather(*(self._post(http, url, name, notice) for _, notice in some))
+                for failure in errors:
+                    if failure is not None:
+                        return done, failure
+                    done += 1
+        return done, None
+
+    async def _post(self, http: httpx.AsyncClient, url: str, name: str | None, notice: Notice) -> str | None:
+        """What went wrong, or None."""
+        body = notice.model_dump_json().encode()
+        headers = {
+            webhooks.SIGNATURE: webhooks.sign(self._secret, body, time.time()),
+            webhooks.DELIVERY: notice.id,
+        }
+        request = http.build_request(
+            "POST", url, content=body, headers=headers, extensions={"sni_hostname": name}
+        )
+        error: str | None = None
+        try:
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                answer = await http.send(request, stream=True)
+                await answer.aclose()
+            error = None if answer.is_success else f"it answered {answer.status_code}"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as failure:
+            error = _words(failure)
+        self._attempted(error is None)
+        return error
+
+    async def _pinned(self, url: str) -> tuple[str, str]:
+        """The URL at an address that may be called, and the host it names.
+
+        The name is resolved once and that address is used: another answer to a second question could
+        lead elsewhere.
+        """
+        wanted = destination(url)
+        if not self._allow.names(wanted):
+            raise InvalidInput(f"{wanted} is not in server.webhooks.allow")
+        found = await asyncio.get_running_loop().getaddrinfo(
+            wanted.host, wanted.port, type=socket.SOCK_STREAM
+        )
+        for *_, place in found:
+            address = Destination.parse(
+                f"[{place[0]}]:1" if ":" in str(place[0]) else f"{place[0]}:1"
+            ).address
+            if address is not None and self._allow.admits(wanted, address):
+                parts = urlsplit(url)
+                at = Destination(str(address), wanted.port)
+                return urlunsplit((parts.scheme, str(at), parts.path or "/", parts.query, "")), parts.netloc
+        raise InvalidInput(
+            f"{wanted.host} has no address that may be called",
+            hint="one that is not public must itself be in server.webhooks.allow",
+        )
+
+
+def _chunks(
+    notices: Sequence[tuple[int, Notice]], *, is_probing: bool
+) -> Iterator[Sequence[tuple[int, Notice]]]:
+    """What is sent at once; first a single one to a target that failed."""
+    start = 1 if is_probing else 0
+    if is_probing:
+        yield notices[:1]
+    for begin in range(start, len(notices), MAX_AT_ONCE):
+        yield notices[begin : begin + MAX_AT_ONCE]
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, PolarError):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

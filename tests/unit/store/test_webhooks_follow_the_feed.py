@@ -1,0 +1,165 @@
+"""Webhooks in the store: each target gets everything that ended once, from one server at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import select
+
+from polar.models.session import SessionStatus
+from polar.models.views import Notice
+from polar.models.webhook import Webhook, WebhookEvent
+from polar.store import webhooks as module
+from polar.store.store import Store
+from polar.store.tables import webhooks
+from polar.store.webhooks import Target
+from tests.fakes.control_plane import Clock, complete, idle_task, result_of
+
+URL = "https://hooks.example/polar"
+BOTH = (WebhookEvent.SESSION_ENDED, WebhookEvent.TASK_ENDED)
+
+
+async def run(store: Store, task_id: str, samples: int, webhook: Webhook | None) -> None:
+    await store.tasks.submit(idle_task(task_id, samples=samples, webhook=webhook))
+    leases = await store.leases.claim("north", limit=samples, runtimes=["idle"], seconds=60)
+    for lease in leases:
+        await complete(store, lease.key, result_of(lease))
+
+
+async def claimed(store: Store, seconds: float = 60) -> Target:
+    """The one target there is."""
+    found, _ = await store.webhooks.find_new(None)
+    (id,) = await store.webhooks.find_due(found)
+    target = await store.webhooks.claim(id, seconds=seconds)
+    assert target is not None
+    return target
+
+
+async def unread(store: Store, limit: int = 100) -> list[Notice]:
+    """Deliver everything."""
+    notices: list[Notice] = []
+    is_last = False
+    found, _ = await store.webhooks.find_new(None)
+    (id,) = found
+    while not is_last:
+        target = await store.webhooks.claim(id, seconds=60)
+        assert target is not None
+        batch = await store.webhooks.read(target, limit=limit)
+        await store.webhooks.settle(target, batch.cursor)
+        notices += [notice for _, notice in batch.notices]
+        is_last = batch.is_last
+    return notices
+
+
+def about(notices: list[Notice]) -> list[tuple[WebhookEvent, str]]:
+    return [(notice.event, notice.session_id or notice.task_id) for notice in notices]
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+async def test_each_ended_session_and_task_is_delivered_once_and_in_order(store: Store, limit: int) -> None:
+    await run(store, "silent", 2, None)
+    await run(store, "loud", 2, Webhook(url=URL, events=BOTH))
+    await run(store, "short", 1, Webhook(url=URL, events=(WebhookEvent.TASK_ENDED,)))
+    await store.tasks.submit(idle_task("waiting", webhook=Webhook(url=URL, events=BOTH)))
+    await store.tasks.submit(idle_task("stopped", webhook=Webhook(url=URL, events=BOTH)))
+    await store.tasks.cancel("stopped")
+    assert about(await unread(store, limit)) == [
+        (WebhookEvent.SESSION_ENDED, "loud.0"),
+        (WebhookEvent.SESSION_ENDED, "loud.1"),
+        (WebhookEvent.TASK_ENDED, "loud"),
+        (WebhookEvent.TASK_ENDED, "short"),
+        (WebhookEvent.SESSION_ENDED, "stopped.0"),
+        (WebhookEvent.TASK_ENDED, "stopped"),
+    ]
+    await store.tasks.cancel("waiting")
+    assert about(await unread(store)) == [
+        (WebhookEvent.SESSION_ENDED, "waiting.0"),
+        (WebhookEvent.TASK_ENDED, "waiting"),
+    ]
+
+
+async def test_a_notice_is_the_same_whenever_it_is_read(store: Store) -> None:
+    await run(store, "t", 2, Webhook(url=URL, events=BOTH))
+    target = await claimed(store)
+    first = await store.webhooks.read(target, limit=10)
+    await run(store, "other", 1, None)
+    again = await store.webhooks.read(target, limit=10)
+    assert first.notices == again.notices
+    assert len({notice.id for _, notice in first.notices}) == 3
+
+
+async def test_notices_carry_the_result_or_the_whole_task(store: Store) -> None:
+    await run(store, "t", 2, Webhook(url=URL, events=BOTH))
+    notices = {notice.event: notice for notice in await unread(store)}
+    ended = notices[WebhookEvent.SESSION_ENDED]
+    assert ended.result is not None
+    assert ended.result.session_id == ended.session_id
+    task = notices[WebhookEvent.TASK_ENDED].task
+    assert task is not None
+    assert task.sessions == {SessionStatus.COMPLETED: 2}
+    assert task.mean_reward is not None
+
+
+async def test_a_target_is_claimed_by_one_server_until_that_is_taken_for_dead(
+    store: Store, clock: Clock
+) -> None:
+    await run(store, "t", 1, Webhook(url=URL))
+    found, _ = await store.webhooks.find_new(None)
+    (id,) = found
+    claims = await asyncio.gather(*(store.webhooks.claim(id, seconds=60) for _ in range(3)))
+    (first,) = [target for target in claims if target is not None]
+    assert await store.webhooks.find_due(found) == []
+    clock.now += 60
+    assert await claimed(store) is not None
+    await store.webhooks.settle(first, first.cursor + 1)
+    (view,) = await store.webhooks.all()
+    assert view.lag == 1, "what the server that was taken for dead says of its claim is too late"
+
+
+async def test_a_failure_waits_and_keeps_its_place(store: Store, clock: Clock) -> None:
+    await run(store, "t", 3, Webhook(url=URL))
+    target = await claimed(store)
+    batch = await store.webhooks.read(target, limit=10)
+    cursor = batch.notices[1][0] - 1
+    await store.webhooks.settle(target, cursor, error="it answered 500", retry_seconds=5)
+    assert await store.webhooks.find_due({target.id}) == []
+    clock.now += 3
+    (view,) = await store.webhooks.all()
+    assert (view.lag, view.lag_seconds, view.failures, view.error) == (2, 3.0, 1, "it answered 500")
+    assert view.retry_at == clock.now + 2
+    clock.now += 2
+    target = await claimed(store)
+    await store.webhooks.settle(target, target.cursor, error="it answered 500", retry_seconds=0)
+    (view,) = await store.webhooks.all()
+    assert view.failures == 2
+    assert [name for _, name in about(await unread(store))] == ["t.1", "t.2"]
+    (view,) = await store.webhooks.all()
+    assert (view.lag, view.failures, view.error, view.delivered_at) == (0, 0, None, clock.now)
+
+
+async def test_only_targets_with_something_new_are_found(store: Store) -> None:
+    await run(store, "a", 1, Webhook(url=URL))
+    _, end = await store.webhooks.find_new(None)
+    assert await store.webhooks.find_new(end) == (set(), end)
+    await run(store, "b", 1, Webhook(url=f"{URL}/b"))
+    await run(store, "c", 1, None)
+    found, end = await store.webhooks.find_new(end)
+    assert len(found) == 1
+    assert (await store.webhooks.find_new(end))[0] == set()
+
+
+async def test_a_long_feed_of_others_is_not_read_again_and_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_IDLE_RESULTS", 3)
+    await run(store, "t", 1, Webhook(url=URL))
+    await run(store, "u", 1, Webhook(url=f"{URL}/u"))
+    found, _ = await store.webhooks.find_new(None)
+    await run(store, "silent", 5, None)
+    _, end = await store.webhooks.find_new(None)
+    idle, behind = sorted(found)
+    await store.webhooks.skip_idle({behind}, end)
+    query = select(webhooks.c.id, webhooks.c.cursor)
+    rows = await store.database.read(lambda connection: connection.execute(query).all())
+    assert {row.id: row.cursor for row in rows} == {idle: end, behind: 1}
