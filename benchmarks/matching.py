@@ -28,7 +28,7 @@ from polar.models.completion import Ids
 from polar.recordings.growth import GrowingTree, Turn
 from polar.rendering.base import Renderer
 from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer_file import read_tokenizer
+from polar.rendering.tokenizer import read_tokenizer
 
 T = TypeVar("T")
 

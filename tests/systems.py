@@ -19,7 +19,7 @@ from polar.gateway.server import Gateway
 from polar.models.task import TaskSpec
 from polar.node.node import Node
 from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer_file import read_tokenizer
+from polar.rendering.tokenizer import read_tokenizer
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.scripted_engine import Script, ScriptedEngine

@@ -8,8 +8,7 @@ import torch
 
 from polar.config.settings import EngineSettings
 from polar.engines.embedded.attention import Segment
-from polar.engines.embedded.head import product
-from polar.engines.embedded.model import load
+from polar.engines.embedded.model import load, product
 from polar.training.head import PART, Manner, score
 from tests.fakes.tiny_llama import write_tiny_llama
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from polar.models.chat import Message
 from polar.rendering.base import MessageDelta, ResponseParser
 from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer_file import read_tokenizer
+from polar.rendering.tokenizer import read_tokenizer
 
 
 class ThinkingChatML(ChatML):

@@ -21,7 +21,7 @@ from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.task import Budgets, SamplingPin
 from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer_file import read_tokenizer
+from polar.rendering.tokenizer import read_tokenizer
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.scripted_engine import ScriptedEngine

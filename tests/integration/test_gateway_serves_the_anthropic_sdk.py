@@ -24,7 +24,7 @@ from polar.models.task import Budgets, SamplingPin
 from polar.recordings.capture import read_capture
 from polar.rendering.base import Renderer
 from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer_file import read_tokenizer
+from polar.rendering.tokenizer import read_tokenizer
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
 from tests.fakes.thinking_renderer import ThinkingChatML
 

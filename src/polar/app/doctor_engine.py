@@ -22,7 +22,7 @@ from polar.models.chat import Message, Role, Sampling
 from polar.models.session import PROCESSED, RAW
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
-from polar.rendering.tokenizer_file import read_tokenizer
+from polar.rendering.tokenizer import read_tokenizer
 from polar.telemetry.readings import shown
 
 AREA = Area("engine")

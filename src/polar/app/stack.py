@@ -24,10 +24,10 @@ from polar.config.settings import (
     environment_client_cert,
 )
 from polar.engines.base import Engine, Mode, ModelInfo
-from polar.engines.clients import engine_client
 from polar.engines.embedded.process import embedded_engine
 from polar.engines.embedded.weights import ensure_tokenizer, is_cached
 from polar.engines.http import HttpEngine
+from polar.engines.replicas import engine_client
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.server import Gateway
 from polar.models.access import Role
@@ -35,7 +35,7 @@ from polar.node.node import Node, join
 from polar.node.services import held, node_directory
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
-from polar.rendering.tokenizer_file import read_tokenizer
+from polar.rendering.tokenizer import read_tokenizer
 from polar.rollout.announcement import announced
 from polar.rollout.server import RolloutServer
 from polar.rollout.tokens import load_or_create_secret, load_or_create_token

@@ -55,7 +55,7 @@ def engine(
     # Harnesses share the cores with the engine: compute threads that spin while they wait for one
     # another made a step several times slower whenever anything else ran. Read when torch loads.
     set_unless_given("OMP_WAIT_POLICY", "PASSIVE")
-    from polar.engines.embedded.serving import serve
+    from polar.engines.embedded.server import serve
 
     asyncio.run(serve(settings.engine, host, port, _say_ready))
 

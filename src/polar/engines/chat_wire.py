@@ -22,16 +22,14 @@ from polar.models.chat import (
     ChatRequest,
     FinishReason,
     JsonOutput,
-    Message,
-    Role,
     Sampling,
     ToolCall,
-    ToolDefinition,
     ToolUse,
     Usage,
 )
 from polar.models.completion import Ids
 from polar.rendering.base import MessageDelta
+from polar.rendering.template import openai_message, tool_fields
 
 PATH = "/v1/chat/completions"
 
@@ -46,7 +44,7 @@ _FINISH = {
 
 def request_body(call: ChatCall, model: str, *, stream: bool) -> dict[str, Any]:
     """What every OpenAI-compatible server understands of a call."""
-    body = prompt_body(call.chat, model) | _sampling(call.sampling)
+    body = prompt_body(call.chat, model) | sampling_fields(call.sampling)
     if call.chat.output is not None:
         body["response_format"] = _response_format(call.chat.output)
     if stream:
@@ -57,13 +55,16 @@ def request_body(call: ChatCall, model: str, *, stream: bool) -> dict[str, Any]:
 
 def prompt_body(chat: ChatRequest, model: str) -> dict[str, Any]:
     """What of a call the chat template sees."""
-    body: dict[str, Any] = {"model": model, "messages": [_message(message) for message in chat.messages]}
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [openai_message(message) for message in chat.messages],
+    }
     choice = chat.tool_choice
     # No common server takes a choice among some of the tools: the others are not offered then.
     tools = [tool for tool in chat.tools if not choice.names or tool.name in choice.names]
     if not tools:
         return body
-    body["tools"] = [_tool(tool) for tool in tools]
+    body["tools"] = [tool_fields(tool) for tool in tools]
     if choice.use is ToolUse.REQUIRED and len(choice.names) == 1:
         body["tool_choice"] = {"type": "function", "function": {"name": choice.names[0]}}
     elif choice.use is not ToolUse.AUTO:
@@ -73,35 +74,8 @@ def prompt_body(chat: ChatRequest, model: str) -> dict[str, Any]:
     return body
 
 
-def _message(message: Message) -> dict[str, Any]:
-    body: dict[str, Any] = {"role": message.role.value, "content": message.content}
-    if message.role is Role.ASSISTANT:
-        if message.reasoning:
-            body["reasoning_content"] = message.reasoning
-        if message.tool_calls:
-            body["content"] = message.content or None
-            body["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        body["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        body["name"] = message.name
-    return body
-
-
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
-
-
-def _tool(tool: ToolDefinition) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
-
-
-def _sampling(sampling: Sampling) -> dict[str, Any]:
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """What is asked of the sampling, in OpenAI's words and vLLM's."""
     wishes = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -110,8 +84,8 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
         "max_tokens": sampling.max_tokens,
         "stop": list(sampling.stop) or None,
         "logit_bias": {str(id): bias for id, bias in sampling.logit_bias} or None,
-        "presence_penalty": sampling.presence_penalty or None,
-        "frequency_penalty": sampling.frequency_penalty or None,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
     }
     return {name: value for name, value in wishes.items() if value is not None}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from itertools import chain, groupby
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -21,6 +22,8 @@ from polar.engines.base import (
     GenerateRequest,
     Mode,
     RequestUnfit,
+    TokenChunk,
+    Unconstrainable,
 )
 from polar.engines.connections import Connections, Disconnected, Response
 from polar.errors import Backoff
@@ -374,3 +377,45 @@ def _probe(temperature: float) -> GenerateRequest:
     """Asks for one token, on behalf of no session."""
     sampling = Sampling(temperature=temperature, top_p=1.0, top_k=0, max_tokens=1)
     return GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
+
+
+def coalesce_chunks(read: Iterable[TokenChunk | None]) -> Iterator[TokenChunk]:
+    """As few chunks as the versions of their tokens allow; an error comes after what was read before it."""
+    arrived: list[TokenChunk] = []
+    failure: Exception | None = None
+    try:
+        for chunk in read:
+            if chunk is None:
+                continue
+            arrived.append(chunk)
+    except Exception as error:
+        failure = error
+    for version, alike in groupby(arrived, lambda chunk: chunk.policy_version):
+        yield _joined(list(alike), version)
+    if failure is not None:
+        raise failure
+
+
+def _joined(chunks: list[TokenChunk], version: int) -> TokenChunk:
+    if len(chunks) == 1:
+        return chunks[0]
+    return TokenChunk(
+        ids=list(chain.from_iterable(chunk.ids for chunk in chunks)),
+        logprobs=list(chain.from_iterable(chunk.logprobs for chunk in chunks)),
+        policy_version=version,
+        cached_tokens=max(chunk.cached_tokens for chunk in chunks),
+    )
+
+
+@contextmanager
+def guided(request: GenerateRequest) -> Iterator[None]:
+    """An engine that does not accept a guided request is taken to refuse the guidance.
+
+    Everything else in a request is the gateway's own and was accepted at start-up.
+    """
+    try:
+        yield
+    except NotAccepted as error:
+        if request.constraint is None and not request.sampling.is_reshaped:
+            raise
+        raise Unconstrainable(f"the model cannot be held to what is asked: {error.reason}") from error

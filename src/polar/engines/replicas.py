@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 from math import ceil
 from typing import TypeVar
 
+from polar import plugins
+from polar.config.settings import EngineSettings
 from polar.engines.base import (
     HALF_REPLACED,
     ChatCall,
@@ -314,3 +316,13 @@ class _Replica:
             yield
         finally:
             self.open -= 1
+
+
+def engine_client(settings: EngineSettings, urls: Sequence[str]) -> Engine:
+    """The client of the one engine, or of all replicas as if they were one."""
+    client = plugins.load("engines", settings.kind)
+    named = settings.model if "model" in settings.model_fields_set else None
+    engines: dict[str, Engine] = {
+        url: client(url, settings.api_key, model=named, max_context=settings.max_context) for url in urls
+    }
+    return engines[urls[0]] if len(urls) == 1 else Replicas(engines)

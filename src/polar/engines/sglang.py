@@ -23,8 +23,7 @@ from polar.engines.base import (
     TokenChunk,
     WeightUpdate,
 )
-from polar.engines.guidance import guided, token_biases
-from polar.engines.http import HttpEngine, reason_in, refusal
+from polar.engines.http import HttpEngine, guided, reason_in, refusal
 from polar.models.chat import ChatRequest, FinishReason
 from polar.models.policy import PauseMode
 
@@ -318,20 +317,16 @@ def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:
 
 
 def _request_body(request: GenerateRequest) -> dict[str, Any]:
-    sampling = request.sampling
+    fields = chat_wire.sampling_fields(request.sampling)
+    # Left out, it would be 128.
+    limit = fields.pop("max_tokens", None)
+    if "seed" in fields:
+        fields["sampling_seed"] = fields.pop("seed")
+    constraint = request.constraint
     wishes = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        # SGLang says "all" with -1 and refuses 0.
-        "top_k": sampling.top_k or (None if sampling.top_k is None else -1),
-        "sampling_seed": sampling.seed,
-        "stop": list(sampling.stop) or None,
         "stop_token_ids": list(request.stop_token_ids) or None,
-        "logit_bias": token_biases(request),
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "json_schema": request.constraint.json_schema if request.constraint else None,
-        "structural_tag": request.constraint.structural_tag if request.constraint else None,
+        "json_schema": constraint.json_schema if constraint else None,
+        "structural_tag": constraint.structural_tag if constraint else None,
     }
     return {
         "rid": request.request_id,
@@ -339,29 +334,27 @@ def _request_body(request: GenerateRequest) -> dict[str, Any]:
         "stream": True,
         "return_logprob": True,
         "sampling_params": {
-            # Left out, it would be 128.
-            "max_new_tokens": sampling.max_tokens,
+            "max_new_tokens": limit,
             "no_stop_trim": True,
-            # A server may prefer others: name the neutral values.
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-        }
-        | {name: value for name, value in wishes.items() if value is not None},
+            **_neutral(fields),
+            **{name: value for name, value in wishes.items() if value is not None},
+        },
     }
 
 
 def _chat_body(call: ChatCall, model: str) -> dict[str, Any]:
-    body = chat_wire.request_body(call, model, stream=False)
-    if body.get("top_k") == 0:
-        body["top_k"] = -1
-    return body | {
+    return _neutral(chat_wire.request_body(call, model, stream=False)) | {
         "rid": call.request_id,
         "logprobs": True,
         # Versions differ in which of them gives the prompt's ids.
         "return_token_ids": True,
         "return_prompt_token_ids": True,
         "return_meta_info": True,
-        # As above.
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
     }
+
+
+def _neutral(fields: dict[str, Any]) -> dict[str, Any]:
+    """The values that a server may prefer others to are named. It says "all" with a top_k of -1, not 0."""
+    if fields.get("top_k") == 0:
+        fields["top_k"] = -1
+    return fields | {"min_p": 0.0, "repetition_penalty": 1.0}

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import orjson
 
 from polar.engines import chat_wire
-from polar.engines.arrivals import coalesce_chunks
 from polar.engines.base import (
     HALF_REPLACED,
     ChatCall,
@@ -28,8 +27,7 @@ from polar.engines.base import (
     WeightUpdate,
 )
 from polar.engines.chat_wire import Fixed, Versioned
-from polar.engines.guidance import guided, token_biases
-from polar.engines.http import HttpEngine, NotAccepted, reason_in
+from polar.engines.http import HttpEngine, NotAccepted, coalesce_chunks, guided, reason_in
 from polar.models.chat import ChatRequest, FinishReason
 from polar.models.policy import PauseMode
 from polar.rendering.constraints import Constraint
@@ -47,6 +45,8 @@ _RUNTIME_LORA = (
     " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or train all weights"
 )
 
+_OURS = {"return_token_ids": True, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What every request says: vLLM fills what is left out from the model's generation_config."""
 _ADAPTER = "polar-"
 """How the names of adapters begin; the version follows."""
 _REPLACING = "being-replaced"
@@ -348,18 +348,8 @@ def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:
 
 
 def _request_body(request: GenerateRequest, model: str) -> dict[str, Any]:
-    sampling = request.sampling
     wishes = {
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "seed": sampling.seed,
-        "stop": list(sampling.stop) or None,
         "stop_token_ids": list(request.stop_token_ids) or None,
-        "logit_bias": token_biases(request),
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
         "structured_outputs": _structured(request.constraint),
     }
     return {
@@ -367,24 +357,17 @@ def _request_body(request: GenerateRequest, model: str) -> dict[str, Any]:
         "prompt": request.prompt_ids,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "return_token_ids": True,
         "logprobs": 1,
+        **_OURS,
         "request_id": request.request_id,
-        # vLLM fills what is left out from the model's generation_config: name the neutral values.
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-    } | {name: value for name, value in wishes.items() if value is not None}
+        **chat_wire.sampling_fields(request.sampling),
+        **{name: value for name, value in wishes.items() if value is not None},
+    }
 
 
 def _chat_body(call: ChatCall, model: str) -> dict[str, Any]:
-    return chat_wire.request_body(call, model, stream=call.chat.stream) | {
-        "return_token_ids": True,
-        "logprobs": True,
-        "request_id": call.request_id,
-        # As above.
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-    }
+    body = chat_wire.request_body(call, model, stream=call.chat.stream)
+    return body | _OURS | {"logprobs": True, "request_id": call.request_id}
 
 
 def _structured(constraint: Constraint | None) -> dict[str, str] | None:

@@ -21,7 +21,7 @@ from polar.models.completion import Ids
 from polar.recordings.growth import Turn
 from polar.rendering.base import MessageDelta, Renderer, Unrenderable
 from polar.rendering.constraints import Constraint, constraint_of
-from polar.rendering.tool_limits import FIRST_CALL_ENDS, limited
+from polar.rendering.tool_calls import FIRST_CALL_ENDS, limited
 
 _SHORT = 1_000
 """Characters that are tokenised sooner than another thread would begin with them."""

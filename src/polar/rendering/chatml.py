@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 from polar.errors import InvalidInput
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.base import IdSequence, MessageDelta, Renderer, ResponseParser, TurnForm
-from polar.rendering.byte_level import TextStream, Vocabulary
-from polar.rendering.first_render import KeptTexts
+from polar.rendering.tokenizer import KeptTexts, TextStream, Vocabulary
 from polar.rendering.tool_calls import CallReader, write_call
 from polar.rendering.tool_prompt import demonstration, hermes_section, tool_section
 

@@ -49,7 +49,7 @@ def constraint_of(request: ChatRequest, form: TurnForm) -> Constraint | None:
         case ToolUse.REQUIRED:
             return _tagged(_calls(callable_, form, parallel=choice.parallel), form)
         case ToolUse.NONE if output is None:
-            # Where calls have no known opening, the parser turns them into text (see tool_limits).
+            # Where calls have no known opening, the parser turns them into text (see tool_calls.limited).
             is_needed = bool(request.tools) and form.writes_calls
             return _tag({"type": "any_text", "excludes": [OPEN]}) if is_needed else None
         case ToolUse.AUTO if output is None:

@@ -15,7 +15,7 @@ from polar.errors import InvalidInput
 from polar.rendering.base import Renderer
 from polar.rendering.chatml import END, SMOLLM_SYSTEM, START, ChatML, ToolForm
 from polar.rendering.template import PROBES, ChatTemplate, read_template
-from polar.rendering.tokenizer_file import read_tokenizer
+from polar.rendering.tokenizer import read_tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -82,10 +82,10 @@ class ChatTemplate:
 
     def _texts(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Iterator[str]:
         """The prompt from each of the forms that templates take messages in."""
-        for form in (_parsed, _unparsed, _without_empty_content):
+        for form in (message_fields, _unparsed_fields, openai_message):
             try:
                 yield self._template.render(
-                    messages=[form(message_fields(message)) for message in messages],
+                    messages=[form(message) for message in messages],
                     tools=[tool_fields(tool) for tool in tools] or None,
                     add_generation_prompt=True,
                     **self._tokens,
@@ -101,27 +101,6 @@ def _ids(renderer: Renderer, probe: str) -> list[int] | None:
         return None
 
 
-def _parsed(fields: dict[str, Any]) -> dict[str, Any]:
-    return fields
-
-
-def _unparsed(fields: dict[str, Any]) -> dict[str, Any]:
-    """As OpenAI's API has it: the arguments of calls are text."""
-    calls = fields.get("tool_calls", ())
-    functions = [
-        call["function"] | {"arguments": json.dumps(call["function"]["arguments"])} for call in calls
-    ]
-    listed = [call | {"function": function} for call, function in zip(calls, functions, strict=True)]
-    return fields | ({"tool_calls": listed} if listed else {})
-
-
-def _without_empty_content(fields: dict[str, Any]) -> dict[str, Any]:
-    """As OpenAI's API has it: a turn of calls alone has no content."""
-    return _unparsed(fields) | (
-        {"content": None} if fields.get("tool_calls") and not fields["content"] else {}
-    )
-
-
 def read_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The chat template beside a model's tokenizer; None if there is none."""
     file = directory / "chat_template.jinja"
@@ -133,12 +112,28 @@ def read_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def message_fields(message: Message) -> dict[str, Any]:
-    """A message in the form that chat templates read."""
-    fields: dict[str, Any] = {"role": message.role.value, "content": message.content}
+    """A message in the form that most chat templates read: the arguments of calls are objects."""
+    fields = openai_message(message) | {"content": message.content}
+    for call in fields.get("tool_calls", ()):
+        with suppress(ValueError):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return fields
+
+
+def openai_message(message: Message) -> dict[str, Any]:
+    """A message as OpenAI's API has it: arguments are text, and a turn of calls alone has no content."""
+    has_calls_alone = message.tool_calls and not message.content
+    fields: dict[str, Any] = {
+        "role": message.role.value,
+        "content": None if has_calls_alone else message.content,
+    }
     if message.reasoning:
         fields["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        fields["tool_calls"] = [_call_fields(call) for call in message.tool_calls]
+        fields["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     if message.name is not None:
@@ -146,17 +141,14 @@ def message_fields(message: Message) -> dict[str, Any]:
     return fields
 
 
+def _unparsed_fields(message: Message) -> dict[str, Any]:
+    return openai_message(message) | {"content": message.content}
+
+
 def tool_fields(tool: ToolDefinition) -> dict[str, Any]:
     """A tool in the form that chat templates read."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
-
-
-def _call_fields(call: ToolCall) -> dict[str, Any]:
-    arguments: Any = call.arguments
-    with suppress(ValueError):
-        arguments = json.loads(call.arguments)
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _compiled(text: str, directory: Path) -> Template:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polar.engines.embedded.head import product
+from polar.engines.embedded.model import product
 
 PART = 2048
 """Tokens of the vocabulary that are summed one after the other."""

@@ -6,8 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from polar.engines.embedded.detokenizer import Detokenizer
-from polar.engines.vocabulary import pieces
+from polar.engines.vocabulary import Detokenizer, pieces
 
 LETTERS = {letter: 256 + at for at, letter in enumerate("abc")}
 E_ACUTE, BEGUN = [0xC3, 0xA9], [0xE0]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-from polar.engines.embedded.model import SlotModel
-from polar.engines.embedded.policy import Policy
+from polar.engines.embedded.model import NewWeights, SlotModel
 from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
 from polar.engines.embedded.worker import Worker
 from polar.models.chat import FinishReason
@@ -39,7 +38,7 @@ async def test_a_chunk_has_one_policy_version(tiny: SlotModel) -> None:
     try:
         async with aclosing(worker.generate(asked(2000))) as batches:
             await anext(batches)
-            await worker.use(Policy(1, {}))
+            await worker.use(NewWeights(1, {}))
             versions = []
             async for batch in batches:
                 versions.append({token.policy_version for token in batch})

@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from polar.config.settings import EngineSettings
 from polar.engines.base import EngineError, GenerateRequest, TokenChunk, WeightUpdate
-from polar.engines.embedded.model import SlotModel, load
-from polar.engines.embedded.policy import read_policy
+from polar.engines.embedded.model import SlotModel, load, read_weights
 from polar.engines.embedded.scheduler import Chunks, Generation, Scheduler
 from polar.engines.embedded.server import EmbeddedServer
 from polar.engines.pausable import PausableEngine
@@ -160,7 +159,7 @@ async def test_the_slot_of_a_spanning_request_serves_no_other(tiny: SlotModel, o
     scheduler = Scheduler(tiny)
     scheduler.submit(0, Generation(PROMPT, 4))
     scheduler.step()
-    scheduler.use(read_policy(1, other, tiny.directory, tiny.weights))
+    scheduler.use(read_weights(1, other, tiny.directory, tiny.weights))
     scheduler.submit(1, Generation([*PROMPT, 7], 2))
     tokens = []
     while scheduler.has_work:
@@ -177,7 +176,7 @@ async def test_a_prompt_that_is_prefilled_in_part_begins_anew(
     scheduler = Scheduler(tiny, Chunks(shared=8, alone=8))
     scheduler.submit(0, Generation(PROMPT, 3))
     scheduler.step()
-    scheduler.use(read_policy(1, other, tiny.directory, tiny.weights))
+    scheduler.use(read_weights(1, other, tiny.directory, tiny.weights))
     tokens = []
     while scheduler.has_work:
         tokens += scheduler.step()
@@ -305,7 +304,7 @@ async def test_weights_that_are_tied_may_come_under_one_name(tmp_path: Path) -> 
 
     directory = write_tiny_llama(tmp_path, tie_word_embeddings=True)
     tied = load(EngineSettings(model=str(directory), device="cpu", slots=1))
-    policy = read_policy(1, None, tied.directory, tied.weights)
+    policy = read_weights(1, None, tied.directory, tied.weights)
     assert "lm_head.weight" not in policy.tensors
     tied.use(policy.tensors)
 

@@ -14,8 +14,7 @@ from polar.app.stack import data_plane
 from polar.cli.main import app
 from polar.config.settings import EngineSettings, Settings
 from polar.engines.base import EngineError
-from polar.engines.clients import engine_client
-from polar.engines.replicas import Replicas
+from polar.engines.replicas import Replicas, engine_client
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
 from tests.fakes.vllm_wire import event, usage, vllm_wire

@@ -16,8 +16,8 @@ from polar.app.stack import data_plane
 from polar.cli.main import app
 from polar.config.settings import EngineSettings, GatewaySettings, Settings
 from polar.engines.base import EngineError
-from polar.engines.clients import engine_client
 from polar.engines.http import HttpEngine
+from polar.engines.replicas import engine_client
 from polar.errors import InvalidInput, NotInstalled
 from polar.gateway.server import Gateway
 from polar.gateway.source import ChatSource

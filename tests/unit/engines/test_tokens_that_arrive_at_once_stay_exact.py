@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.engines.arrivals import coalesce_chunks
 from polar.engines.base import EngineError, GenerateRequest, TokenChunk
+from polar.engines.http import coalesce_chunks
 from polar.engines.vllm import VllmEngine
 from polar.models.chat import Sampling
 from tests.fakes.vllm_wire import event, vllm_wire

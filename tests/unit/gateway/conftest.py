@@ -18,7 +18,7 @@ from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
 from polar.recordings.capture import read_capture
 from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer_file import read_tokenizer
+from polar.rendering.tokenizer import read_tokenizer
 from tests.fakes.scripted_engine import Script, ScriptedEngine
 
 

@@ -12,7 +12,7 @@ from polar.engines.embedded.weights import ensure_model
 from polar.rendering.adapter import AdaptedRenderer
 from polar.rendering.chatml import ChatML, ToolForm
 from polar.rendering.families import renderer_for
-from polar.rendering.tokenizer_file import read_tokenizer
+from polar.rendering.tokenizer import read_tokenizer
 from tests.tokenizers_of_families import DEEPSEEK, LLAMA, QWEN3, Family
 
 

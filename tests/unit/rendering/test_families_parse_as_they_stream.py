@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polar.models.chat import Message, Role, ToolCall
-from polar.rendering.adapted_parser import AdaptedParser, WholeParser
-from polar.rendering.adapter import AdaptedRenderer
+from polar.rendering.adapter import AdaptedParser, AdaptedRenderer, WholeParser
 
 MARKS = [
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from polar.models.chat import Message, Role, ToolDefinition
 from polar.rendering.adapter import AdaptedRenderer
 from polar.rendering.chatml import ChatML
-from polar.rendering.first_render import KeptTexts
+from polar.rendering.tokenizer import KeptTexts
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

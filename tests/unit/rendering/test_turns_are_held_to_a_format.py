@@ -14,7 +14,7 @@ from polar.rendering.base import Renderer, Thinking, TurnForm
 from polar.rendering.chatml import ChatML
 from polar.rendering.constraints import closed, constraint_of
 from polar.rendering.families import renderer_for
-from polar.rendering.tool_limits import limited
+from polar.rendering.tool_calls import limited
 
 TOOLS = (ToolDefinition("f"), ToolDefinition("g"))
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'

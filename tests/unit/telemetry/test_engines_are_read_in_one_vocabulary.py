@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
-from polar.engines.embedded.metrics import families as embedded_families
+from polar.engines.embedded.server import families as embedded_families
 from polar.telemetry.readings import Readings, families, read, shown
 
 VLLM = """

@@ -11,7 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import polar
 from polar.config.settings import NodeSettings
-from polar.engines.embedded.metrics import families as embedded_families
+from polar.engines.embedded.server import families as embedded_families
 from polar.gateway.metrics import GatewayMetrics, Load
 from polar.node.metrics import Metrics
 from polar.node.pools import Pools

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from polar.app.weights import EngineWeights
-from polar.engines.embedded.policy import read_policy
+from polar.engines.embedded.model import read_weights
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.models.policy import PolicyView
 from polar.training.policy import load_policy
@@ -39,7 +39,7 @@ class Server:
             raise self.refusal
         self.version, self.path = version, str(path)
         state = self.engine.state_dict()
-        found = read_policy(self.version, path, self._model, state)
+        found = read_weights(self.version, path, self._model, state)
         for name, tensor in found.tensors.items():
             state[name].copy_(tensor)
         return self.policy()

@@ -16,13 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from polar.engines.embedded.attention import Segment
-from polar.engines.embedded.detokenizer import Detokenizer
 from polar.engines.embedded.grammar import Guide
-from polar.engines.embedded.metrics import Counts
-from polar.engines.embedded.model import SlotModel
-from polar.engines.embedded.policy import Policy
+from polar.engines.embedded.model import NewWeights, SlotModel
 from polar.engines.embedded.sampler import Draw, sample
-from polar.engines.embedded.slots import Placement, Slot, SlotTable, common_prefix
+from polar.engines.vocabulary import Detokenizer
 from polar.models.chat import FinishReason
 from polar.models.completion import Ids
 from polar.telemetry.readings import Readings
@@ -86,6 +83,16 @@ class Sampled:
         """Whether one answer may carry both: it has one version, and a failure stands alone."""
         is_token = self.finish_reason is not FinishReason.ERROR
         return is_token and self.policy_version == other.policy_version
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the engine started; written by the thread that computes, read by the one that serves."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that were in a slot already."""
+    sampled_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +171,7 @@ class Scheduler:
         self._waiting.clear()
         return waiting + [self._end_with_error(running) for running in list(self._running.values())]
 
-    def use(self, policy: Policy) -> None:
+    def use(self, policy: NewWeights) -> None:
         """Sample with these weights from the next token on.
 
         A request that has sampled keeps what it has computed; one that has not begins anew.
@@ -295,3 +302,103 @@ class Scheduler:
     def _release(self, running: _Running) -> None:
         del self._running[running.slot.index]
         self.table.release(running.slot)
+
+
+class Slot:
+    """One row of the KV buffers and the tokens it holds; they stay after their request has ended."""
+
+    def __init__(self, index: int, context: int) -> None:
+        self.index = index
+        self.is_free = True
+        self.length = 0
+        """How many tokens have their keys and values computed."""
+        self.is_stale = False
+        """Whether some are of weights that have been replaced: good for its own request only."""
+        self.last_used = 0
+        self._tokens: Ids = np.zeros(context, dtype=np.int32)
+
+    def shared(self, prompt: Ids) -> int:
+        """How many computed tokens a prompt begins with."""
+        return 0 if self.is_stale else common_prefix(self._tokens[: self.length], prompt)
+
+    def extend(self, ids: Ids) -> None:
+        """These tokens are computed now."""
+        self._tokens[self.length : self.length + len(ids)] = ids
+        self.length += len(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a prompt goes: `reused` tokens of it are in `slot`, after copying them from `source` if set."""
+
+    slot: Slot
+    reused: int
+    source: Slot | None = None
+
+
+class SlotTable:
+    """All slots. Free ones serve as the prefix cache, the least recently used is overwritten first."""
+
+    def __init__(self, count: int, context: int) -> None:
+        self.slots = [Slot(index, context) for index in range(count)]
+        self._clock = 0
+
+    @property
+    def free(self) -> int:
+        return sum(slot.is_free for slot in self.slots)
+
+    def best_prefix(self, prompt: Ids) -> tuple[Slot, int]:
+        """The slot that shares the most with a prompt, free ones first among equals."""
+        # The last token is computed in any case: the first sampled token needs its logits.
+        shares = [(min(slot.shared(prompt), len(prompt) - 1), slot.is_free, slot) for slot in self.slots]
+        length, _, slot = max(shares, key=lambda share: share[:2])
+        return slot, length
+
+    def place(self, prompt: Ids) -> Placement | None:
+        """Take a slot for a prompt, or None while all are busy."""
+        free = [slot for slot in self.slots if slot.is_free]
+        if not free:
+            return None
+        best, reused = self.best_prefix(prompt)
+        if best.is_free and 2 * reused >= best.length:
+            placement = Placement(best, reused)
+        else:
+            # The best slot is busy, or holds mostly another conversation that may come back.
+            oldest = min(free, key=lambda slot: (slot.length > 0, slot.last_used))
+            placement = Placement(oldest, reused, None if oldest is best or not reused else best)
+        placement.slot.is_free = False
+        self._touch(placement.slot)
+        if placement.source:
+            placement.slot.length = 0
+            placement.slot.extend(prompt[:reused])
+        placement.slot.length = reused
+        return placement
+
+    def release(self, slot: Slot) -> None:
+        slot.is_free = True
+        if slot.is_stale:
+            slot.is_stale, slot.length = False, 0
+        self._touch(slot)
+
+    def forget(self) -> None:
+        """Drop every cached token, while no slot is taken: they are no longer what the model computes."""
+        for slot in self.slots:
+            slot.length = 0
+
+    def expire(self) -> None:
+        """The weights are replaced: what is cached of the old ones serves no other request any more."""
+        for slot in self.slots:
+            if slot.is_free:
+                slot.length = 0
+            else:
+                slot.is_stale = True
+
+    def _touch(self, slot: Slot) -> None:
+        self._clock += 1
+        slot.last_used = self._clock
+
+
+def common_prefix(left: Ids, right: Ids) -> int:
+    length = min(len(left), len(right))
+    differing = np.flatnonzero(left[:length] != right[:length])
+    return int(differing[0]) if differing.size else length

@@ -16,7 +16,7 @@ import torch
 
 from polar.engines.embedded.attention import Segment
 from polar.engines.embedded.model import SlotModel
-from polar.engines.embedded.slots import Slot, SlotTable
+from polar.engines.embedded.scheduler import Slot, SlotTable
 
 log = logging.getLogger(__name__)
 

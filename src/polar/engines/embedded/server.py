@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,13 +24,12 @@ from typing import Any, TypeVar
 import orjson
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from pydantic import BaseModel, ValidationError
 
+from polar.config.settings import EngineSettings
 from polar.engines.embedded.intake import Intake
-from polar.engines.embedded.metrics import families
-from polar.engines.embedded.model import SlotModel
-from polar.engines.embedded.policy import read_policy
+from polar.engines.embedded.model import SlotModel, load, read_weights
 from polar.engines.embedded.sampler import LOGPROBS_MODE
 from polar.engines.embedded.scheduler import Sampled, Scheduler
 from polar.engines.embedded.wire import (
@@ -46,6 +48,7 @@ from polar.errors import InvalidInput, Unavailable, explain
 from polar.models.chat import FinishReason
 from polar.models.policy import PauseMode
 from polar.telemetry.page import CONTENT_TYPE, PATH, MetricsPage
+from polar.telemetry.readings import Readings, own_families
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +155,7 @@ class EmbeddedServer:
             if body.version != self.scheduler.policy_version:
                 weights, base = self.model.weights, self.model.directory
                 try:
-                    policy = await asyncio.to_thread(read_policy, body.version, path, base, weights)
+                    policy = await asyncio.to_thread(read_weights, body.version, path, base, weights)
                 except InvalidInput as error:
                     raise BadRequest(f"path: {error.message}", "path") from None
                 await self.worker.use(policy)
@@ -347,3 +350,50 @@ async def _parse(request: web.Request, body: type[B]) -> B:
 
 def _json(body: dict[str, Any], status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+
+
+def families(readings: Readings, *, policy_version: int, is_paused: bool) -> Iterable[Metric]:
+    yield from own_families(readings)
+    yield GaugeMetricFamily(
+        "polar_engine_policy_version", "The version of the weights it samples with.", value=policy_version
+    )
+    yield GaugeMetricFamily(
+        "polar_engine_paused", "1 while it computes nothing because it was asked to.", value=is_paused
+    )
+
+
+async def serve(settings: EngineSettings, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Load the configured model and serve it until SIGINT or SIGTERM; `ready` gets the URL."""
+    listen(host, port).close()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    loading = _load_in_background(settings)
+    stopped = asyncio.create_task(stop.wait())
+    either: set[asyncio.Future[Any]] = {loading, stopped}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        return
+    async with EmbeddedServer(await loading, host=host, port=port) as server:
+        log.info("serving at %s", server.url)
+        ready(server.url)
+        await stopped
+        log.info("asked to end")
+
+
+def _load_in_background(settings: EngineSettings) -> asyncio.Future[SlotModel]:
+    """The model to come. A daemon thread loads it, since asyncio would wait for one of its own at exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[SlotModel] = loop.create_future()
+
+    def run() -> None:
+        try:
+            outcome = partial(future.set_result, load(settings))
+        except BaseException as error:
+            outcome = partial(future.set_exception, error)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(outcome)
+
+    threading.Thread(target=run, name="polar-load", daemon=True).start()
+    return future

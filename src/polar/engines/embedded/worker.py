@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from enum import Enum, auto
 from functools import partial
 
-from polar.engines.embedded.policy import Policy
+from polar.engines.embedded.model import NewWeights
 from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
 from polar.engines.embedded.scorer import Scored, Scorer
 from polar.models.policy import PauseMode
@@ -104,7 +104,7 @@ class Worker:
         self._commands.put(self._resume)
         await self.settled()
 
-    async def use(self, policy: Policy) -> None:
+    async def use(self, policy: NewWeights) -> None:
         """Replace the weights between two steps."""
         done: asyncio.Future[None] = self._loop.create_future()
 
