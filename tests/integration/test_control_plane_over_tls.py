@@ -21,8 +21,7 @@ from polar.client import AsyncClient
 from polar.config.settings import ServerSettings, Settings, TlsSettings
 from polar.errors import InvalidInput, Unavailable
 from polar.models.access import Role
-from polar.rollout.server import RolloutServer
-from polar.rollout.tls import refuse_plain_http
+from polar.rollout.server import RolloutServer, refuse_plain_http
 from polar.store.store import Store
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire

@@ -36,8 +36,7 @@ from polar.node.services import held, node_directory
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
 from polar.rendering.tokenizer import read_tokenizer
-from polar.rollout.announcement import announced
-from polar.rollout.server import RolloutServer
+from polar.rollout.server import RolloutServer, announced
 from polar.rollout.tokens import load_or_create_secret, load_or_create_token
 from polar.store.store import Store
 from polar.telemetry.page import MetricsPage, Part, listening

@@ -13,7 +13,7 @@ from polar import __version__
 from polar.models.views import Problem
 from polar.rollout.access import BODY_LIMITS, PREFIX, READERS, Body, GuardedRoute, allow
 from polar.rollout.dashboard.files import dashboard_routes
-from polar.rollout.dashboard_routes import dashboard_data_routes
+from polar.rollout.dashboard.routes import dashboard_data_routes
 from polar.rollout.problems import answer_problems
 from polar.rollout.routes import node_routes, open_routes, token_routes, user_routes
 from polar.rollout.service import RolloutService

@@ -11,6 +11,7 @@ from polar import __version__
 from polar.models.access import MadeToken, NewToken, TokenPage
 from polar.models.dashboard import NodeList, NodeOverview
 from polar.models.delivery import DeliveryAnswer
+from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
 from polar.models.session import SessionEvent, SessionStatus
 from polar.models.task import Id, TaskSpec, TaskStatus
 from polar.models.views import (
@@ -45,7 +46,7 @@ from polar.rollout.access import (
     caller_of,
     guarded,
 )
-from polar.rollout.policy_routes import add_policy_node_routes, add_policy_routes
+from polar.rollout.policy import PolicyService
 from polar.rollout.problems import RESPONSES
 from polar.rollout.service import RolloutService
 from polar.rollout.tokens import Authenticator
@@ -83,10 +84,16 @@ def open_routes(service: RolloutService) -> APIRouter:
 
 
 def user_routes(service: RolloutService) -> APIRouter:
-    """Submitting tasks and reading what came of them."""
-    store = service.store
+    """Submitting tasks, reading what came of them, and updating the policy."""
     router = guarded("rollout")
+    _add_task_routes(router, service)
+    _add_session_routes(router, service)
+    _add_feed_routes(router, service)
+    _add_policy_routes(router, service.policy)
+    return router
 
+
+def _add_task_routes(router: APIRouter, service: RolloutService) -> None:
     @router.post(
         "/tasks",
         status_code=201,
@@ -112,17 +119,21 @@ def user_routes(service: RolloutService) -> APIRouter:
         status: TaskStatus | None = None, limit: Limit = 100, after: After = None
     ) -> TaskPage:
         """Tasks in the order in which they were submitted."""
-        return await store.tasks.page(status=status, limit=limit, after=after)
+        return await service.store.tasks.page(status=status, limit=limit, after=after)
 
     @router.get("/tasks/{task_id}", dependencies=[allow(READERS)])
     async def get_task(task_id: str) -> TaskView:
         """One task."""
-        return await store.tasks.get(task_id)
+        return await service.store.tasks.get(task_id)
 
     @router.post("/tasks/{task_id}/cancel", dependencies=[allow(TRAINERS)])
     async def cancel_task(task_id: str) -> TaskView:
         """Cancel every session of a task that has not ended."""
         return await service.cancel_task(task_id)
+
+
+def _add_session_routes(router: APIRouter, service: RolloutService) -> None:
+    store = service.store
 
     @router.get("/sessions", dependencies=[allow(READERS)])
     async def list_sessions(
@@ -170,6 +181,10 @@ def user_routes(service: RolloutService) -> APIRouter:
         """What was kept of an ended session's files and logs, as one zip archive."""
         return _bytes(await store.artifact_archive(session_id), "application/zip")
 
+
+def _add_feed_routes(router: APIRouter, service: RolloutService) -> None:
+    store = service.store
+
     @router.get("/events", dependencies=[allow(READERS)])
     async def list_events(cursor: Cursor = 0, limit: Limit = 100) -> EventPage:
         """Changes of all sessions' statuses in the order in which they were stored."""
@@ -195,14 +210,15 @@ def user_routes(service: RolloutService) -> APIRouter:
         """The URLs that tasks want their results sent to, and how far each has got."""
         return WebhookList(webhooks=await store.webhooks.all())
 
-    add_policy_routes(router, service.policy)
-    return router
-
 
 def node_routes(service: RolloutService) -> APIRouter:
     """Which nodes there are; what they ask: leasing sessions and delivering what came of them."""
     router = guarded("node")
-    add_policy_node_routes(router, service.policy)
+
+    @router.post("/nodes/{node}/policy", dependencies=[allow(NODES, audited=False)])
+    async def follow_policy(node: Id, body: PolicyReport, request: Request) -> PolicyOrder:
+        """Report what a node has done, and get its next order; waits for one that is new."""
+        return await service.policy.follow(node, body, request.is_disconnected)
 
     @router.get("/nodes", dependencies=[allow(READERS)])
     async def list_nodes() -> NodeList:
@@ -280,6 +296,28 @@ def token_routes(tokens: Tokens, authenticator: Authenticator) -> APIRouter:
         return TokenPage(tokens=revoked)
 
     return router
+
+
+def _add_policy_routes(router: APIRouter, service: PolicyService) -> None:
+    @router.get("/policy", dependencies=[allow(READERS)])
+    async def get_policy() -> PolicyView:
+        """The policy's version, who pauses it, and how far each live node is."""
+        return await service.view()
+
+    @router.post("/policy/pause", dependencies=[allow(TRAINERS)])
+    async def pause_policy(body: Pause, request: Request) -> PolicyView:
+        """Have nothing sampled until the pause is resumed or times out; again: renew it."""
+        return await service.pause(body, request.is_disconnected)
+
+    @router.post("/policy/update", dependencies=[allow(TRAINERS)])
+    async def update_policy(body: Update, request: Request) -> PolicyView:
+        """Replace the weights of every engine and raise the policy's version."""
+        return await service.update(body, request.is_disconnected)
+
+    @router.post("/policy/resume", dependencies=[allow(TRAINERS)])
+    async def resume_policy(body: Resume, request: Request) -> PolicyView:
+        """End a pause; nothing changes where there is none."""
+        return await service.resume(body, request.is_disconnected)
 
 
 def _bytes(blob: Blob, media_type: str) -> Response:

@@ -1,22 +1,27 @@
-"""The rollout server: the control plane listening on a port."""
+"""The rollout server: the control plane listening on a port, with HTTPS or on this machine only."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import json
+import os
 import socket
+import ssl
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import uvicorn
 
-from polar.config.settings import ServerSettings
-from polar.errors import PolarError
+from polar.config.settings import ServerSettings, TlsSettings
+from polar.errors import Conflict, InvalidInput, PolarError
+from polar.files import locked, write_atomic
 from polar.models.access import Role
 from polar.rollout.app import create_app
 from polar.rollout.service import RolloutService
-from polar.rollout.tls import is_for_this_machine, listening_options, refuse_plain_http
 from polar.rollout.tokens import Authenticator
 from polar.store.store import Store
 from polar.telemetry.page import MetricsPage
@@ -139,3 +144,61 @@ def _listen(host: str, port: int) -> socket.socket:
             hint="set server.port to another one, or 0 for any that is free",
         ) from None
     return listener
+
+
+@contextmanager
+def announced(data_dir: Path, url: str, certificate: Path | None) -> Iterator[None]:
+    """Name the server in server.json while the body runs; of several in a directory the first is named."""
+    with ExitStack() as stack:
+        try:
+            taken = Conflict(f"{data_dir} has a server already")
+            stack.enter_context(locked(data_dir / "server.lock", busy=taken))
+        except Conflict:
+            yield
+            return
+        address = data_dir / "server.json"
+        shown = str(certificate.absolute()) if certificate else None
+        write_atomic(address, json.dumps({"url": url, "pid": os.getpid(), "certificate": shown}))
+        stack.callback(address.unlink, missing_ok=True)
+        yield
+
+
+def is_for_this_machine(settings: ServerSettings) -> bool:
+    """Whether the server listens for nobody else."""
+    try:
+        return ipaddress.ip_address(settings.host).is_loopback
+    except ValueError:
+        return settings.host == "localhost"
+
+
+def refuse_plain_http(settings: ServerSettings) -> None:
+    """InvalidInput if tokens would travel unencrypted to other machines and nobody said that they may."""
+    if settings.tls is None and not settings.insecure and not is_for_this_machine(settings):
+        raise InvalidInput(
+            f"the server would listen on {settings.host} without TLS: others could read tokens on the way",
+            hint="give --tls-cert and --tls-key, or say --insecure behind a proxy or in your own network",
+        )
+
+
+def listening_options(tls: TlsSettings | None) -> dict[str, Any]:
+    """What uvicorn is told; InvalidInput if the certificate cannot be used."""
+    if tls is None:
+        return {}
+    options = {
+        "ssl_certfile": str(tls.cert),
+        "ssl_keyfile": str(tls.key),
+        "ssl_ca_certs": str(tls.client_ca) if tls.client_ca else None,
+        "ssl_cert_reqs": ssl.CERT_REQUIRED if tls.client_ca else ssl.CERT_NONE,
+    }
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.cert, tls.key, lambda: "")
+        if tls.client_ca:
+            context.load_verify_locations(tls.client_ca)
+    except (OSError, ssl.SSLError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInput(
+            f"server.tls: the certificate {tls.cert} with the key {tls.key} cannot be used: {reason}",
+            hint="both are files in PEM, the key without a password",
+        ) from None
+    return options

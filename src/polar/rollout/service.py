@@ -31,7 +31,7 @@ from polar.models.views import (
 )
 from polar.rollout.access import Caller
 from polar.rollout.checks import check_components, check_runtime, concerning
-from polar.rollout.live import Live
+from polar.rollout.dashboard.live import Live
 from polar.rollout.long_poll import Gone, Notifier
 from polar.rollout.metrics import ServerMetrics
 from polar.rollout.policy import PolicyService, marked

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from polar.errors import PolarError, Unavailable
-from polar.store.migrate import upgrade
+from polar.store.migrations import upgrade
 
 T = TypeVar("T")
 

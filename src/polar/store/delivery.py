@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, func, select
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError
 from polar.models.delivery import Delivery
 from polar.models.session import FailureReason, SessionResult, SessionStatus
-from polar.store.events import Entry, record
+from polar.store.feeds import Entry, record
 from polar.store.leases import entries, fenced_off, is_held, is_newest, requeue, rows_of
 from polar.store.sessions import HELD, cancel_rows, end, ended_by_server
 from polar.store.tables import results, sessions, tasks

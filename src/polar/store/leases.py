@@ -29,7 +29,7 @@ from polar.models.session import (
 from polar.models.task import TaskSpec
 from polar.models.views import HeartbeatAnswer, SessionBeat
 from polar.store.database import BATCH, Database
-from polar.store.events import Entry, record
+from polar.store.feeds import Entry, record
 from polar.store.nodes import is_drained, report_trouble
 from polar.store.sessions import HELD, cancel_rows, end, ended_by_server
 from polar.store.tables import IS_QUEUED, sessions, tasks

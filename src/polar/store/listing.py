@@ -1,4 +1,4 @@
-"""Sessions and tasks as lists, the newest first, a page at a time, without what a line does not show."""
+"""What the dashboard lists: sessions and tasks, the newest first, a page at a time, and the last hour."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Case, Cast, ColumnElement, Connection, Integer, Select, case, cast, func, select
 
 from polar.errors import NotFound
-from polar.models.dashboard import Reward, SessionRow, SessionRows, TaskRow, TaskRows
+from polar.models.dashboard import Minute, Reward, SessionRow, SessionRows, TaskRow, TaskRows
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskStatus
 from polar.store.database import Database
 from polar.store.sessions import page_start
-from polar.store.tables import sessions, tasks
+from polar.store.tables import results, sessions, tasks
 from polar.store.tasks import has_status, status_of
+
+MINUTES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,13 @@ class Listing:
         if not rows:
             raise NotFound(f"no task {task_id!r}", hint="`polar tasks` lists them")
         return tuple(map(_session, rows))
+
+    async def minutes(self) -> tuple[Minute, ...]:
+        """What ended in each minute of the last hour, oldest first."""
+        now = self._database.now()
+        # Whole minutes by the clock: bars of a chart then stand still while it moves on.
+        start = (now // 60 - MINUTES + 1) * 60
+        return await self._database.read(lambda connection: _minutes(connection, start))
 
 
 _COLUMNS = (
@@ -165,3 +174,42 @@ def _tasks(connection: Connection, rows: Sequence[Any]) -> tuple[TaskRow, ...]:
         )
         for row in rows
     )
+
+
+def _minutes(connection: Connection, start: float) -> tuple[Minute, ...]:
+    minute = _whole(connection, (results.c.created_at - start) / 60).label("minute")
+    query = (
+        select(
+            minute,
+            func.count(),
+            func.sum(_one_where(results.c.usable)),
+            func.sum(results.c.sampled_tokens),
+            func.sum(results.c.trainable_tokens),
+            func.avg(results.c.reward),
+        )
+        .where(results.c.created_at >= start)
+        .group_by(minute)
+    )
+    found = {int(row[0]): row for row in connection.execute(query)}
+    return tuple(
+        Minute(
+            at=start + 60 * place,
+            ended=row[1],
+            usable=int(row[2]),
+            sampled_tokens=int(row[3]),
+            trainable_tokens=int(row[4]),
+            mean_reward=row[5],
+        )
+        if (row := found.get(place)) is not None
+        else Minute(at=start + 60 * place)
+        for place in range(MINUTES)
+    )
+
+
+def _whole(connection: Connection, value: ColumnElement[Any]) -> Cast[int]:
+    # PostgreSQL rounds where SQLite cuts off, and not every SQLite has a floor.
+    return cast(func.floor(value) if connection.dialect.name == "postgresql" else value, Integer)
+
+
+def _one_where(condition: ColumnElement[bool]) -> Case[int]:
+    return case((condition, 1), else_=0)

@@ -12,8 +12,7 @@ from polar.errors import InvalidInput, NotFound
 from polar.models.session import FailureReason, Progress, SessionResult, SessionStatus
 from polar.models.views import SessionPage, SessionView
 from polar.store.database import Database
-from polar.store.events import Entry, record
-from polar.store.feed import Feed, announce
+from polar.store.feeds import Entry, Feed, announce, record
 from polar.store.tables import results, sessions
 
 HELD = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN})

@@ -14,13 +14,11 @@ from polar.models.delivery import Delivery
 from polar.store.blobs import ARTIFACTS, RECORDINGS, BlobName, Blobs, open_blobs
 from polar.store.database import Database
 from polar.store.delivery import Retries, complete_rows
-from polar.store.events import Events
+from polar.store.feeds import Events, Results
 from polar.store.leases import Leases
 from polar.store.listing import Listing
 from polar.store.nodes import Nodes
-from polar.store.overview import Overviews
 from polar.store.policy import Policies
-from polar.store.results import Results
 from polar.store.sessions import Sessions
 from polar.store.tasks import Tasks
 from polar.store.tokens import Tokens
@@ -57,7 +55,6 @@ class Store:
         self.tokens = Tokens(database)
         self.webhooks = Webhooks(database)
         self.listing = Listing(database)
-        self.overviews = Overviews(database)
         self.recordings = recordings
         self.artifacts = artifacts
 

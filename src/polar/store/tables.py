@@ -95,7 +95,7 @@ sessions = Table(
     # Copied from the task, so that the queue's order is one index.
     Column("priority", Integer, nullable=False),
     Column("runtime", String(64), nullable=False),
-    # Whose turn it is among tasks of the same priority; see store/turns.py.
+    # Whose turn it is among tasks of the same priority; see store/tasks.py.
     Column("turn", BigInteger, nullable=False, server_default="0"),
     Column("status", String(16), nullable=False),
     Column("attempt", Integer, nullable=False),

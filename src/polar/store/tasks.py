@@ -1,4 +1,10 @@
-"""Tasks as they are stored: submitted once, then read, listed and cancelled."""
+"""Tasks as they are stored: submitted once, then read, listed and cancelled.
+
+Tasks of one priority take turns in the queue. The sessions of a task are cut into pieces of SAMPLES_PER_TURN,
+one per turn; the queue goes by turn, then by age. A new task begins at the turn that the queue has come to,
+not at the first one: so a large task cannot hold up those that come after it, and a stream of new tasks
+cannot hold up the rest of a large one. A group no larger than a turn runs in one piece.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +22,11 @@ from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import TaskPage, TaskView
 from polar.store.database import BATCH, Database
 from polar.store.sessions import cancel_rows, page_start, session_id
-from polar.store.tables import results, sessions, tasks
-from polar.store.turns import first_turn, turn
+from polar.store.tables import IS_QUEUED, results, sessions, tasks
 from polar.store.webhooks import target_ids
+
+SAMPLES_PER_TURN = 64
+"""Larger than the groups that trainers use, small beside the sessions of a day."""
 
 _ENDED = [status.value for status in SessionStatus if status.ended]
 
@@ -143,13 +151,13 @@ def _insert(connection: Connection, new: Sequence[tuple[TaskSpec, str]], now: fl
     for spec, _ in new:
         queue = spec.runtime.name, spec.priority
         if queue not in first:
-            first[queue] = first_turn(connection, spec)
+            first[queue] = _first_turn(connection, spec)
         shared = {"task_id": spec.id, **blank, **_queue(spec, now)}
         rows += (
             {
                 "id": session_id(spec.id, sample),
                 "sample": sample,
-                "turn": turn(first[queue], sample),
+                "turn": _turn(first[queue], sample),
                 **shared,
             }
             for sample in range(spec.samples)
@@ -162,6 +170,21 @@ def _webhook(spec: TaskSpec, targets: Mapping[str, int]) -> dict[str, Any]:
         return {"webhook_id": None, "webhook_events": None}
     events = ",".join(event.value for event in spec.webhook.events)
     return {"webhook_id": targets[spec.webhook.url], "webhook_events": events}
+
+
+def _first_turn(connection: Connection, spec: TaskSpec) -> int:
+    """The turn that the task's queue has come to; one index lookup."""
+    query = (
+        select(sessions.c.turn)
+        .where(IS_QUEUED, sessions.c.runtime == spec.runtime.name, sessions.c.priority == spec.priority)
+        .order_by(sessions.c.turn)
+        .limit(1)
+    )
+    return connection.execute(query).scalar_one_or_none() or 0
+
+
+def _turn(first: int, sample: int) -> int:
+    return first + sample // SAMPLES_PER_TURN
 
 
 def _queue(spec: TaskSpec, now: float) -> dict[str, Any]:

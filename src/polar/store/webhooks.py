@@ -17,7 +17,7 @@ from polar.models.session import SessionResult, SessionStatus
 from polar.models.views import Notice, TaskEnd
 from polar.models.webhook import WebhookEvent, WebhookView
 from polar.store.database import Database
-from polar.store.feed import Feed, horizon
+from polar.store.feeds import Feed, horizon
 from polar.store.tables import results, sessions, tasks, webhooks
 
 MAX_IDLE_RESULTS = 1_000

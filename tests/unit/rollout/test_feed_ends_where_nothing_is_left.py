@@ -16,7 +16,7 @@ from polar.errors import Unavailable
 from polar.models.views import ResultPage
 from polar.rollout import service as service_module
 from polar.rollout.server import RolloutServer
-from polar.store.feed import Feed, announce
+from polar.store.feeds import Feed, announce
 from polar.store.postgres import parsed
 from polar.store.store import Store
 from tests.databases import fresh_postgres

@@ -109,7 +109,7 @@ async def test_minutes_add_up_to_what_ended(store: Store, clock: Clock) -> None:
     clock.now += 61.0
     (lease,) = await store.leases.claim("north", limit=1, runtimes=["idle"], seconds=60)
     await complete(store, lease.key, result_of(lease, reward=0.5))
-    minutes = await store.overviews.minutes()
+    minutes = await store.listing.minutes()
     assert len(minutes) == 60
     assert minutes[-1].at <= clock.now < minutes[-1].at + 60
     assert [(one.ended, one.usable, one.sampled_tokens, one.trainable_tokens) for one in minutes[-2:]] == [

@@ -11,7 +11,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
 from polar.store.database import Database
-from polar.store.migrate import configured, upgrade
+from polar.store.migrations import configured, upgrade
 from polar.store.tables import metadata
 
 

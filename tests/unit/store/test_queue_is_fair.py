@@ -6,7 +6,7 @@ from polar.models.session import FailureReason, Lease, SessionStatus, StageEntry
 from polar.models.views import SessionBeat
 from polar.store.delivery import Retries
 from polar.store.store import Store
-from polar.store.turns import SAMPLES_A_TURN
+from polar.store.tasks import SAMPLES_PER_TURN
 from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 
 USABLE = TrajectoryStats(sampled_tokens=3, trainable_tokens=3)
@@ -22,18 +22,18 @@ async def statuses(store: Store, task_id: str) -> list[SessionStatus]:
 
 
 async def test_a_large_task_lets_a_later_one_in_after_each_turn(store: Store) -> None:
-    await store.tasks.submit(idle_task("large", samples=3 * SAMPLES_A_TURN))
+    await store.tasks.submit(idle_task("large", samples=3 * SAMPLES_PER_TURN))
     await store.tasks.submit(idle_task("small", samples=2))
-    order = [lease.task.id for lease in await claim(store, SAMPLES_A_TURN + 3)]
-    assert order == ["large"] * SAMPLES_A_TURN + ["small"] * 2 + ["large"]
+    order = [lease.task.id for lease in await claim(store, SAMPLES_PER_TURN + 3)]
+    assert order == ["large"] * SAMPLES_PER_TURN + ["small"] * 2 + ["large"]
 
 
 async def test_new_tasks_cannot_hold_up_the_rest_of_a_large_one(store: Store) -> None:
-    await store.tasks.submit(idle_task("large", samples=2 * SAMPLES_A_TURN))
-    await claim(store, SAMPLES_A_TURN)
+    await store.tasks.submit(idle_task("large", samples=2 * SAMPLES_PER_TURN))
+    await claim(store, SAMPLES_PER_TURN)
     await store.tasks.submit(idle_task("late", samples=1))
-    order = [lease.task.id for lease in await claim(store, SAMPLES_A_TURN + 1)]
-    assert order == ["large"] * SAMPLES_A_TURN + ["late"]
+    order = [lease.task.id for lease in await claim(store, SAMPLES_PER_TURN + 1)]
+    assert order == ["large"] * SAMPLES_PER_TURN + ["late"]
 
 
 async def test_tasks_that_a_node_avoids_are_leased_where_no_others_wait(store: Store) -> None:

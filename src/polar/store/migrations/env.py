@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `polar.store.migrate` hands over."""
+"""Runs migrations on the connection that `polar.store.migrations` hands over."""
 
 from alembic import context
 

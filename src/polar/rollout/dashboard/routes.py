@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -21,19 +23,20 @@ from polar.models.dashboard import (
     Reward,
     RunCurves,
     RunList,
+    SampleView,
     SessionDetail,
+    SessionRow,
     SessionRows,
     TaskRows,
     TokenSlice,
 )
 from polar.models.session import SessionStatus
 from polar.models.task import TaskStatus
-from polar.models.views import SessionView
+from polar.models.views import SessionView, TaskView
 from polar.rollout.access import READERS, allow, caller_of, guarded
-from polar.rollout.dashboard.groups import group
+from polar.rollout.dashboard.live import Live
 from polar.rollout.dashboard.reading import Reader
 from polar.rollout.dashboard.runs import curves, runs
-from polar.rollout.live import Live
 from polar.store.listing import SessionFilter
 from polar.store.store import Store
 
@@ -49,7 +52,14 @@ def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> AP
     """What the pages ask for."""
     router = guarded("dashboard")
     router.dependencies.append(allow(READERS))
-    reader = Reader(store)
+    _add_overview_routes(router, live)
+    _add_list_routes(router, store)
+    _add_recording_routes(router, store, Reader(store))
+    _add_run_routes(router, runs_dir)
+    return router
+
+
+def _add_overview_routes(router: APIRouter, live: Live) -> None:
 
     @router.get("/dashboard/me")
     async def get_me(request: Request) -> Me:
@@ -71,6 +81,8 @@ def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> AP
             frames, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
 
+
+def _add_list_routes(router: APIRouter, store: Store) -> None:
     @router.get("/dashboard/sessions")
     async def list_session_rows(
         status: SessionStatus | None = None,
@@ -103,8 +115,10 @@ def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> AP
     @router.get("/dashboard/tasks/{task_id}")
     async def get_group(task_id: str) -> GroupView:
         """A task with all its samples, their rewards and advantages."""
-        return group(await store.tasks.get(task_id), await store.listing.group(task_id))
+        return _group(await store.tasks.get(task_id), await store.listing.group(task_id))
 
+
+def _add_recording_routes(router: APIRouter, store: Store, reader: Reader) -> None:
     @router.get("/dashboard/sessions/{session_id}")
     async def get_session_detail(session_id: str) -> SessionDetail:
         """A session with its timeline and, once it has ended, the outline of its recording."""
@@ -150,6 +164,8 @@ def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> AP
         """The beginning of one kept file."""
         return await reader.artifact(session_id, name)
 
+
+def _add_run_routes(router: APIRouter, runs_dir: Path | None) -> None:
     @router.get("/dashboard/runs")
     async def list_runs() -> RunList:
         """Training runs that write their numbers below `server.runs_dir`, the liveliest first."""
@@ -164,8 +180,6 @@ def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> AP
             raise NotFound("server.runs_dir is not set: there are no training runs to show")
         return await asyncio.to_thread(curves, runs_dir, name)
 
-    return router
-
 
 async def _outline(reader: Reader, session: SessionView) -> tuple[Outline | None, str | None]:
     """The outline of a session's recording, or why a page must do without."""
@@ -175,3 +189,35 @@ async def _outline(reader: Reader, session: SessionView) -> tuple[Outline | None
         return (await reader.recording(session.id)).outline, None
     except PolarError as error:
         return None, str(error)
+
+
+def _group(task: TaskView, sessions: Sequence[SessionRow]) -> GroupView:
+    """The samples with their advantages, as GRPO has them: in standard deviations from the mean."""
+    rewards = [one.reward for one in sessions if one.reward is not None]
+    mean = fmean(rewards) if rewards else None
+    spread = pstdev(rewards) if rewards else None
+    spec = task.spec
+    return GroupView(
+        id=spec.id,
+        status=task.status,
+        created_at=task.created_at,
+        instruction=spec.instruction,
+        harness=spec.harness.name,
+        runtime=spec.runtime.name,
+        evaluator=spec.evaluator.name,
+        builder=spec.builder.name,
+        priority=spec.priority,
+        early_stop=spec.early_stop,
+        files=tuple(spec.files),
+        mean=mean,
+        spread=spread,
+        samples=tuple(
+            SampleView(
+                session=one,
+                advantage=(one.reward - mean) / spread
+                if one.reward is not None and mean is not None and spread
+                else None,
+            )
+            for one in sessions
+        ),
+    )

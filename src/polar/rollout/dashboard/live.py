@@ -76,7 +76,7 @@ class Live:
             self._store.sessions.counts(),
             self._store.nodes.all(),
             self._store.policy.view(),
-            self._store.overviews.minutes(),
+            self._store.listing.minutes(),
             self._store.events.latest(CHANGES),
         )
         return Overview(

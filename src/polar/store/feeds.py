@@ -1,0 +1,171 @@
+"""The feeds of results and events: rows in the order they were stored, read from a cursor on.
+
+A feed is never read past a place that an open transaction may still fill. SQLite has one writer at a time, so
+rows become visible in the order of their numbers. PostgreSQL hands numbers out before commit, so a lower one
+may become visible after a higher one was read. There each transaction that appends to a feed first takes a
+shared advisory lock that names the number the feed had come to, and a reader goes no further than the lowest
+number so named. No one waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, text
+
+from polar.models.session import SessionEvent, SessionResult, SessionStatus
+from polar.models.views import EventPage, ResultPage
+from polar.store.database import Database
+from polar.store.tables import events, results
+
+
+class Feed(Enum):
+    """A table that is read from a cursor on; the value tells its locks from all others."""
+
+    RESULTS = 0x50
+    EVENTS = 0x51
+
+    @property
+    def end(self) -> str:
+        """SQL for the number that was handed out last."""
+        sequence = f"{self.name.lower()}_seq_seq"
+        return f"(SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence})"
+
+    @property
+    def first_key(self) -> int:
+        return self.value << 56
+
+
+_KEY = "((classid::bigint << 32) | objid::bigint)"
+_LOWEST_OPEN = text(
+    f"SELECT min({_KEY}) FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database"
+    " WHERE locktype = 'advisory' AND objsubid = 1 AND datname = current_database()"
+    f" AND {_KEY} BETWEEN :first AND :last"
+)
+
+
+def announce(connection: Connection, *feeds: Feed) -> None:
+    """Say that this transaction is about to append; before it is given a number."""
+    if connection.dialect.name == "postgresql":
+        locks = ", ".join(f"pg_advisory_xact_lock_shared({feed.first_key} + {feed.end})" for feed in feeds)
+        connection.execute(text(f"SELECT {locks}"))
+
+
+def horizon(connection: Connection, feed: Feed) -> int | None:
+    """The number up to which the feed is complete, for a query that comes after; None: all that is seen.
+
+    The end is read before the locks: who takes a number up to it has its lock by then.
+    """
+    if connection.dialect.name != "postgresql":
+        return None
+    end = int(connection.execute(text(f"SELECT {feed.end}")).scalar_one())
+    span = {"first": feed.first_key, "last": feed.first_key + (1 << 56) - 1}
+    lowest = connection.execute(_LOWEST_OPEN, span).scalar_one()
+    return end if lowest is None else min(end, int(lowest) - feed.first_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An event about to be stored."""
+
+    session_id: str
+    task_id: str
+    attempt: int
+    status: SessionStatus
+    at: float
+    node: str | None = None
+    detail: str | None = None
+
+
+_COLUMNS = tuple(field.name for field in fields(Entry))
+
+
+def record(connection: Connection, entries: Iterable[Entry]) -> None:
+    """Store events in the caller's transaction, so that they tell exactly what it did."""
+    rows = [{name: getattr(entry, name) for name in _COLUMNS} for entry in entries]
+    if rows:
+        announce(connection, Feed.EVENTS)
+        connection.execute(insert(events), rows)
+
+
+class Events:
+    """Reading what was recorded."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def of(self, session_id: str) -> tuple[SessionEvent, ...]:
+        query = select(events).where(events.c.session_id == session_id).order_by(events.c.seq)
+        return await self._database.read(lambda connection: tuple(map(_event, connection.execute(query))))
+
+    async def latest(self, limit: int) -> tuple[SessionEvent, ...]:
+        """The newest ones, newest first."""
+        query = select(events).order_by(events.c.seq.desc()).limit(limit)
+        return await self._database.read(lambda connection: tuple(map(_event, connection.execute(query))))
+
+    async def newest(self) -> int:
+        """The cursor after which only what is still to come is found."""
+
+        def look(connection: Connection) -> int:
+            end = horizon(connection, Feed.EVENTS)
+            if end is not None:
+                return end
+            return connection.execute(select(func.max(events.c.seq))).scalar_one() or 0
+
+        return await self._database.read(look)
+
+    async def after(self, cursor: int, *, limit: int = 100) -> EventPage:
+        query = select(events).where(events.c.seq > cursor).order_by(events.c.seq).limit(limit)
+
+        def look(connection: Connection) -> tuple[SessionEvent, ...]:
+            end = horizon(connection, Feed.EVENTS)
+            bounded = query if end is None else query.where(events.c.seq <= end)
+            return tuple(map(_event, connection.execute(bounded)))
+
+        found = await self._database.read(look)
+        return EventPage(events=found, cursor=found[-1].seq if found else cursor)
+
+
+def _event(row: Row[Any]) -> SessionEvent:
+    return SessionEvent.model_validate(dict(row._mapping))
+
+
+class Results:
+    """What came of every ended session."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def after(
+        self, cursor: int, *, limit: int = 100, task_ids: Collection[str] | None = None
+    ) -> ResultPage:
+        """The results stored after `cursor`; None: of all tasks."""
+        query = select(results.c.seq, results.c.result).where(results.c.seq > cursor)
+        if task_ids is not None:
+            query = query.where(results.c.task_id.in_(task_ids))
+        query = query.order_by(results.c.seq).limit(limit)
+
+        def look(connection: Connection) -> Sequence[Any]:
+            end = horizon(connection, Feed.RESULTS)
+            return connection.execute(query if end is None else query.where(results.c.seq <= end)).all()
+
+        rows = await self._database.read(look)
+        return ResultPage(
+            results=tuple(SessionResult.model_validate_json(row.result) for row in rows),
+            cursor=rows[-1].seq if rows else cursor,
+        )
+
+    async def is_end(self, cursor: int, *, task_ids: Collection[str] | None = None) -> bool:
+        """Whether nothing is stored after `cursor`, not even what `after` may not show yet."""
+        query = select(results.c.seq).where(results.c.seq > cursor).limit(1)
+        if task_ids is not None:
+            query = query.where(results.c.task_id.in_(task_ids))
+        return await self._database.read(lambda connection: connection.execute(query).first()) is None
+
+    async def fencing_token(self, session_id: str) -> int | None:
+        """The token under which a session's result was stored, None while there is none."""
+        query = select(results.c.fencing_token).where(results.c.session_id == session_id)
+        return await self._database.read(lambda connection: connection.execute(query).scalar_one_or_none())
