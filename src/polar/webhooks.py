@@ -23,11 +23,11 @@ DELIVERY = "Polar-Delivery"
 MAX_AGE_SECONDS = 300.0
 
 
-class Refused(PolarError):
+class InvalidNotice(PolarError):
     """A notice that is not from the server, or not from now: answer 4xx, and do nothing."""
 
 
-class Replayed(PolarError):
+class ReplayedNotice(PolarError):
     """A notice that was handled before: answer 2xx, so that it does not come again, and do nothing."""
 
 
@@ -46,7 +46,7 @@ def verify(
     max_age_seconds: float = MAX_AGE_SECONDS,
     now: float | None = None,
 ) -> Notice:
-    """The notice in a request; Refused if it is forged or old, Replayed if its id is among `seen`.
+    """The notice in a request; InvalidNotice if it is forged or old, ReplayedNotice if its id is in `seen`.
 
     While the secret is changed, give the old and the new one. Add the notice's id to `seen` (a set, a
     `Recent`, a table) once it is handled, not before: what fails in between comes again.
@@ -55,18 +55,18 @@ def verify(
     secrets = (secret,) if isinstance(secret, str) else tuple(secret)
     expected = [_digest(one, moment, body) for one in secrets]
     if not any(hmac.compare_digest(wanted, given) for wanted in expected for given in signatures):
-        raise Refused("the signature is not that of this body", hint="check the secret on both sides")
+        raise InvalidNotice("the signature is not that of this body", hint="check the secret on both sides")
     age = (time.time() if now is None else now) - int(moment)
     if abs(age) > max_age_seconds:
-        raise Refused(f"the signature is {age:.0f} s old", hint="check the clocks of both machines")
+        raise InvalidNotice(f"the signature is {age:.0f} s old", hint="check the clocks of both machines")
     try:
         notice = Notice.model_validate_json(body)
     except ValueError:
-        raise Refused(
+        raise InvalidNotice(
             "the body is no notice", hint="server and receiver should be the same version"
         ) from None
     if notice.id in seen:
-        raise Replayed(f"notice {notice.id} was handled before")
+        raise ReplayedNotice(f"notice {notice.id} was handled before")
     return notice
 
 
@@ -98,7 +98,7 @@ def _header(headers: Mapping[str, str], name: str) -> str:
     for key, value in headers.items():
         if key.lower() == name.lower():
             return value
-    raise Refused(f"there is no {name} header")
+    raise InvalidNotice(f"there is no {name} header")
 
 
 def _parsed(header: str) -> tuple[str, list[str]]:
@@ -111,5 +111,5 @@ def _parsed(header: str) -> tuple[str, list[str]]:
         elif key == "v1" and value.isascii():
             signatures.append(value)
     if not (moment.isascii() and moment.isdigit() and len(moment) <= 12) or not signatures:
-        raise Refused(f"the {SIGNATURE} header is not t=SECONDS,v1=HEX")
+        raise InvalidNotice(f"the {SIGNATURE} header is not t=SECONDS,v1=HEX")
     return moment, signatures

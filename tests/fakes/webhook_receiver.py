@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from polar.models.views import Notice
-from polar.webhooks import Recent, Refused, Replayed, verify
+from polar.webhooks import InvalidNotice, Recent, ReplayedNotice, verify
 
 
 @dataclass
@@ -51,9 +51,9 @@ class Receiver:
             return 500
         try:
             notice = verify(self.secret, headers, body, seen=self._seen)
-        except Refused:
+        except InvalidNotice:
             return 400
-        except Replayed:
+        except ReplayedNotice:
             self.replays += 1
             return 200
         self.notices.append(notice)

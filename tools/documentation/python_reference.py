@@ -22,7 +22,7 @@ CLIENT = (
     ("polar.models.trace", ("Trajectory", "Trace")),
     ("polar.recordings.recording", ("decode", "Recording")),
     ("polar.bridges.sessions", ("Order", "ScoredSession", "roll_out_groups")),
-    ("polar.webhooks", ("verify", "Recent", "Notice", "Refused", "Replayed")),
+    ("polar.webhooks", ("verify", "Recent", "Notice", "InvalidNotice", "ReplayedNotice")),
 )
 PLUGINS = (
     ("polar.harnesses.base", ("Harness", "HarnessContext", "Installation")),

@@ -51,7 +51,7 @@ from polar.rollout.problems import RESPONSES
 from polar.rollout.service import RolloutService
 from polar.rollout.tokens import Authenticator
 from polar.store.store import Blob
-from polar.store.tokens import Tokens
+from polar.store.tokens import TokenStore
 
 MAX_WAIT_SECONDS = 60.0
 
@@ -273,7 +273,7 @@ def node_routes(service: RolloutService) -> APIRouter:
     return router
 
 
-def token_routes(tokens: Tokens, authenticator: Authenticator) -> APIRouter:
+def token_routes(tokens: TokenStore, authenticator: Authenticator) -> APIRouter:
     """Who may ask for what."""
     router = guarded("access")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from polar.errors import PolarError
 from polar.models.access import Role
-from polar.store.tokens import OWNER, StoredToken, Tokens, digest, id_in, new_token
+from polar.store.tokens import OWNER, StoredToken, TokenStore, digest, id_in, new_token
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Holder:
 class Authenticator:
     """Finds the holder of a token; every comparison with a secret takes the same time, equal or not."""
 
-    def __init__(self, token: str, tokens: Tokens, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, token: str, tokens: TokenStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._owner = token.encode()
         self._tokens = tokens
         self._clock = clock

@@ -62,7 +62,7 @@ def waiting(runtime: str, now: float, avoid: Sequence[str] = ()) -> Select[Any]:
     return queue.order_by(sessions.c.priority.desc(), sessions.c.turn, sessions.c.seq)
 
 
-class Leases:
+class LeaseStore:
     """The lease protocol over the sessions table."""
 
     def __init__(self, database: Database) -> None:

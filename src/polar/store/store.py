@@ -15,13 +15,13 @@ from polar.store.blobs import ARTIFACTS, RECORDINGS, BlobName, Blobs, open_blobs
 from polar.store.database import Database
 from polar.store.delivery import Retries, complete_rows
 from polar.store.feeds import Events, Results
-from polar.store.leases import Leases
+from polar.store.leases import LeaseStore
 from polar.store.listing import Listing
 from polar.store.nodes import Nodes
 from polar.store.policy import Policies
 from polar.store.sessions import Sessions
 from polar.store.tasks import Tasks
-from polar.store.tokens import Tokens
+from polar.store.tokens import TokenStore
 from polar.store.webhooks import Webhooks
 
 
@@ -47,12 +47,12 @@ class Store:
         self.database = database
         self.tasks = Tasks(database)
         self.sessions = Sessions(database)
-        self.leases = Leases(database)
+        self.leases = LeaseStore(database)
         self.results = Results(database)
         self.events = Events(database)
         self.policy = Policies(database)
         self.nodes = Nodes(database)
-        self.tokens = Tokens(database)
+        self.tokens = TokenStore(database)
         self.webhooks = Webhooks(database)
         self.listing = Listing(database)
         self.recordings = recordings

@@ -45,7 +45,7 @@ def id_in(token: str) -> str | None:
     return parts[1] if len(parts) == 3 and parts[0] == PREFIX else None
 
 
-class Tokens:
+class TokenStore:
     """All tokens that were ever made; a name has at most one that is live."""
 
     def __init__(self, database: Database) -> None:

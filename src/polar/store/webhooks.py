@@ -40,7 +40,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class NoticeBatch:
     """What a target gets next."""
 
     notices: tuple[tuple[int, Notice], ...]
@@ -95,10 +95,10 @@ class Webhooks:
 
         return await self._database.write(change)
 
-    async def read(self, target: Target, *, limit: int) -> Batch:
+    async def read(self, target: Target, *, limit: int) -> NoticeBatch:
         """The notices of a target's next results."""
 
-        def look(connection: Connection) -> Batch:
+        def look(connection: Connection) -> NoticeBatch:
             end = _end(connection)
             is_new = (results.c.seq > target.cursor) & (results.c.seq <= end)
             is_next = is_new & (tasks.c.webhook_id == target.id)
@@ -109,7 +109,7 @@ class Webhooks:
                 (row.seq, notice) for row in rows for notice in _notices(connection, row, target.url)
             )
             is_last = len(rows) < limit
-            return Batch(notices, end if is_last else rows[-1].seq, is_last)
+            return NoticeBatch(notices, end if is_last else rows[-1].seq, is_last)
 
         return await self._database.read(look)
 

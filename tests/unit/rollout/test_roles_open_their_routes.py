@@ -147,7 +147,7 @@ async def test_what_is_open_needs_no_database(
     async def unavailable(*_: object) -> None:
         raise Unavailable("the database cannot be reached")
 
-    monkeypatch.setattr("polar.store.tokens.Tokens.find", unavailable)
+    monkeypatch.setattr("polar.store.tokens.TokenStore.find", unavailable)
     stored = {"Authorization": "Bearer polar_0123_4567"}
     assert (await http.get("/health", headers=stored)).status_code == 200
     answer = await http.get("/tasks", headers=stored)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from polar.models.views import Notice, TaskEnd
 from polar.models.webhook import WebhookEvent
-from polar.webhooks import SIGNATURE, Recent, Refused, Replayed, sign, verify
+from polar.webhooks import SIGNATURE, InvalidNotice, Recent, ReplayedNotice, sign, verify
 
 SECRET = "shared between two"
 NOW = 1_800_000_000.0
@@ -29,25 +29,25 @@ def test_what_was_signed_just_now_passes(age: float) -> None:
 def test_a_changed_body_is_refused(place: int, difference: int) -> None:
     forged = bytearray(BODY)
     forged[place] ^= difference
-    with pytest.raises(Refused, match="signature"):
+    with pytest.raises(InvalidNotice, match="signature"):
         verify(SECRET, headers(), bytes(forged), now=NOW)
 
 
 @given(st.one_of(st.floats(301, 1e8), st.floats(-1e8, -301)))
 def test_an_old_or_future_signature_is_refused(age: float) -> None:
-    with pytest.raises(Refused, match="s old"):
+    with pytest.raises(InvalidNotice, match="s old"):
         verify(SECRET, headers(at=NOW - age), BODY, now=NOW)
 
 
 def test_the_moment_is_signed_too() -> None:
     moment = int(NOW)
     forged = headers(at=NOW - 1_000)[SIGNATURE.lower()].replace(f"t={moment - 1_000}", f"t={moment}")
-    with pytest.raises(Refused, match="signature"):
+    with pytest.raises(InvalidNotice, match="signature"):
         verify(SECRET, {SIGNATURE: forged}, BODY, now=NOW)
 
 
 def test_another_secret_is_refused_and_while_it_changes_both_pass() -> None:
-    with pytest.raises(Refused, match="signature"):
+    with pytest.raises(InvalidNotice, match="signature"):
         verify("another one of them", headers(), BODY, now=NOW)
     assert verify(["another one of them", SECRET], headers(), BODY, now=NOW) == NOTICE
 
@@ -57,7 +57,7 @@ def test_what_was_handled_is_told_from_what_failed_in_between() -> None:
     for _ in range(2):
         assert verify(SECRET, headers(), BODY, seen=seen, now=NOW) == NOTICE
     seen.add(NOTICE.id)
-    with pytest.raises(Replayed, match="n1 was handled before"):
+    with pytest.raises(ReplayedNotice, match="n1 was handled before"):
         verify(SECRET, headers(at=NOW + 5), BODY, seen=seen, now=NOW)
 
 
@@ -70,12 +70,12 @@ def test_memory_of_what_was_handled_has_a_limit() -> None:
 
 @given(st.text(max_size=80))
 def test_any_other_header_is_refused_in_words(header: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidNotice):
         verify(SECRET, {SIGNATURE: header}, BODY, now=NOW)
 
 
 def test_no_header_and_no_notice_are_refused_in_words() -> None:
-    with pytest.raises(Refused, match="no Polar-Signature"):
+    with pytest.raises(InvalidNotice, match="no Polar-Signature"):
         verify(SECRET, {}, BODY, now=NOW)
-    with pytest.raises(Refused, match="no notice"):
+    with pytest.raises(InvalidNotice, match="no notice"):
         verify(SECRET, headers(b"{}"), b"{}", now=NOW)
