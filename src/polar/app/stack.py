@@ -36,7 +36,7 @@ from polar.node.services import held, node_directory
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
 from polar.rendering.tokenizer import read_tokenizer
-from polar.rollout.server import RolloutServer, announced
+from polar.rollout.server import RolloutServer, announce_server
 from polar.rollout.tokens import load_or_create_secret, load_or_create_token
 from polar.store.store import Store
 from polar.telemetry.page import MetricsPage, Part, listening
@@ -161,7 +161,7 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
     ):
         _collect_rarely()
         tls = settings.server.tls
-        with announced(data_dir, server.url, tls.cert if tls else None):
+        with announce_server(data_dir, server.url, tls.cert if tls else None):
             node_token = server.issue(f"node-{settings.node.name}"[:128], Role.NODE)
             read_token = server.issue("dashboard", Role.READ_ONLY)
             yield ControlPlane(server.url, token, node_token, read_token, server.page)

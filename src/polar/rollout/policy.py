@@ -75,7 +75,7 @@ class PolicyService:
         )
 
 
-def marked(page: ResultPage, version: int, max_staleness: int | None) -> ResultPage:
+def mark_stale(page: ResultPage, version: int, max_staleness: int | None) -> ResultPage:
     """The page, which names the results with tokens of a policy more than `max_staleness` versions old."""
     stale: tuple[str, ...] = ()
     if max_staleness is not None:

@@ -203,7 +203,7 @@ def _add_feed_routes(router: APIRouter, service: RolloutService) -> None:
         page = await service.results(
             cursor, limit=limit, task_ids=task_id, wait_seconds=wait_seconds, gone=request.is_disconnected
         )
-        return await service.marked(page, max_staleness)
+        return await service.mark_stale(page, max_staleness)
 
     @router.get("/webhooks", dependencies=[allow(TRAINERS)])
     async def list_webhooks() -> WebhookList:

@@ -147,7 +147,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def announced(data_dir: Path, url: str, certificate: Path | None) -> Iterator[None]:
+def announce_server(data_dir: Path, url: str, certificate: Path | None) -> Iterator[None]:
     """Name the server in server.json while the body runs; of several in a directory the first is named."""
     with ExitStack() as stack:
         try:

@@ -34,7 +34,7 @@ from polar.rollout.checks import check_components, check_runtime, concerning
 from polar.rollout.dashboard.live import Live
 from polar.rollout.long_poll import Gone, Notifier
 from polar.rollout.metrics import ServerMetrics
-from polar.rollout.policy import PolicyService, marked
+from polar.rollout.policy import PolicyService, mark_stale
 from polar.rollout.problems import problem_of
 from polar.rollout.uploads import uploaded
 from polar.rollout.webhooks import WebhookSender, check_webhook
@@ -166,12 +166,12 @@ class RolloutService:
         self._queued.notify()
         return view
 
-    async def marked(self, page: ResultPage, max_staleness: int | None) -> ResultPage:
+    async def mark_stale(self, page: ResultPage, max_staleness: int | None) -> ResultPage:
         """The page with the policy's version and the names of stale results."""
         if not page.results:
             return page
         limit = self._settings.max_staleness if max_staleness is None else max_staleness
-        return marked(page, (await self.store.policy.wanted()).version, limit)
+        return mark_stale(page, (await self.store.policy.wanted()).version, limit)
 
     async def lease(self, node: str, request: LeaseRequest, gone: Gone) -> Leases:
         """Sessions for a node; waits for the first."""
@@ -203,7 +203,7 @@ class RolloutService:
             trouble=heartbeat.trouble,
         )
 
-    def _took(self, result: SessionResult, outcome: bool | PolarError) -> None:
+    def _count_delivery(self, result: SessionResult, outcome: bool | PolarError) -> None:
         """Count a result that was delivered, and wake who waits for it."""
         is_retried = self._retries.allows(result, result.attempt)
         self._metrics.delivered(result, outcome, is_retried=is_retried)
@@ -217,7 +217,7 @@ class RolloutService:
             outcomes = await self.store.deliver(deliveries, self._retries)
         refused: list[tuple[str, PolarError]] = []
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
-            self._took(delivery.result, outcome)
+            self._count_delivery(delivery.result, outcome)
             if isinstance(outcome, PolarError):
                 refused.append((delivery.session_id, outcome))
         if refused:
@@ -289,12 +289,12 @@ class RolloutService:
             try:
                 swept = await sweep(self.store, keep)
             except PolarError as error:
-                log.error("old data could not be let go, will try again: %s", error)
+                log.error("expired data could not be removed, will try again: %s", error)
             except Exception:
-                log.exception("old data could not be let go, will try again")
+                log.exception("expired data could not be removed, will try again")
             else:
                 if swept != Swept():
-                    log.info("let go of old data: %s", swept)
+                    log.info("removed expired data: %s", swept)
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _expire_forever(self) -> None:

@@ -75,7 +75,7 @@ def _copy_files(source: Path, target: Path) -> None:
 
 
 def _copy_if_there(source: str, target: str) -> None:
-    # A server may let go of an old blob while it is being copied.
+    # A server may remove an expired blob while it is being copied.
     try:
         shutil.copy2(source, target)
     except FileNotFoundError:

@@ -99,7 +99,7 @@ class LeaseStore:
 
         return await self._database.write(change)
 
-    async def held(self, keys: Mapping[str, LeaseKey]) -> frozenset[str]:
+    async def find_leased(self, keys: Mapping[str, LeaseKey]) -> frozenset[str]:
         """Which of these sessions are still leased under the key that is named with them."""
         query = select(*_HOLD).where(sessions.c.id.in_(keys))
         rows = await self._database.read(lambda connection: connection.execute(query).all())

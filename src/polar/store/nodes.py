@@ -69,7 +69,7 @@ class Nodes:
         def read(connection: Connection) -> tuple[NodeOverview, ...]:
             seen = policy_nodes.c.seen_at > self._database.now() - FORGOTTEN_SECONDS
             reports = {row.node: row for row in connection.execute(select(policy_nodes).where(seen))}
-            held = _held(connection)
+            held = _count_sessions(connection)
             shown = sorted(reports.keys() | held.keys())
             rows = connection.execute(select(nodes).where(nodes.c.name.in_(shown)))
             known = {row.name: row for row in rows}
@@ -88,7 +88,7 @@ class Nodes:
                 connection.execute(update(nodes).where(nodes.c.name == name).values(drained_at=drained_at))
                 row = _row(connection, name)
             report = connection.execute(select(policy_nodes).where(policy_nodes.c.node == name)).one_or_none()
-            return self._view(name, row, report, _held(connection, name).get(name, {}))
+            return self._view(name, row, report, _count_sessions(connection, name).get(name, {}))
 
         return await self._database.write(write)
 
@@ -125,7 +125,7 @@ def _row(connection: Connection, name: str) -> Row[Any] | None:
     return connection.execute(select(nodes).where(nodes.c.name == name).with_for_update()).one_or_none()
 
 
-def _held(connection: Connection, name: str | None = None) -> dict[str, dict[SessionStatus, int]]:
+def _count_sessions(connection: Connection, name: str | None = None) -> dict[str, dict[SessionStatus, int]]:
     """How many sessions each node holds in each stage, or one of them."""
     held: dict[str, dict[SessionStatus, int]] = defaultdict(dict)
     query = select(sessions.c.node, sessions.c.status, func.count()).group_by(

@@ -141,7 +141,7 @@ class Policies:
             if _read(connection, for_update=False).fallback is None:
                 return False
             now = _read(connection, for_update=True)
-            judged = now.judged(_told(self._reports(connection), now))
+            judged = now.judged(_node_policies(self._reports(connection), now))
             _write(connection, judged)
             return judged.step != now.step
 
@@ -179,7 +179,7 @@ class Policies:
         # In this order, what is wanted is never older than what the nodes have done.
         reports = self._reports(connection)
         wanted = _read(connection, for_update=False)
-        return wanted, _told(reports, wanted)
+        return wanted, _node_policies(reports, wanted)
 
     def _reports(self, connection: Connection) -> Sequence[Row[Any]]:
         """The last reports of the live nodes."""
@@ -203,7 +203,7 @@ class Policies:
         return None if wanted.expires_at is None else max(wanted.expires_at - self._database.now(), 0.0)
 
 
-def _told(reports: Sequence[Row[Any]], wanted: Wanted) -> tuple[NodePolicy, ...]:
+def _node_policies(reports: Sequence[Row[Any]], wanted: Wanted) -> tuple[NodePolicy, ...]:
     return tuple(
         NodePolicy(
             node=row.node,

@@ -1,4 +1,4 @@
-"""What is let go, and when: bytes that belong to no result, and what was kept long enough."""
+"""Retention: removes orphans, which are blobs that belong to no result, and what has expired."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """How much was let go."""
+    """How much was removed."""
 
     recordings: int = 0
     artifacts: int = 0
@@ -40,7 +40,7 @@ class Swept:
 
 
 async def sweep(store: Store, keep: Retention) -> Swept:
-    """Let go of what need not be kept; safe beside nodes that deliver and servers that sweep too."""
+    """Remove what has expired; safe beside nodes that deliver and servers that sweep too."""
     recordings, lost_recordings = await _sweep_blobs(store, store.recordings, keep.recordings, keep.orphans)
     artifacts, lost_artifacts = await _sweep_blobs(store, store.artifacts, keep.artifacts, keep.orphans)
     dropped = await _sweep_events(store, keep.events)
@@ -48,7 +48,7 @@ async def sweep(store: Store, keep: Retention) -> Swept:
 
 
 async def _sweep_blobs(store: Store, blobs: Blobs, keep: float | None, grace: float) -> tuple[int, int]:
-    """How many results' blobs were kept long enough, and how many belonged to no result."""
+    """How many blobs of results had expired, and how many were orphans."""
     now = store.database.now()
     found = await blobs.found()
     old: list[BlobName] = []

@@ -88,7 +88,7 @@ class Store:
         For each: whether its result is new, or what is wrong with it, which harms no other. Where a session's
         infrastructure failed, it is run again.
         """
-        held = await self.leases.held({delivery.session_id: delivery.key for delivery in deliveries})
+        held = await self.leases.find_leased({delivery.session_id: delivery.key for delivery in deliveries})
         problems = await asyncio.gather(
             *(self._put(delivery, delivery.session_id in held) for delivery in deliveries)
         )

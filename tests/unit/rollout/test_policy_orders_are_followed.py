@@ -15,7 +15,7 @@ from polar.errors import Conflict, InvalidInput, Unavailable
 from polar.models.policy import Pause, PauseMode, PolicyOrder, PolicyReport
 from polar.models.session import SessionResult
 from polar.models.views import ResultPage
-from polar.rollout.policy import marked
+from polar.rollout.policy import mark_stale
 from polar.rollout.server import RolloutServer
 from polar.store.policy import SILENT_SECONDS
 from polar.store.store import Store
@@ -267,10 +267,10 @@ def page(*versions: int | None) -> ResultPage:
 
 
 def test_results_of_too_old_a_policy_are_named_and_the_fresh_ones_told_apart() -> None:
-    made = marked(page(7, 5, None, 4), 7, 2)
+    made = mark_stale(page(7, 5, None, 4), 7, 2)
     assert (made.policy_version, made.stale, made.cursor) == (7, ("s3",), 9)
     assert [result.session_id for result in made.fresh] == ["s0", "s1", "s2"]
-    assert marked(page(0), 7, None).stale == ()
+    assert mark_stale(page(0), 7, None).stale == ()
 
 
 async def test_the_feed_tells_what_is_stale(client: AsyncClient, store: Store, server: RolloutServer) -> None:
