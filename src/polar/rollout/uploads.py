@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from polar.errors import InvalidInput, Unavailable, explain
+from polar.errors import InvalidInput, explain
 from polar.models.delivery import MOST_DELIVERIES, SIZES, Delivery
 from polar.store.blobs import CHUNK, PART, Blobs
 from polar.store.store import Store
@@ -47,9 +46,18 @@ async def _delivery(body: _Body, store: Store) -> Delivery:
         delivery = Delivery.model_validate_json(await body.read(text_bytes))
     except ValidationError as error:
         raise InvalidInput(explain(error)) from None
-    recording = await body.part(recording_bytes, store.recordings)
-    artifacts = await body.part(artifacts_bytes, store.artifacts)
+    recording = await _part(body, recording_bytes, store.recordings, delivery)
+    artifacts = await _part(body, artifacts_bytes, store.artifacts, delivery)
     return delivery.model_copy(update={"recording": recording, "artifacts": artifacts})
+
+
+async def _part(body: _Body, size: int, blobs: Blobs, delivery: Delivery) -> bytes | Path | None:
+    if size <= MOST_IN_MEMORY:
+        return await body.read(size) or None
+    try:
+        return await body.save(size, blobs.uploads_dir)
+    except OSError as error:
+        raise blobs.not_stored(error, delivery.session_id) from error
 
 
 class _Body:
@@ -71,19 +79,7 @@ class _Body:
         del self._ready[:size]
         return taken
 
-    async def part(self, size: int, blobs: Blobs) -> bytes | Path | None:
-        if not size:
-            return None
-        if size <= MOST_IN_MEMORY:
-            return await self.read(size)
-        try:
-            return await self._save(size, blobs.uploads_dir)
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            reason = f"the disk that holds {blobs.uploads_dir} is full" if full else error.strerror
-            raise Unavailable(f"{blobs.kind} were not stored: {reason}") from error
-
-    async def _save(self, size: int, directory: Path) -> Path:
+    async def save(self, size: int, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=PART, dir=directory)
         self.parts.append(Path(name))

@@ -7,6 +7,7 @@ overwrite what belongs to another.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from urllib.parse import urlsplit
+
+from polar.errors import Unavailable
 
 RECORDINGS = "recordings"
 ARTIFACTS = "artifacts"
@@ -98,6 +101,15 @@ class Blobs(ABC):
     def local_path(self, name: BlobName) -> Path | None:
         """The file that holds a blob, where blobs are files."""
         return None
+
+    def not_stored(self, error: OSError, session_id: str) -> Unavailable:
+        """What went wrong with a file, for whoever delivers."""
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = f"the disk that holds {self.uploads_dir} is full" if is_full else error.strerror
+        return Unavailable(
+            f"{self.kind} of session {session_id!r} were not stored: {reason}",
+            hint="free some space and try again" if is_full else None,
+        )
 
 
 def _remove_parts(directory: Path, before: float) -> None:

@@ -7,7 +7,6 @@ their place, then synced, then moved there; at last their directories are synced
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -18,7 +17,6 @@ from pathlib import Path, PurePath
 from typing import TypeVar
 from uuid import uuid4
 
-from polar.errors import Unavailable
 from polar.files import sync
 from polar.store.blobs import CHUNK, PART, BlobName, Blobs, Stored
 
@@ -56,7 +54,7 @@ class FileBlobs(Blobs):
         # A caller that stops waiting stops no other.
         await asyncio.shield(written)
         if mine.error is not None:
-            raise self._not_stored(name, mine.error) from mine.error
+            raise self.not_stored(mine.error, name.session_id) from mine.error
 
     async def exists(self, name: BlobName) -> bool:
         return await asyncio.to_thread(self.local_path(name).is_file)
@@ -81,14 +79,6 @@ class FileBlobs(Blobs):
             if self._next is not None and self._next[0] is gathered:
                 self._next = None
             await asyncio.to_thread(_write_together, gathered)
-
-    def _not_stored(self, name: BlobName, error: OSError) -> Unavailable:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return Unavailable(
-            f"{self.kind} of session {name.session_id!r} were not stored: "
-            + (f"the disk that holds {self._root} is full" if full else str(error.strerror)),
-            hint="free some space and try again" if full else None,
-        )
 
 
 @dataclass(slots=True)

@@ -18,7 +18,6 @@ from sqlalchemy import Connection, Row, Select, bindparam, select, update
 
 from polar.errors import Conflict, NotFound
 from polar.models.session import (
-    TRANSITIONS,
     Lease,
     LeaseKey,
     Progress,
@@ -107,12 +106,9 @@ class LeaseStore:
 
     async def release(self, session_id: str, key: LeaseKey) -> None:
         """Put a session back into the queue as if it had not been leased; again: nothing happens."""
-
-        def change(connection: Connection) -> None:
-            now, why = self._database.now(), "given back by its node"
-            _give_back(connection, session_id, key, now, why)
-
-        await self._database.write(change)
+        await self._database.write(
+            lambda connection: _give_back(connection, session_id, key, self._database.now())
+        )
 
     async def expire(self, *, max_attempts: int, longest: float | None = None) -> Expired:
         """Run again what silent nodes held, or end it where it was tried often enough or cancelled.
@@ -288,15 +284,21 @@ def _renew(
     )
 
 
-def _give_back(connection: Connection, session_id: str, key: LeaseKey, now: float, why: str) -> None:
+def _give_back(connection: Connection, session_id: str, key: LeaseKey, now: float) -> None:
     row = _row(connection, session_id)
     if is_newest(row, key) and row.status == SessionStatus.QUEUED:
         return
     if not is_held(row, key):
         raise fenced_off(session_id)
-    requeue(connection, [row], now, why, attempts_given_back=1)
+    requeue(connection, [row], now, "given back by its node", attempts_given_back=1)
     if row.cancel_requested:
         cancel_rows(connection, [_row(connection, session_id)], now)
+
+
+def _row(connection: Connection, session_id: str) -> Row[Any]:
+    for row in rows_of(connection, [session_id]):
+        return row
+    raise NotFound(f"no session {session_id!r}")
 
 
 def _shorten(connection: Connection, latest: float) -> None:
@@ -315,23 +317,9 @@ def _expire(connection: Connection, now: float, max_attempts: int) -> Expired:
     return Expired(requeued=len(requeued), ended=len(ended))
 
 
-def _row(connection: Connection, session_id: str) -> Row[Any]:
-    query = select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True)
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        raise NotFound(f"no session {session_id!r}")
-    return row
-
-
 def _furthest(stored: SessionStatus, reported: SessionStatus) -> SessionStatus:
     """Where a held session is: heartbeats may skip stages and may arrive late, so it only moves on."""
-    stage = stored
-    while stage is not reported:
-        onward = TRANSITIONS[stage] & HELD
-        if not onward:
-            return stored
-        (stage,) = onward
-    return reported
+    return max(stored, reported, key=_STAGES.index) if reported in HELD else stored
 
 
 def _result_of_silent(row: Row[Any], max_attempts: int) -> SessionResult | None:

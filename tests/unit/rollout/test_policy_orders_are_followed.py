@@ -12,7 +12,7 @@ import pytest
 from polar.client import AsyncClient
 from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, Unavailable
-from polar.models.policy import Pause, PauseMode, PolicyOrder, PolicyReport
+from polar.models.policy import Pause, PauseMode, PolicyReport
 from polar.models.session import SessionResult
 from polar.models.views import ResultPage
 from polar.rollout.policy import mark_stale
@@ -20,6 +20,7 @@ from polar.rollout.server import RolloutServer
 from polar.store.policy import SILENT_SECONDS
 from polar.store.store import Store
 from tests.fakes.control_plane import Clock, complete, idle_task, result_of
+from tests.fakes.scripted_node import ScriptedNode
 from tests.unit.rollout.conftest import TOKEN
 
 
@@ -29,49 +30,15 @@ async def client(server: RolloutServer) -> AsyncIterator[AsyncClient]:
         yield connected
 
 
-class FakeNode:
-    """Asks for orders as a node does; the test says when they are followed."""
-
-    def __init__(self, client: AsyncClient, name: str) -> None:
-        self._client = client
-        self._name = name
-        self._error: str | None = None
-        self._next: PolicyOrder | None = None
-        """What the answer to the last report brought, if that was new."""
-        self.order: PolicyOrder
-
-    async def report(self, wait: float = 0.0) -> PolicyOrder:
-        order = getattr(self, "order", None)
-        report = PolicyReport(
-            step=order.step if order else -1,
-            version=order.version if order and self._error is None else 0,
-            error=self._error,
-            wait_seconds=wait,
-        )
-        self.order = await self._client.follow_policy(self._name, report)
-        return self.order
-
-    async def follow(self, error: str | None = None) -> PolicyOrder:
-        """Take the next order that is new, and report that it is followed, or why it is not."""
-        async with asyncio.timeout(30):
-            taken = self._next or await self.report(wait=10)
-            # Told again with every report until there is another order, as a node does: one told once could
-            # be overwritten before anybody has read it.
-            self._error = error
-            answer = await self.report()
-        self._next = answer if answer.step != taken.step else None
-        return taken
-
-
 @pytest.fixture
-async def node(client: AsyncClient) -> FakeNode:
-    known = FakeNode(client, "a")
+async def node(client: AsyncClient) -> ScriptedNode:
+    known = ScriptedNode(client, "a")
     await known.report()
     await known.report()
     return known
 
 
-async def test_a_pause_is_answered_when_the_node_has_paused(client: AsyncClient, node: FakeNode) -> None:
+async def test_a_pause_is_answered_when_the_node_has_paused(client: AsyncClient, node: ScriptedNode) -> None:
     pausing = asyncio.create_task(client.pause_policy("trainer", PauseMode.DRAIN))
     order = await node.report(wait=10)
     assert (order.is_paused, order.mode) == (True, PauseMode.DRAIN)
@@ -84,20 +51,20 @@ async def test_a_pause_is_answered_when_the_node_has_paused(client: AsyncClient,
 
 
 async def test_an_update_raises_the_version_for_nodes_now_and_later(
-    client: AsyncClient, node: FakeNode
+    client: AsyncClient, node: ScriptedNode
 ) -> None:
     updating = asyncio.create_task(client.update_policy("/weights/1"))
     order = await node.follow()
     view = await updating
     assert (order.version, order.path, view.version, view.is_settled) == (1, "/weights/1", 1, True)
-    late = await FakeNode(client, "late").report()
+    late = await ScriptedNode(client, "late").report()
     assert (late.version, late.path) == (1, "/weights/1")
     # It is alive and has nothing yet.
     assert not (await client.policy()).is_settled
 
 
 async def test_weights_that_no_node_can_load_leave_the_old_version(
-    client: AsyncClient, node: FakeNode
+    client: AsyncClient, node: ScriptedNode
 ) -> None:
     updating = asyncio.create_task(client.update_policy("/weights/1", version=7))
     assert (await node.follow("no such file")).version == 7
@@ -108,9 +75,9 @@ async def test_weights_that_no_node_can_load_leave_the_old_version(
 
 
 async def test_a_node_that_fails_alone_is_named_and_the_others_go_on(
-    client: AsyncClient, node: FakeNode
+    client: AsyncClient, node: ScriptedNode
 ) -> None:
-    other = FakeNode(client, "b")
+    other = ScriptedNode(client, "b")
     await other.report()
     updating = asyncio.create_task(client.update_policy("/weights/1"))
     await asyncio.gather(node.follow(), other.follow("disk full"))
@@ -154,7 +121,7 @@ async def test_a_pause_ends_by_itself_unless_it_is_renewed(store: Store, tmp_pat
         assert (await timed.policy.order()).step > before
 
 
-async def test_a_node_hears_at_once_that_a_pause_is_over(client: AsyncClient, node: FakeNode) -> None:
+async def test_a_node_hears_at_once_that_a_pause_is_over(client: AsyncClient, node: ScriptedNode) -> None:
     await client.pause_policy("trainer", timeout_seconds=1.5, wait_seconds=0)
     assert (await node.report(wait=10)).is_paused
     async with asyncio.timeout(30):
@@ -184,7 +151,7 @@ async def test_versions_only_rise(client: AsyncClient) -> None:
 
 
 async def test_weights_that_no_node_can_load_are_given_up_without_whoever_asked(
-    client: AsyncClient, node: FakeNode
+    client: AsyncClient, node: ScriptedNode
 ) -> None:
     updating = asyncio.create_task(client.update_policy("/weights/1"))
     assert (await node.report(wait=10)).version == 1
@@ -197,7 +164,7 @@ async def test_weights_that_no_node_can_load_are_given_up_without_whoever_asked(
 
 
 async def test_a_number_that_failed_is_never_given_to_other_weights(
-    client: AsyncClient, node: FakeNode
+    client: AsyncClient, node: ScriptedNode
 ) -> None:
     """An engine that nobody could reach meanwhile may have the failed ones under it."""
     await client.update_policy("/weights/1", wait_seconds=0)
@@ -207,7 +174,7 @@ async def test_a_number_that_failed_is_never_given_to_other_weights(
 
 
 async def test_what_nodes_go_back_to_is_told_until_one_has_the_new_weights(
-    client: AsyncClient, node: FakeNode
+    client: AsyncClient, node: ScriptedNode
 ) -> None:
     for name, version in (("/weights/1", 1), ("/weights/2", 2)):
         await client.update_policy(name, wait_seconds=0)
