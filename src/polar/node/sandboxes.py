@@ -19,13 +19,14 @@ from polar.config.settings import NodeSettings
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.server import Gateway
 from polar.models.task import Exec, TaskSpec, Upload
-from polar.node.failures import last_output
 from polar.runtimes.allow_list import AllowList
 from polar.runtimes.base import Command, Host, Runtime, Sandbox, SandboxError, SandboxSpec, ToolDirectory
 
 log = logging.getLogger(__name__)
 
 _MAX_UPLOAD_FILES = 20_000
+_ERROR_BYTES = 2_000
+"""How much of a failing step's output its error repeats; the whole is in the session's logs."""
 _UNUSED_SNAPSHOTS = 16
 """How many snapshots are kept that no session uses at the moment."""
 
@@ -247,9 +248,9 @@ async def _exec(sandbox: Sandbox, step: Exec, name: str, task: TaskSpec) -> None
         Command(("/bin/sh", "-c", step.exec)), timeout=task.budgets.init_seconds, log_name=name
     )
     if result.exit_code:
-        output = await asyncio.to_thread(last_output, result.stderr)
+        output = await asyncio.to_thread(result.stderr.text, _ERROR_BYTES)
         raise PreparationFailed(
-            f"{name}: exit code {result.exit_code} from {step.exec!r}: {output}".strip(": ")
+            f"{name}: exit code {result.exit_code} from {step.exec!r}: {output.strip()}".strip(": ")
         )
 
 
