@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
 from polar.harnesses.base import Harness, HarnessContext, Installation
 from polar.models.session import AgentEnd, Lease
-from polar.node.services import NodeServices
 from polar.runtimes.base import Output, Sandbox
+
+if TYPE_CHECKING:
+    from polar.node.services import NodeServices
 
 FAR_SECONDS = 10 * 604_800.0
 """The sandbox's own limit, beyond any budget: the session's clock, which a pause stops, ends the agent."""
