@@ -18,7 +18,7 @@ from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.base import IdSequence, MessageDelta, Renderer, ResponseParser, TurnForm
 from polar.rendering.tokenizer import KeptTexts, TextStream, Vocabulary
 from polar.rendering.tool_calls import CallReader, write_call
-from polar.rendering.tool_prompt import demonstration, hermes_section, tool_section
+from polar.rendering.tool_prompt import HERMES_FRAME, demonstration, hermes_section, tool_section
 
 START = "<|im_start|>"
 END = "<|im_end|>"
@@ -47,7 +47,12 @@ class ChatML(Renderer):
     """Renders ChatML; text from outside is always plain text, never a control token."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, default_system: str | None = SMOLLM_SYSTEM, tools: ToolForm
+        self,
+        tokenizer: Tokenizer,
+        *,
+        default_system: str | None = SMOLLM_SYSTEM,
+        tools: ToolForm,
+        tool_frame: tuple[str, str] = HERMES_FRAME,
     ) -> None:
         self._tokenizer = tokenizer
         start, end = self._tokenizer.token_to_id(START), self._tokenizer.token_to_id(END)
@@ -64,6 +69,7 @@ class ChatML(Renderer):
         self._stops = (end, *(id for id in others if id is not None))
         self._default_system = default_system
         self._tools = tools
+        self._tool_frame = tool_frame
         self._vocabulary = Vocabulary(self._tokenizer)
         self._newline = self._encode("\n")
         self._generation_prompt = [start, *self._encode("assistant\n")]
@@ -122,7 +128,7 @@ class ChatML(Renderer):
             case ToolForm.PROMPT:
                 return tool_section(tools)
             case ToolForm.HERMES:
-                return hermes_section(tools)
+                return hermes_section(tools, self._tool_frame)
 
     def _turns(self, messages: Sequence[Message]) -> Iterator[int]:
         for is_tool, group in groupby(messages, key=lambda message: message.role is Role.TOOL):

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from polar.errors import InvalidInput
 from polar.rendering.base import Renderer
-from polar.rendering.chatml import END, SMOLLM_SYSTEM, START, ChatML, ToolForm
+from polar.rendering.chatml import END, START, ChatML, ToolForm
 from polar.rendering.template import PROBES, ChatTemplate, read_template
 from polar.rendering.tokenizer import read_tokenizer
+from polar.rendering.tool_prompt import HERMES_FRAME
 
 log = logging.getLogger(__name__)
 
@@ -129,8 +130,11 @@ class _Candidates:
         return ToolForm.PROMPT if self._tool_prompt else ToolForm.NONE
 
     def _chatml(self, tools: ToolForm) -> ChatML:
-        system = SMOLLM_SYSTEM if self._template is None else _default_system(self._template)
-        return ChatML(self._tokenizer, default_system=system, tools=tools)
+        if self._template is None:
+            return ChatML(self._tokenizer, tools=tools)
+        system = _default_system(self._template)
+        frame = self._template.tool_frame or HERMES_FRAME
+        return ChatML(self._tokenizer, default_system=system, tools=tools, tool_frame=frame)
 
     def _differences(self, family: str, renderer: Renderer) -> list[str]:
         if self._template is None:

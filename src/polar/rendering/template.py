@@ -72,6 +72,18 @@ class ChatTemplate:
     def shows_tools(self) -> bool:
         return self._expected["tools"] != self._expected["a question"]
 
+    @property
+    def tool_frame(self) -> tuple[str, str] | None:
+        """What the template says in its system turn before and after the JSON of a tool; None if it has none.
+
+        Models of one family differ in a brace here.
+        """
+        tool = json.dumps(tool_fields(_LOOK), ensure_ascii=False)
+        before, _, rest = (self.text((_SYSTEM, _ASKED), (_LOOK,)) or "").partition(tool)
+        after, ended, _ = rest.partition("<|im_end|>")
+        _, gap, before = before.partition(f"{_SYSTEM.content}\n\n")
+        return (before, after) if gap and ended else None
+
     def differences(self, renderer: Renderer) -> list[str]:
         """The probes that the renderer renders in other ids than the template."""
         return [

@@ -32,27 +32,30 @@ _EXAMPLE_VALUES = {
 _EXAMPLE_OF_TYPE: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
 
 
-_HERMES = """# Tools
+HERMES_FRAME = (
+    """# Tools
 
 You may call one or more functions to assist with the user query.
 
 You are provided with function signatures within <tools></tools> XML tags:
 <tools>
-{}
+""",
+    """
 </tools>
 
 For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
 <tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""  # noqa: E501
-"""The model was trained with exactly these words."""
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>""",  # noqa: E501
+)
+"""What Qwen2.5 reads before and after the tools, one per line; its coder models have other braces."""
 
 
-def hermes_section(tools: Sequence[ToolDefinition]) -> str:
+def hermes_section(tools: Sequence[ToolDefinition], frame: tuple[str, str] = HERMES_FRAME) -> str:
     """Tools as Qwen2.5's template describes them; empty without tools."""
     if not tools:
         return ""
-    return _HERMES.format("\n".join(json.dumps(tool_fields(tool), ensure_ascii=False) for tool in tools))
+    return "\n".join(json.dumps(tool_fields(tool), ensure_ascii=False) for tool in tools).join(frame)
 
 
 def tool_section(tools: Sequence[ToolDefinition]) -> str:

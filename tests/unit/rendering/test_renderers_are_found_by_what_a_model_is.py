@@ -36,15 +36,37 @@ def test_qwen_s_generations_are_told_apart_by_their_templates() -> None:
     assert isinstance(renderer_for("x", QWEN3.directory()), AdaptedRenderer)
 
 
-def test_a_template_with_other_words_for_tools_is_refused_and_the_nearest_family_named(
-    tmp_path: Path,
-) -> None:
-    copy = tmp_path / "Qwen2.5"
+def with_template(directory: Path, old: str, new: str) -> Path:
+    """A copy of Qwen2.5 whose template says something else."""
+    copy = directory / "Qwen2.5"
     shutil.copytree(QWEN25.directory(), copy)
     file = copy / "tokenizer_config.json"
     config = json.loads(file.read_text())
-    config["chat_template"] = config["chat_template"].replace("You may call one or more", "Feel free to call")
+    assert old in config["chat_template"]
+    config["chat_template"] = config["chat_template"].replace(old, new)
     file.write_text(json.dumps(config))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [
+        ("You may call one or more", "Feel free to call", "Feel free to call"),
+        ('{\\"name\\": <function-name>', '{{\\"name\\": <function-name>', '\n{{"name": <function-name>'),
+    ],
+    ids=["other words", "the braces of Qwen2.5-Coder"],
+)
+def test_what_is_said_of_tools_is_the_template_s_own(tmp_path: Path, old: str, new: str, shown: str) -> None:
+    renderer = renderer_for("x", with_template(tmp_path, old, new))
+    prompt = b"".join(map(renderer.spelling, renderer.render(ASKED, TOOLS))).decode()
+    assert isinstance(renderer, ChatML)
+    assert shown in prompt
+
+
+def test_a_template_with_another_form_of_results_is_refused_and_the_nearest_family_named(
+    tmp_path: Path,
+) -> None:
+    copy = with_template(tmp_path, "{{- tool | tojson }}", "{{- tool.function | tojson }}")
     with pytest.raises(InvalidInput, match="no renderer gives the ids") as refused:
         renderer_for("Qwen/Qwen2.5-7B-Instruct", copy)
     assert refused.value.hint is not None
