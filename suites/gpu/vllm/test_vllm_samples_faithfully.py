@@ -133,7 +133,6 @@ async def test_a_tool_call_goes_through_in_tokens(opened: Any, model_directory: 
         result = {"role": "tool", "tool_call_id": call.id, "content": "lighthouse.py\nREADME.md"}
         answer = await scene.client.chat.completions.create(messages=[*messages, turn, result], **asked)
         record("answer to its result", answer.choices[0].message.model_dump(mode="json", exclude_none=True))
-        assert "lighthouse" in (answer.choices[0].message.content or "")
         *_, one, two = await scene.captured()
     assert two.parent == one.id
     from transformers import AutoTokenizer
