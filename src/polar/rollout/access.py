@@ -13,9 +13,10 @@ from enum import Enum
 from typing import Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi.openapi.models import HTTPBearer
 from fastapi.params import Depends as Dependency
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPBearer
+from fastapi.security.base import SecurityBase
 from starlette.types import Message, Receive
 
 from polar.models.access import Role
@@ -64,11 +65,19 @@ class Access:
         assert caller_of(request).access is self, "the route is not a GuardedRoute"
 
 
+class TokenAccess(Access, SecurityBase):
+    """What a route allows that needs a token, as the OpenAPI document says."""
+
+    model = HTTPBearer()
+    scheme_name = "token"
+
+
 def allow(
     roles: frozenset[Role], body: Body = Body.SMALL, *, audited: bool = True, open_here: bool = False
 ) -> Any:
     """The dependency by which a route says who may use it, and how much they may send."""
-    return Depends(Access(roles, body, audited, open_here))
+    kind = TokenAccess if roles else Access
+    return Depends(kind(roles, body, audited, open_here))
 
 
 def names_of(roles: Iterable[Role]) -> str:
@@ -119,11 +128,7 @@ def caller_of(request: Request) -> Caller:
 
 def guarded(tag: str) -> APIRouter:
     """A router whose routes each say which role they need."""
-    # The route checks the token; this dependency only tells the OpenAPI document that there is one.
-    token = Depends(HTTPBearer(auto_error=False, scheme_name="token"))
-    return APIRouter(
-        prefix=PREFIX, responses=RESPONSES, tags=[tag], dependencies=[token], route_class=GuardedRoute
-    )
+    return APIRouter(prefix=PREFIX, responses=RESPONSES, tags=[tag], route_class=GuardedRoute)
 
 
 class GuardedRoute(APIRoute):

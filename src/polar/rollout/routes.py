@@ -37,17 +37,14 @@ from polar.rollout.access import (
     ADMINS,
     ANYONE,
     NODES,
-    PREFIX,
     READERS,
     TRAINERS,
     Body,
-    GuardedRoute,
     allow,
     caller_of,
     guarded,
 )
 from polar.rollout.policy import PolicyService
-from polar.rollout.problems import RESPONSES
 from polar.rollout.service import RolloutService
 from polar.rollout.tokens import Authenticator
 from polar.store.store import Blob
@@ -73,7 +70,7 @@ Staleness = Annotated[
 
 def open_routes(service: RolloutService) -> APIRouter:
     """What anyone may ask."""
-    router = APIRouter(prefix=PREFIX, responses=RESPONSES, tags=["health"], route_class=GuardedRoute)
+    router = guarded("health")
 
     @router.get("/health", dependencies=[allow(ANYONE)])
     async def health() -> Health:
