@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,12 +104,7 @@ def eval(
       polar eval --taskset examples/quickstart --harness pi --samples 4 --out evals/pi
       polar eval --taskset tasks.yaml --harness pi --harness codex --out evals/both --fail-under pass@1=0.4
     """
-    from contextlib import asynccontextmanager
-
-    from polar.app.own_system import rollout_server
-    from polar.cli.interruption import until_interrupted
-    from polar.cli.output import print_json, visible
-    from polar.client import AsyncClient
+    from polar.cli.output import visible
     from polar.evals.comparison import check_comparable, compare
     from polar.evals.documents import report_files, write
     from polar.evals.plan import (
@@ -124,7 +119,7 @@ def eval(
         parse_harness,
     )
     from polar.evals.report import below_gates, load_report, parse_gate
-    from polar.evals.run import Journal, report_of, run_plan
+    from polar.evals.run import Journal, report_of
 
     ks = _ks(k, samples)
     gates = [parse_gate(text, ks) for text in fail_under or ()]
@@ -144,8 +139,44 @@ def eval(
     keep(plan, out)
     journal = Journal(out)
     engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode}
-
     settings = {} if server else _settings(plan, out, config, engine, concurrency)
+    _run(plan, journal, server, token, settings)
+    report = report_of(plan, journal)
+    # Before the comparison, which may yet find nothing to pair.
+    write(report_files(report), out)
+    comparison = compare(earlier, report, (str(baseline), str(out))) if earlier else None
+    if comparison:
+        write(report_files(report, comparison), out)
+    _tell(report, comparison, below_gates(report, gates), out, as_json)
+
+
+def _tell(report: Report, comparison: Comparison | None, below: list[str], out: Path, as_json: bool) -> None:
+    """Print the report; exit with 1 if a harness is below a gate."""
+    from polar.cli.output import print_json
+
+    if as_json:
+        print_json(_summary(report, comparison, below, out))
+    else:
+        _print(report, comparison, out)
+    for line in below:
+        typer.secho(f"below the gate: {line}", fg=typer.colors.RED, err=True)
+    if below:
+        raise typer.Exit(1)
+
+
+def _run(
+    plan: Plan,
+    journal: Journal,
+    server: str | None,
+    token: str | None,
+    settings: Mapping[str | None, Settings],
+) -> None:
+    from contextlib import asynccontextmanager
+
+    from polar.app.own_system import rollout_server
+    from polar.cli.interruption import until_interrupted
+    from polar.client import AsyncClient
+    from polar.evals.run import run_plan
 
     try:
         with _progress(plan, journal) as (say, ended):
@@ -164,21 +195,6 @@ def eval(
     except typer.Exit:
         typer.echo("not all sessions have ended; the same command goes on from here", err=True)
         raise
-    report = report_of(plan, journal)
-    # Before the comparison, which may yet find nothing to pair.
-    write(report_files(report), out)
-    comparison = compare(earlier, report, (str(baseline), str(out))) if earlier else None
-    if comparison:
-        write(report_files(report, comparison), out)
-    below = below_gates(report, gates)
-    if as_json:
-        print_json(_summary(report, comparison, below, out))
-    else:
-        _print(report, comparison, out)
-    for line in below:
-        typer.secho(f"below the gate: {line}", fg=typer.colors.RED, err=True)
-    if below:
-        raise typer.Exit(1)
 
 
 def _ks(given: list[int] | None, samples: int) -> tuple[int, ...]:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli.options import AsJson, ConfigFile, EngineKind, EngineMode, Model, Server, Token, one_of
+from polar.cli.options import AsJson, ConfigFile, EngineKind, EngineMode, Model, Server, Token, command_group
 from polar.errors import InvalidInput
 
 if TYPE_CHECKING:
     from polar.app.fleet.planning import FleetView
 
 
-class Action(StrEnum):
-    UP = "up"
-    STATUS = "status"
-    DOWN = "down"
-
-
+fleet = command_group(no_args_is_help=True)
 Nodes = Annotated[
     str | None,
     typer.Option(
@@ -36,13 +30,27 @@ Resource = Annotated[
         " times (default: CPU=1).",
     ),
 ]
+Address = Annotated[str, typer.Option(help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")]
+WaitSeconds = Annotated[
+    float, typer.Option(min=0, help="How long to wait until nodes are ready, or have drained.")
+]
 
 
-def fleet(
-    action: Annotated[str, typer.Argument(metavar="up|status|down")],
-    address: Annotated[
-        str, typer.Option(help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")
-    ] = "auto",
+@fleet.callback()
+def about() -> None:
+    """Run nodes on a Ray cluster, one a machine, for a rollout server. docs/scale-out.md has recipes.
+
+    Examples:
+
+      polar fleet up --server http://trainer:8700 --engine-url http://gpu:8000 --nodes 1..8
+      polar fleet status
+      polar fleet down
+    """
+
+
+@fleet.command()
+def up(
+    address: Address = "auto",
     nodes: Nodes = None,
     resource: Resource = None,
     server: Server = None,
@@ -63,29 +71,15 @@ def fleet(
     engine_mode: EngineMode = None,
     model: Model = None,
     run_slots: Annotated[int | None, typer.Option(help="Agents that run at once on each node.")] = None,
-    wait_seconds: Annotated[
-        float, typer.Option(min=0, help="How long to wait until nodes are ready, or have drained.")
-    ] = 300.0,
-    now: Annotated[bool, typer.Option("--now", help="down: do not wait for sessions under way.")] = False,
+    wait_seconds: WaitSeconds = 300.0,
     as_json: AsJson = False,
 ) -> None:
-    """Run nodes on a Ray cluster, one a machine, for a rollout server.
-
-    `up` places and from then on watches, replaces and scales them; with a fleet up already it changes its
-    size. `status` shows it. `down` drains every node, then ends the fleet. docs/scale-out.md has recipes.
-
-    Examples:
-
-      polar fleet up --server http://trainer:8700 --engine-url http://gpu:8000 --nodes 1..8
-      polar fleet status
-      polar fleet down
-    """
+    """Place nodes, and from then on watch, replace and scale them; or change the size of a fleet."""
     from polar.app.fleet import control
     from polar.app.fleet.planning import FleetOrder
     from polar.client.address import server_address, server_token
     from polar.config.settings import load_settings
 
-    chosen = one_of(Action, action, "ACTION")
     settings = load_settings(
         config,
         {
@@ -94,21 +88,34 @@ def fleet(
             "fleet": {"nodes": nodes, "resources": _resources(resource), "data_dir": data_dir},
         },
     )
-    show = _Progress()
-    match chosen:
-        case Action.UP:
-            url = server_address(server or settings.node.server)
-            order = FleetOrder.of(settings, url, server_token(token or settings.server.token))
-            _warn_of_open_cluster()
-            with control.connected(address):
-                _print(control.up(order, show, wait_seconds=wait_seconds), as_json)
-        case Action.STATUS:
-            with control.connected(address):
-                _print(control.status(), as_json)
-        case Action.DOWN:
-            with control.connected(address):
-                control.down(show, wait_seconds=wait_seconds, now=now)
-            typer.echo("the fleet is down", err=True)
+    url = server_address(server or settings.node.server)
+    order = FleetOrder.of(settings, url, server_token(token or settings.server.token))
+    _warn_of_open_cluster()
+    with control.connected(address):
+        _print(control.up(order, _Progress(), wait_seconds=wait_seconds), as_json)
+
+
+@fleet.command()
+def status(address: Address = "auto", as_json: AsJson = False) -> None:
+    """Show the nodes of the fleet."""
+    from polar.app.fleet import control
+
+    with control.connected(address):
+        _print(control.status(), as_json)
+
+
+@fleet.command()
+def down(
+    address: Address = "auto",
+    wait_seconds: WaitSeconds = 300.0,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for sessions under way.")] = False,
+) -> None:
+    """Drain every node, then end the fleet."""
+    from polar.app.fleet import control
+
+    with control.connected(address):
+        control.down(_Progress(), wait_seconds=wait_seconds, now=now)
+    typer.echo("the fleet is down", err=True)
 
 
 def _warn_of_open_cluster() -> None:

@@ -15,7 +15,6 @@ TO_A_SERVER = ("--server", "http://127.0.0.1:1")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("sideways",), "'sideways' is none of up, status, down"),
         (("up", "--nodes", "many", *TO_A_SERVER), "fleet.nodes"),
         (("up", "--nodes", "3..1", *TO_A_SERVER), "'3..1' ends before it begins"),
         (("up", "--resource", "CPU", *TO_A_SERVER), "give NAME=AMOUNT"),
