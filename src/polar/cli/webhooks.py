@@ -9,6 +9,8 @@ def webhooks(as_json: AsJson = False, server: Server = None, token: Token = None
     """Show the URLs that tasks want their results sent to, and how far each has got.
 
     LAG is how many results a receiver has still to take. The server tries until they are taken.
+
+    Example: polar webhooks --json
     """
     from polar.cli.output import clock, print_json_line, print_parts, table
 
