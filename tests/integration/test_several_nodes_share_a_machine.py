@@ -74,7 +74,7 @@ async def test_each_has_its_own_gateway_and_all_of_them_follow_the_policy(
         running(two_nodes(tmp_path, wire), said.append) as stack,
         AsyncClient(stack.url, stack.token) as client,
     ):
-        children = psutil.Process().children(recursive=True)
+        nodes = [node_process(name) for name in ("local-1", "local-2")]
         await client.submit(shell_task("t", waiting_for(tmp_path / "gate"), samples=2))
         sessions = await sessions_that(client, SessionStatus.RUNNING, "t.0", "t.1")
         assert {session.node for session in sessions} == {"local-1", "local-2"}
@@ -93,7 +93,7 @@ async def test_each_has_its_own_gateway_and_all_of_them_follow_the_policy(
         "local-1: ready as local-1 with small",
         "local-2: ready as local-2 with small",
     }
-    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert not psutil.wait_procs(nodes, timeout=30)[1]
 
 
 async def test_one_that_dies_is_started_again_and_loses_no_session(
@@ -140,4 +140,6 @@ async def test_they_join_a_server_with_a_certificate_of_any_name(tmp_path: Path,
         running(settings, lambda _step: None) as stack,
         AsyncClient(stack.url, stack.token, ca=pinned(cert)) as client,
     ):
-        assert {node.name for node in await client.nodes()} == {"local-1", "local-2"}
+        async with asyncio.timeout(SECONDS):
+            while {node.name for node in await client.nodes()} != {"local-1", "local-2"}:
+                continue
