@@ -18,15 +18,15 @@ from polar.trajectory.packing.batch import Batch, Indices, Packing, PackingStats
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class TokenRun:
     """Consecutive tokens of a tree without a branch between them."""
 
     start: int
     """Depth of the first token."""
     ids: Ids
-    parent: Run | None = None
+    parent: TokenRun | None = None
     """The run after whose last token this one stands."""
-    children: dict[int, Run] = field(default_factory=dict)
+    children: dict[int, TokenRun] = field(default_factory=dict)
     """By their first token."""
     ending: list[Row] = field(default_factory=list)
     """The rows whose last token is the run's last."""
@@ -40,8 +40,8 @@ class Run:
 class Piece:
     """Part of a tree that is laid out together, in depth-first order."""
 
-    runs: list[Run] = field(default_factory=list)
-    rows: list[tuple[Row, Run]] = field(default_factory=list)
+    runs: list[TokenRun] = field(default_factory=list)
+    rows: list[tuple[Row, TokenRun]] = field(default_factory=list)
     """Each with the run it ends with."""
     size: int = 0
 
@@ -68,7 +68,7 @@ def pack_trees(rows: Iterable[Row], budget: int) -> Packing:
     part (counted in the stats). Rows longer than the budget are named, not cut.
     """
     fitting, over_budget = _fitting(rows, budget)
-    root = Run(0, np.empty(0, np.int32))
+    root = TokenRun(0, np.empty(0, np.int32))
     for row in fitting:
         _insert(root, row.ids).ending.append(row)
     unique = 0
@@ -98,18 +98,18 @@ def _fitting(rows: Iterable[Row], budget: int) -> tuple[Iterator[Row], list[str]
 
 
 def _apart(row: Row) -> Piece:
-    run = Run(0, row.ids)
+    run = TokenRun(0, row.ids)
     return Piece([run], [(row, run)], len(row.ids))
 
 
-def _insert(root: Run, ids: Ids) -> Run:
+def _insert(root: TokenRun, ids: Ids) -> TokenRun:
     """The run that the row ends with, after adding what of it the tree did not have."""
     run, depth = root, 0
     while depth < len(ids):
         child = run.children.get(int(ids[depth]))
         if child is None:
             # A copy: a view would keep the whole row alive for its last tokens.
-            child = Run(depth, ids[depth:].copy(), run)
+            child = TokenRun(depth, ids[depth:].copy(), run)
             run.children[int(ids[depth])] = child
             return child
         shared = _shared(child.ids, ids[depth:])
@@ -119,13 +119,13 @@ def _insert(root: Run, ids: Ids) -> Run:
     return run
 
 
-def _split(run: Run, at: int) -> Run:
+def _split(run: TokenRun, at: int) -> TokenRun:
     """Put the run's first tokens into one of their own above it, and return that.
 
     The run itself stays the lower part: rows that end with it still do.
     """
     assert run.parent is not None
-    upper = Run(run.start, run.ids[:at], run.parent, {int(run.ids[at]): run})
+    upper = TokenRun(run.start, run.ids[:at], run.parent, {int(run.ids[at]): run})
     run.parent.children[int(run.ids[0])] = upper
     run.start, run.ids, run.parent = run.start + at, run.ids[at:], upper
     return upper
@@ -139,7 +139,7 @@ def _shared(left: Ids, right: Ids) -> int:
     return first if differs[first] else length
 
 
-def _depth_first(tree: Run) -> Iterator[Run]:
+def _depth_first(tree: TokenRun) -> Iterator[TokenRun]:
     stack = [tree]
     while stack:
         run = stack.pop()
@@ -147,7 +147,7 @@ def _depth_first(tree: Run) -> Iterator[Run]:
         stack.extend(reversed(run.children.values()))
 
 
-def _pieces(runs: Iterable[Run], budget: int) -> list[Piece]:
+def _pieces(runs: Iterable[TokenRun], budget: int) -> list[Piece]:
     """Consecutive rows of a tree, as many together as the budget holds with the paths that lead to them."""
     pieces = [Piece()]
     laid_out: set[int] = set()
@@ -167,10 +167,10 @@ def _pieces(runs: Iterable[Run], budget: int) -> list[Piece]:
     return pieces
 
 
-def _path(last: Run, laid_out: set[int]) -> list[Run]:
+def _path(last: TokenRun, laid_out: set[int]) -> list[TokenRun]:
     """The runs down to `last` that are not laid out yet."""
-    path: list[Run] = []
-    run: Run | None = last
+    path: list[TokenRun] = []
+    run: TokenRun | None = last
     while run is not None and id(run) not in laid_out:
         path.append(run)
         run = run.parent
@@ -265,11 +265,11 @@ def _terms(pieces: Sequence[Piece], places: Sequence[dict[int, int]], first: Ind
     )
 
 
-def _targets(depths: Indices, last: Run, numbers: dict[int, int], first: Indices) -> Indices:
+def _targets(depths: Indices, last: TokenRun, numbers: dict[int, int], first: Indices) -> Indices:
     """Where in the batch a row's trained tokens stand: from its last run upwards, as far as any is."""
     targets: NDArray[np.int64] = np.empty(len(depths), np.int64)
     left = len(depths)
-    run: Run | None = last
+    run: TokenRun | None = last
     while left and run is not None:
         begin = int(np.searchsorted(depths[:left], run.start))
         targets[begin:left] = depths[begin:left] - run.start + first[numbers[id(run)]]
