@@ -84,8 +84,8 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
         "max_tokens": sampling.max_tokens,
         "stop": list(sampling.stop) or None,
         "logit_bias": {str(id): bias for id, bias in sampling.logit_bias} or None,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty or None,
+        "frequency_penalty": sampling.frequency_penalty or None,
     }
     return {name: value for name, value in wishes.items() if value is not None}
 

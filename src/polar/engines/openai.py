@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 DEFAULT_CONTEXT = 128_000
 """What harnesses are told of the context where neither the endpoint nor `engine.max_context` says."""
 
-_NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 """Values that these parameters have when they are left out; some endpoints refuse to be told."""
 _OPTIONAL = (
     "max_tokens",

@@ -336,6 +336,8 @@ def _request_body(request: GenerateRequest) -> dict[str, Any]:
         "sampling_params": {
             "max_new_tokens": limit,
             "no_stop_trim": True,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
             **_neutral(fields),
             **{name: value for name, value in wishes.items() if value is not None},
         },

@@ -360,6 +360,8 @@ def _request_body(request: GenerateRequest, model: str) -> dict[str, Any]:
         "logprobs": 1,
         **_OURS,
         "request_id": request.request_id,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
         **chat_wire.sampling_fields(request.sampling),
         **{name: value for name, value in wishes.items() if value is not None},
     }
