@@ -35,7 +35,7 @@ from polar.config.settings import DEFAULT_MODEL, load_settings
 from polar.engines.base import WeightUpdate
 from polar.recordings.recording import Recording
 from polar.training.settings import Lora, ModelSettings
-from polar.trajectory.packing.batch import Row
+from polar.trajectory.packing.batch import TrainingRow
 
 ROOT = Path(__file__).parents[1]
 SESSIONS = ROOT / ".device" / "sessions"
@@ -270,7 +270,7 @@ def report_faithfulness(asked: argparse.Namespace) -> None:
     write(asked, document, "Faithfulness of the trainer's logprobs", told, header, cells)
 
 
-async def rescored(rows: Sequence[Row], model: ModelSettings) -> list[Row]:
+async def rescored(rows: Sequence[TrainingRow], model: ModelSettings) -> list[TrainingRow]:
     """The rows with the logprobs of the embedded engine with the same weights, started for this."""
     with tempfile.TemporaryDirectory() as scratch:
         settings = load_settings(None, {"data_dir": scratch, "engine": {"model": model.name}})

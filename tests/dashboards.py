@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.base import GenerateRequest
-from polar.models.access import Role
+from polar.models.access import TokenRole
 from polar.models.task import TaskSpec
 from polar.node.node import join
 from polar.training.metrics import MetricsFile
@@ -188,7 +188,7 @@ async def _run(data_dir: Path, ready: asyncio.Future[Fleet]) -> None:
             return model(request, decode(list(map(int, request.prompt_ids)), skip_special_tokens=False))
 
         running.engine.script.append(answer)
-        reader = running.server.issue("dashboard", Role.READ_ONLY)
+        reader = running.server.issue("dashboard", TokenRole.READ_ONLY)
         await join(running.client, running.node_settings)
         async with running.node():
             made = Fleet(running.server.url, reader, asyncio.get_running_loop(), running, model)

@@ -14,7 +14,7 @@ from polar.training.policy import load_policy
 from polar.training.settings import ModelSettings
 from polar.trajectory.learnable import is_off_distribution
 from polar.trajectory.materialise import materialise
-from polar.trajectory.packing.batch import Row, row
+from polar.trajectory.packing.batch import TrainingRow, row
 from polar.trajectory.packing.pack import pack_trees
 from polar.trajectory.prefix_merging import PrefixMerging
 
@@ -39,12 +39,12 @@ def versions(recordings: Sequence[Recording]) -> dict[int, int]:
     return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
-def compared(recordings: Sequence[Recording], version: int, temperature: float) -> list[Row]:
+def compared(recordings: Sequence[Recording], version: int, temperature: float) -> list[TrainingRow]:
     """All tokens of one policy version that were sampled at this temperature with nothing cut."""
     return [found for one in recordings for found in _rows(one, version, temperature)]
 
 
-async def rescored(rows: Sequence[Row], engine: Engine) -> list[Row]:
+async def rescored(rows: Sequence[TrainingRow], engine: Engine) -> list[TrainingRow]:
     """The rows with the logprobs that the engine gives their tokens when it is shown them, at temperature 1.
 
     For sessions that were sampled by something else, as those that a script played.
@@ -58,7 +58,7 @@ async def rescored(rows: Sequence[Row], engine: Engine) -> list[Row]:
 
 
 def compare(
-    rows: Sequence[Row], model: ModelSettings, precision: str, budget: int, temperature: float
+    rows: Sequence[TrainingRow], model: ModelSettings, precision: str, budget: int, temperature: float
 ) -> Faithfulness:
     """The rows' logprobs with those that the trainer computes in this precision."""
     policy = load_policy(
@@ -85,7 +85,7 @@ def compare(
     )
 
 
-def _rows(recording: Recording, version: int, temperature: float) -> list[Row]:
+def _rows(recording: Recording, version: int, temperature: float) -> list[TrainingRow]:
     trajectory = PrefixMerging(PrefixMerging.Options()).build(recording.tree)
     found = []
     for index, ref in enumerate(trajectory.traces):

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 from polar import plugins
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_tokenizer
-from polar.engines.embedded.wire import Answer, CompletionBody, TokenizeBody, Tokens
+from polar.engines.embedded.wire import CompletionBody, EngineAnswer, TokenizeBody, Tokens
 from polar.models.chat import FinishReason, Message, Role, ToolCall
 from polar.models.component import Component
 from polar.rendering.chatml import END, START, assistant_text
@@ -118,7 +118,9 @@ class TeacherServer:
             finish_reason=finish,
             stop_reason=None,
         )
-        answer = Answer("teacher", self._model, list(body.prompt), returns_ids=True, returns_logprobs=True)
+        answer = EngineAnswer(
+            "teacher", self._model, list(body.prompt), returns_ids=True, returns_logprobs=True
+        )
         root = answer.root("text_completion", 0, [])
         events = [answer.completion(said, is_first=True), {**root, "usage": answer.usage(len(ids), 0)}]
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

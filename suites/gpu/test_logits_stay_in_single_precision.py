@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from polar.config.settings import EngineSettings
-from polar.engines.embedded.attention import Segment
+from polar.engines.embedded.attention import AttentionSegment
 from polar.engines.embedded.model import load, product
 from polar.training.head import PART, Manner, score
 from tests.fakes.tiny_llama import write_tiny_llama
@@ -29,7 +29,10 @@ def test_an_engine_in_half_precision_gives_logits_in_single(tmp_path: Path) -> N
         model=str(write_tiny_llama(tmp_path)), device=DEVICE, dtype="bfloat16", slots=2, max_context=256
     )
     model = load(settings)
-    for segment in (Segment(0, 0, [(7 * i) % 250 for i in range(100)], True), Segment(0, 100, [5], True)):
+    for segment in (
+        AttentionSegment(0, 0, [(7 * i) % 250 for i in range(100)], True),
+        AttentionSegment(0, 100, [5], True),
+    ):
         _, logits = model.forward([segment])
         assert logits.dtype is torch.float32
         assert not torch.equal(logits, logits.bfloat16().float())

@@ -7,7 +7,7 @@ import torch
 
 from polar.config.settings import EngineSettings
 from polar.engines.embedded import attention
-from polar.engines.embedded.attention import Segment
+from polar.engines.embedded.attention import AttentionSegment
 from polar.engines.embedded.model import SlotModel, load
 from polar.engines.embedded.scheduler import Generation, Scheduler
 from tests.fakes.tiny_llama import write_tiny_llama
@@ -49,8 +49,12 @@ def test_a_long_prompt_is_the_same_in_one_step_in_several_and_in_parts(
     model: SlotModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [(7 * i + 5) % 250 for i in range(240)]
-    _, whole = model.forward([Segment(0, 0, ids, True)])
+    _, whole = model.forward([AttentionSegment(0, 0, ids, True)])
     monkeypatch.setattr(attention, "MASKED_AT_ONCE", 60)
-    model.forward([Segment(1, 0, ids[:90], False)])
-    step = [Segment(1, 90, ids[90:], True), Segment(2, 0, ids[:100], False), Segment(0, 240, [5], False)]
+    model.forward([AttentionSegment(1, 0, ids[:90], False)])
+    step = [
+        AttentionSegment(1, 90, ids[90:], True),
+        AttentionSegment(2, 0, ids[:100], False),
+        AttentionSegment(0, 240, [5], False),
+    ]
     assert torch.allclose(model.forward(step)[1], whole, atol=1e-4)

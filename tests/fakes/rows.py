@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from polar.models.trace import Trace
-from polar.trajectory.packing.batch import Row, row
+from polar.trajectory.packing.batch import TrainingRow, row
 
 
 def trace(prompt: list[int], response: list[int], mask: list[int], seed: int = 0) -> Trace:
@@ -24,9 +24,9 @@ def trace(prompt: list[int], response: list[int], mask: list[int], seed: int = 0
 
 
 @st.composite
-def row_lists(draw: st.DrawFn, *, max_rows: int = 8, vocabulary: int = 3) -> list[Row]:
+def row_lists(draw: st.DrawFn, *, max_rows: int = 8, vocabulary: int = 3) -> list[TrainingRow]:
     """Rows that extend one another, fork from one another, repeat one another, or share nothing."""
-    made: list[Row] = []
+    made: list[TrainingRow] = []
     for index in range(draw(st.integers(1, max_rows))):
         start: list[int] = []
         if index > 0 and draw(st.booleans()):

@@ -20,7 +20,7 @@ from polar.app.stack import running, serving
 from polar.client import AsyncClient
 from polar.config.settings import ServerSettings, Settings, TlsSettings
 from polar.errors import InvalidInput, Unavailable
-from polar.models.access import Role
+from polar.models.access import TokenRole
 from polar.rollout.server import RolloutServer, refuse_plain_http
 from polar.store.store import Store
 from tests.fakes.character_chat import Said
@@ -181,7 +181,7 @@ async def test_polar_node_joins_over_tls_with_a_node_token(
         serving(settings, lambda _step: None) as server,
         AsyncClient(server.url, TOKEN, ca=certificates.ca) as client,
     ):
-        made = await client.create_token("west", Role.NODE)
+        made = await client.create_token("west", TokenRole.NODE)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "polar", "node", "--server", server.url, "--ca", str(certificates.ca)),
             *("--engine-url", engine.url, "--engine-mode", "chat", "--data-dir", str(tmp_path / "node")),

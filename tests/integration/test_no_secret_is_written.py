@@ -20,7 +20,7 @@ import zstandard
 from polar.app.stack import running
 from polar.client import AsyncClient
 from polar.config.settings import Settings
-from polar.models.access import Role
+from polar.models.access import TokenRole
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
 from tests.fakes.webhook_receiver import receiving
@@ -89,7 +89,7 @@ async def test_no_secret_of_a_run_is_in_anything_it_wrote(
             }
         )
         async with running(settings, lambda _step: None) as stack, AsyncClient(stack.url, OWNER) as client:
-            made = [await client.create_token(role.value, role) for role in Role]
+            made = [await client.create_token(role.value, role) for role in TokenRole]
             task = shell_task(
                 "t",
                 careless,

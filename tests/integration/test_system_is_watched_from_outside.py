@@ -18,7 +18,7 @@ from polar.client import AsyncClient
 from polar.config.settings import EngineSettings, NodeSettings, ServerSettings, Settings, TelemetrySettings
 from polar.engines.embedded.model import load
 from polar.engines.embedded.server import EmbeddedServer
-from polar.models.access import Role
+from polar.models.access import TokenRole
 from polar.telemetry.readings import read
 from tests.fakes.tiny_llama import write_tiny_llama
 from tests.systems import ASK, RUNTIMES, shell_task
@@ -61,7 +61,7 @@ async def test_page_top_and_doctor_agree_on_a_running_system(tmp_path: Path) -> 
         node_page = next(line.split()[-1] for line in said if line.startswith("metrics at "))
         apart = (await http.get(node_page)).text
         async with AsyncClient(stack.url, stack.token) as client:
-            made = await client.create_token("watcher", Role.READ_ONLY)
+            made = await client.create_token("watcher", TokenRole.READ_ONLY)
         watching = ("top", "--once", "--interval", "0.2", "--json", "--server", stack.url)
         reader = tmp_path / "reader.token"
         reader.write_text(made.token)

@@ -13,7 +13,7 @@ from polar.client import AsyncClient
 from polar.config.settings import EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.models.session import SessionStatus
 from polar.recordings import recording
-from polar.tasksets.export import EndedSession, export
+from polar.tasksets.export import ExportedSession, export
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
 from tests.systems import ASK, RUNTIMES, shell_task
@@ -44,7 +44,7 @@ async def test_a_text_only_session_under_any_model_name_has_a_reward_a_recording
     assert completion.response.content == "Hello."
     assert completion.untrainable == "the engine gives no token ids"
 
-    exported = export([EndedSession(result, {}, recording.decode(kept))], tmp_path / "out")
+    exported = export([ExportedSession(result, {}, recording.decode(kept))], tmp_path / "out")
     assert (exported.sessions, exported.traces, exported.trainable_tokens) == (1, 0, 0)
     sessions = pandas.read_parquet(exported.sessions_path)
     assert sessions["session_id"].tolist() == [result.session_id]

@@ -30,7 +30,7 @@ from polar.engines.http import HttpEngine
 from polar.engines.replicas import engine_client
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.server import Gateway
-from polar.models.access import Role
+from polar.models.access import TokenRole
 from polar.node.node import Node, join
 from polar.node.services import held, node_directory
 from polar.rendering.base import Renderer
@@ -162,8 +162,8 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
         _collect_rarely()
         tls = settings.server.tls
         with announce_server(data_dir, server.url, tls.cert if tls else None):
-            node_token = server.issue(f"node-{settings.node.name}"[:128], Role.NODE)
-            read_token = server.issue("dashboard", Role.READ_ONLY)
+            node_token = server.issue(f"node-{settings.node.name}"[:128], TokenRole.NODE)
+            read_token = server.issue("dashboard", TokenRole.READ_ONLY)
             yield ControlPlane(server.url, token, node_token, read_token, server.page)
 
 

@@ -15,7 +15,7 @@ from polar.cli.options import AsJson, Server, Token, connect
 if TYPE_CHECKING:
     from polar.client import Client
     from polar.models.session import SessionResult
-    from polar.tasksets.export import EndedSession
+    from polar.tasksets.export import ExportedSession
 
 Item = TypeVar("Item")
 
@@ -85,10 +85,10 @@ def _write(client: Client, feed: Iterator[SessionResult], directory: Path, as_js
     print_parts(f"{counts} in {written.traces_path} and {written.sessions_path}")
 
 
-def _ended(client: Client, feed: Iterator[SessionResult]) -> Iterator[EndedSession]:
+def _ended(client: Client, feed: Iterator[SessionResult]) -> Iterator[ExportedSession]:
     from polar.cli.output import concerning
     from polar.recordings.recording import decode
-    from polar.tasksets.export import EndedSession
+    from polar.tasksets.export import ExportedSession
 
     # Results of one task come close together, so a few remembered tasks save nearly every look-up.
     metadata = lru_cache(maxsize=256)(lambda task_id: client.task(task_id).spec.metadata)
@@ -97,7 +97,7 @@ def _ended(client: Client, feed: Iterator[SessionResult]) -> Iterator[EndedSessi
         if result.has_recording:
             with concerning(f"session {result.session_id}"):
                 recording = decode(client.recording(result.session_id))
-        yield EndedSession(result, metadata(result.task_id), recording)
+        yield ExportedSession(result, metadata(result.task_id), recording)
 
 
 def _print(feed: Iterator[SessionResult], as_json: bool, *, live: bool) -> None:

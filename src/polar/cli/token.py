@@ -64,12 +64,12 @@ def create(
     token: Token = None,
 ) -> None:
     """Make a token and print it."""
-    from polar.models.access import Role
+    from polar.models.access import TokenRole
 
     lifetime = seconds(expires, "--expires") if expires is not None else None
-    wanted = one_of(Role, role, "--role")
+    wanted = one_of(TokenRole, role, "--role")
     if wanted is None:
-        raise InvalidInput("--role: say which", hint=f"one of {', '.join(Role)}")
+        raise InvalidInput("--role: say which", hint=f"one of {', '.join(TokenRole)}")
     with connect(server, token) as client:
         _hand_over(client.create_token(name or wanted.value, wanted, expires_seconds=lifetime), as_json)
 

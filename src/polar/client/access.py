@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polar.client.connection import Connection, segment
-from polar.models.access import MadeToken, NewToken, Role, TokenPage, TokenView
+from polar.models.access import MadeToken, NewToken, TokenPage, TokenRole, TokenView
 from polar.models.webhook import WebhookList, WebhookView
 
 
@@ -14,7 +14,9 @@ class AccessCalls(Connection):
         """All tokens that were ever made, without their secrets."""
         return (await self._get("/tokens", TokenPage)).tokens
 
-    async def create_token(self, name: str, role: Role, *, expires_seconds: float | None = None) -> MadeToken:
+    async def create_token(
+        self, name: str, role: TokenRole, *, expires_seconds: float | None = None
+    ) -> MadeToken:
         """Make a token; its secret is in the answer and nowhere else."""
         asked = NewToken(name=name, role=role, expires_seconds=expires_seconds)
         return await self._post("/tokens", asked, MadeToken)

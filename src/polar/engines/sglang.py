@@ -65,7 +65,7 @@ class SglangEngine(HttpEngine):
         self._answered = asyncio.Event()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        stream = _TokenStream(self)
+        stream = _SglangStream(self)
         try:
             with self._asking(), guided(request):
                 async with aclosing(self._events("/generate", _request_body(request))) as arrivals:
@@ -207,7 +207,7 @@ class SglangEngine(HttpEngine):
             log.info("the engine at %s could not be told to abort %s: %s", self.url, rid, error)
 
 
-class _TokenStream:
+class _SglangStream:
     """Turns the events of one response into chunks, refusing tokens without ids or logprobs.
 
     An event holds all tokens so far, or only the new ones where the server streams incrementally;

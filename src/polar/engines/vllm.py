@@ -72,7 +72,7 @@ class VllmEngine(HttpEngine):
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         self._refuse_half_replaced(request.session)
         body = _request_body(request, await self._sampled_name())
-        stream = _TokenStream(self._versions())
+        stream = _VllmStream(self._versions())
         with guided(request):
             async with aclosing(self._events("/v1/completions", body)) as arrivals:
                 async for events in arrivals:
@@ -271,7 +271,7 @@ class VllmEngine(HttpEngine):
             await asyncio.sleep(0.2)
 
 
-class _TokenStream:
+class _VllmStream:
     """Turns the events of one response into chunks, refusing tokens without ids or logprobs."""
 
     def __init__(self, engine: Versioned) -> None:

@@ -20,7 +20,7 @@ from polar.evaluators.inside import (
     run_grader,
     run_script,
 )
-from polar.evaluators.tampering import Finding, tampering_remarks
+from polar.evaluators.tampering import TamperingFound, tampering_remarks
 from polar.evaluators.workspace import Placed, WorkspaceEvaluator, graded_workspace
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
@@ -70,7 +70,7 @@ class HarborEvaluator(WorkspaceEvaluator):
             return await self._verify(context, prepared.sandbox, prepared.findings)
 
     async def _verify(
-        self, context: EvaluationContext, sandbox: Sandbox, findings: tuple[Finding, ...]
+        self, context: EvaluationContext, sandbox: Sandbox, findings: tuple[TamperingFound, ...]
     ) -> Verdict:
         result = await self._run(context, sandbox)
         remarks = "".join(f"{remark}\n" for remark in tampering_remarks(findings))

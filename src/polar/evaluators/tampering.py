@@ -200,7 +200,7 @@ class TamperPolicy(StrEnum):
 class Tampered(UngradableWorkspace):
     """The agent left what steers its grading, and the task says that this is worth nothing."""
 
-    def __init__(self, findings: Sequence[Finding]) -> None:
+    def __init__(self, findings: Sequence[TamperingFound]) -> None:
         super().__init__("the agent tampered with what decides about its reward")
         self.findings = tuple(findings)
 
@@ -212,7 +212,7 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TamperingFound:
     path: str
     change: Change
 
@@ -221,7 +221,7 @@ class Finding:
         return f"{self.change} {shown}"
 
 
-def tampering_remarks(findings: Sequence[Finding]) -> list[str]:
+def tampering_remarks(findings: Sequence[TamperingFound]) -> list[str]:
     """What to tell a person of it, a line each."""
     shown = [f"tampering: {finding}" for finding in findings[:SHOWN_FINDINGS]]
     more = len(findings) - len(shown)
@@ -290,10 +290,12 @@ def inventory_of_task(task: TaskSpec, protect: Sequence[str]) -> Inventory:
     return found
 
 
-def compare(before: Inventory, after: Inventory, allow: Sequence[str] = ()) -> tuple[Finding, ...]:
+def compare(before: Inventory, after: Inventory, allow: Sequence[str] = ()) -> tuple[TamperingFound, ...]:
     """What is different and was not allowed by name, in the order of the paths."""
     changes = ((path, _change(path, before, after)) for path in sorted(before.keys() | after.keys()))
-    return tuple(Finding(path, change) for path, change in changes if change and not is_named_by(path, allow))
+    return tuple(
+        TamperingFound(path, change) for path, change in changes if change and not is_named_by(path, allow)
+    )
 
 
 def _change(path: str, before: Inventory, after: Inventory) -> Change | None:
@@ -319,7 +321,7 @@ async def settle(
     *,
     allow: Sequence[str] = (),
     timeout: float,
-) -> tuple[Finding, ...]:
+) -> tuple[TamperingFound, ...]:
     """What the agent tampered with, and do with it as the policy says; Tampered if that is worth nothing."""
     findings = compare(before, after, allow)
     if findings and policy is TamperPolicy.ZERO:
@@ -337,7 +339,9 @@ rm -f "$1"
 """Compiled files need not be of the sources beside them; what is from the future passes for newly built."""
 
 
-async def _undo(sandbox: Sandbox, findings: Sequence[Finding], before: Inventory, *, timeout: float) -> None:
+async def _undo(
+    sandbox: Sandbox, findings: Sequence[TamperingFound], before: Inventory, *, timeout: float
+) -> None:
     """Put back what was changed or removed, and remove what was added."""
     paths = b"".join(os.fsencode(f"./{finding.path}") + b"\0" for finding in findings)
     now = str(private_directory(sandbox))

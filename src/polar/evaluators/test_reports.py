@@ -31,7 +31,7 @@ Results = Iterator[tuple[str, Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TestCounts:
     """What the runner's own summary says."""
 
     passed: int = 0
@@ -46,30 +46,30 @@ class TestReport:
 
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     """By the test's id. A test that is reported twice has the worse outcome."""
-    counts: Counts = Counts()
+    counts: TestCounts = TestCounts()
     """At least those of `outcomes`; more where the runner only counts the tests that passed."""
 
     __test__ = False
 
     @property
     def is_empty(self) -> bool:
-        return not self.outcomes and self.counts == Counts()
+        return not self.outcomes and self.counts == TestCounts()
 
     @property
     def has_failures(self) -> bool:
         return self.counts.failed > 0
 
 
-def make_report(results: Iterable[tuple[str, Outcome]], summaries: Iterable[Counts] = ()) -> TestReport:
+def make_report(results: Iterable[tuple[str, Outcome]], summaries: Iterable[TestCounts] = ()) -> TestReport:
     """The report of these results. Code under test may print results and summaries of its own: of
     contradictions the worse is believed."""
     outcomes: dict[str, Outcome] = {}
     for name, outcome in results:
         known = outcomes.get(name)
         outcomes[name] = outcome if known is None else max(known, outcome, key=_RANK.__getitem__)
-    summary = max(summaries, key=lambda counts: (counts.failed, -counts.passed), default=Counts())
+    summary = max(summaries, key=lambda counts: (counts.failed, -counts.passed), default=TestCounts())
     ended = list(outcomes.values())
-    counts = Counts(
+    counts = TestCounts(
         passed=max(ended.count(Outcome.PASSED), summary.passed),
         failed=max(sum(outcome.is_bad for outcome in ended), summary.failed),
         skipped=max(ended.count(Outcome.SKIPPED), summary.skipped),
@@ -147,11 +147,11 @@ def _pytest_id(text: str) -> str:
     return text[: end + 1] if end >= 0 else text.strip()
 
 
-def _pytest_closings(lines: list[str]) -> Iterator[Counts]:
+def _pytest_closings(lines: list[str]) -> Iterator[TestCounts]:
     for line in lines:
         if match := _PYTEST_CLOSING.fullmatch(line.strip()):
             found = {kind: int(number) for number, kind in _PYTEST_COUNT.findall(match[1])}
-            yield Counts(
+            yield TestCounts(
                 passed=found.get("passed", 0) + found.get("xfailed", 0) + found.get("xpassed", 0),
                 failed=found.get("failed", 0) + found.get("error", 0) + found.get("errors", 0),
                 skipped=found.get("skipped", 0),
@@ -206,7 +206,7 @@ def _unittest_id(test: re.Match[str]) -> str:
     return where if where.endswith(f".{method}") else f"{where}.{method}"
 
 
-def _unittest_summaries(lines: list[str]) -> Iterator[Counts]:
+def _unittest_summaries(lines: list[str]) -> Iterator[TestCounts]:
     ran: int | None = None
     for line in lines:
         if match := _UNITTEST_RAN.fullmatch(line):
@@ -219,7 +219,7 @@ def _unittest_summaries(lines: list[str]) -> Iterator[Counts]:
             }
             failed = sum(found.get(kind, 0) for kind in ("failures", "errors", "unexpected successes"))
             skipped = found.get("skipped", 0)
-            yield Counts(passed=max(0, ran - failed - skipped), failed=failed, skipped=skipped)
+            yield TestCounts(passed=max(0, ran - failed - skipped), failed=failed, skipped=skipped)
             ran = None
 
 
@@ -319,11 +319,11 @@ def _jest_results(lines: list[str]) -> Results:
             blocks.append((len(match[1]), match[2]))
 
 
-def _jest_totals(lines: list[str]) -> Iterator[Counts]:
+def _jest_totals(lines: list[str]) -> Iterator[TestCounts]:
     for line in lines:
         if match := _JEST_TOTALS.fullmatch(line.strip()):
             found = {kind: int(number) for number, kind in _JEST_COUNT.findall(match[1])}
-            yield Counts(
+            yield TestCounts(
                 passed=found.get("passed", 0),
                 failed=found.get("failed", 0),
                 skipped=found.get("skipped", 0) + found.get("todo", 0),

@@ -19,7 +19,7 @@ from polar.evaluators.inside import (
     run_script,
     text_of,
 )
-from polar.evaluators.tampering import Finding, rivals, tampering_remarks
+from polar.evaluators.tampering import TamperingFound, rivals, tampering_remarks
 from polar.evaluators.test_reports import PARSERS, Outcome, ReportFormat, TestReport
 from polar.evaluators.workspace import GradedWorkspace, Guarded, Placed, WorkspaceEvaluator, graded_workspace
 from polar.models.component import Frozen
@@ -206,7 +206,7 @@ async def _report(plan: TestPlan, sandbox: Sandbox, result: ExecResult) -> TestR
     return parse(data.decode(errors="replace"))
 
 
-def verdict_of(graded: Grade, findings: Sequence[Finding], result: ExecResult) -> Verdict:
+def verdict_of(graded: Grade, findings: Sequence[TamperingFound], result: ExecResult) -> Verdict:
     """The verdict with everything a person wants to know first."""
     return Verdict(
         reward=graded.reward,

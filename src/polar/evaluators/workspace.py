@@ -23,9 +23,9 @@ from polar.evaluators.inside import (
 )
 from polar.evaluators.tampering import (
     INSTALLED,
-    Finding,
     Inventory,
     Tampered,
+    TamperingFound,
     TamperPolicy,
     inventory_before,
     settle,
@@ -77,7 +77,7 @@ class GradedWorkspace:
     """The agent's work, ready to be graded."""
 
     sandbox: Sandbox
-    findings: tuple[Finding, ...]
+    findings: tuple[TamperingFound, ...]
 
 
 class WorkspaceEvaluator(Evaluator):

@@ -10,7 +10,7 @@ from polar.models.component import Frozen
 from polar.models.task import Id
 
 
-class Role(StrEnum):
+class TokenRole(StrEnum):
     """What a token opens."""
 
     ADMIN = "admin"
@@ -39,7 +39,7 @@ class TokenView(Frozen):
     """The part of the token between its underscores."""
     name: Id
     """Who brings it."""
-    role: Role
+    role: TokenRole
     state: TokenState
     """Whether it opens anything."""
     created_at: float
@@ -57,7 +57,7 @@ class NewToken(Frozen):
 
     name: Id
     """Who brings it; audit lines in the log call them so."""
-    role: Role
+    role: TokenRole
     expires_seconds: float | None = Field(default=None, gt=0, le=10 * 365 * 86_400)
     """How long it opens anything; None: until it is revoked."""
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from polar.models.access import Role
+from polar.models.access import TokenRole
 from polar.models.component import Frozen
 from polar.models.policy import PolicyView
 from polar.models.session import SessionEvent, SessionStatus
@@ -19,7 +19,7 @@ class Me(Frozen):
 
     name: str
     """The token's."""
-    role: Role
+    role: TokenRole
 
 
 class NodeOverview(Frozen):

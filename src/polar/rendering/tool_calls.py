@@ -33,7 +33,7 @@ def write_call(name: str, arguments: str) -> str:
     return f"{OPEN}\n{body.encode('utf-8', 'replace').decode()}\n{CLOSE}"
 
 
-class _State(Enum):
+class _CallState(Enum):
     TEXT = auto()
     CALL = auto()
     AFTER_CALL = auto()
@@ -47,7 +47,7 @@ class CallReader:
     """
 
     def __init__(self) -> None:
-        self._state = _State.TEXT
+        self._state = _CallState.TEXT
         self._buffer = ""
         self._calls = 0
         self._has_text = False
@@ -66,12 +66,12 @@ class CallReader:
     def finish(self) -> MessageDelta:
         content: list[str] = []
         match self._state:
-            case _State.TEXT:
+            case _CallState.TEXT:
                 if self._text_since_call or self._buffer.strip():
                     self._emit(self._buffer, content)
-            case _State.CALL:
+            case _CallState.CALL:
                 self._emit(self._gap + OPEN + self._buffer, content)
-            case _State.AFTER_CALL:
+            case _CallState.AFTER_CALL:
                 pass
         self._buffer = ""
         return MessageDelta(content="".join(content))
@@ -79,11 +79,11 @@ class CallReader:
     def _step(self, content: list[str], calls: list[ToolCall]) -> bool:
         """Consume what is certain; False when more text is needed."""
         match self._state:
-            case _State.TEXT:
+            case _CallState.TEXT:
                 return self._read_text(content)
-            case _State.CALL:
+            case _CallState.CALL:
                 return self._read_call(content, calls)
-            case _State.AFTER_CALL:
+            case _CallState.AFTER_CALL:
                 return self._read_close()
 
     def _read_text(self, content: list[str]) -> bool:
@@ -97,7 +97,7 @@ class CallReader:
         self._gap = self._buffer[len(text) : start]
         self._buffer = self._buffer[start + len(OPEN) :]
         self._scan = _BracketScan()
-        self._state = _State.CALL
+        self._state = _CallState.CALL
         return True
 
     def _read_call(self, content: list[str], calls: list[ToolCall]) -> bool:
@@ -108,13 +108,13 @@ class CallReader:
         parsed = _parse(body) if outcome else None
         if parsed is None:
             self._emit(self._gap + OPEN + body, content)
-            self._state = _State.TEXT
+            self._state = _CallState.TEXT
             return True
         for name, arguments in parsed:
             calls.append(ToolCall(id=f"call_{self._calls}", name=name, arguments=arguments))
             self._calls += 1
         self._text_since_call = False
-        self._state = _State.AFTER_CALL
+        self._state = _CallState.AFTER_CALL
         return True
 
     def _read_close(self) -> bool:
@@ -123,7 +123,7 @@ class CallReader:
             return False
         if rest.startswith(CLOSE):
             self._buffer = rest[len(CLOSE) :]
-        self._state = _State.TEXT
+        self._state = _CallState.TEXT
         return True
 
     def _emit(self, text: str, content: list[str]) -> None:

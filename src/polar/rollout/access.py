@@ -19,7 +19,7 @@ from fastapi.routing import APIRoute
 from fastapi.security.base import SecurityBase
 from starlette.types import Message, Receive
 
-from polar.models.access import Role
+from polar.models.access import TokenRole
 from polar.rollout.problems import RESPONSES, problem_of
 from polar.rollout.tokens import Authenticator, Holder
 from polar.telemetry.page import is_local
@@ -28,12 +28,12 @@ audit = logging.getLogger("polar.audit")
 
 PREFIX = "/api/v1"
 
-ANYONE: frozenset[Role] = frozenset()
+ANYONE: frozenset[TokenRole] = frozenset()
 """Also without a token: what shows no task and no secret."""
-READERS = frozenset({Role.ADMIN, Role.TRAINER, Role.READ_ONLY})
-TRAINERS = frozenset({Role.ADMIN, Role.TRAINER})
-NODES = frozenset({Role.ADMIN, Role.NODE})
-ADMINS = frozenset({Role.ADMIN})
+READERS = frozenset({TokenRole.ADMIN, TokenRole.TRAINER, TokenRole.READ_ONLY})
+TRAINERS = frozenset({TokenRole.ADMIN, TokenRole.TRAINER})
+NODES = frozenset({TokenRole.ADMIN, TokenRole.NODE})
+ADMINS = frozenset({TokenRole.ADMIN})
 
 
 class Body(Enum):
@@ -54,7 +54,7 @@ BODY_LIMITS: Mapping[Body, int] = {Body.SMALL: 4 << 20, Body.LARGE: 64 << 20, Bo
 class Access:
     """What a route allows."""
 
-    roles: frozenset[Role]
+    roles: frozenset[TokenRole]
     body: Body = Body.SMALL
     is_audited: bool = True
     """Whether a change is logged also when it was done; one that was refused always is."""
@@ -73,16 +73,16 @@ class TokenAccess(Access, SecurityBase):
 
 
 def allow(
-    roles: frozenset[Role], body: Body = Body.SMALL, *, audited: bool = True, open_here: bool = False
+    roles: frozenset[TokenRole], body: Body = Body.SMALL, *, audited: bool = True, open_here: bool = False
 ) -> Any:
     """The dependency by which a route says who may use it, and how much they may send."""
     kind = TokenAccess if roles else Access
     return Depends(kind(roles, body, audited, open_here))
 
 
-def names_of(roles: Iterable[Role]) -> str:
+def names_of(roles: Iterable[TokenRole]) -> str:
     """Roles as a person reads them."""
-    return " or ".join(role.value for role in Role if role in set(roles)) or "anyone"
+    return " or ".join(role.value for role in TokenRole if role in set(roles)) or "anyone"
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class GuardedRoute(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self.access = _access_in(path, options.get("dependencies") or ())
         # Whoever generates a client sees in the document what each operation needs.
-        roles = [role.value for role in Role if role in self.access.roles]
+        roles = [role.value for role in TokenRole if role in self.access.roles]
         options["openapi_extra"] = {**(options.get("openapi_extra") or {}), "x-roles": roles}
         super().__init__(path, endpoint, **options)
 

@@ -19,7 +19,7 @@ import uvicorn
 from polar.config.settings import ServerSettings, TlsSettings
 from polar.errors import Conflict, InvalidInput, PolarError
 from polar.files import locked, write_atomic
-from polar.models.access import Role
+from polar.models.access import TokenRole
 from polar.rollout.app import create_app
 from polar.rollout.service import RolloutService
 from polar.rollout.tokens import Authenticator
@@ -65,7 +65,7 @@ class RolloutServer:
         scheme = "https" if self._settings.tls else "http"
         return f"{scheme}://[{host}]:{self._port}" if ":" in host else f"{scheme}://{host}:{self._port}"
 
-    def issue(self, name: str, role: Role) -> str:
+    def issue(self, name: str, role: TokenRole) -> str:
         """A token for a part of this process, which ends with it."""
         return self._authenticator.issue(name, role)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polar.errors import PolarError
-from polar.models.access import Role
+from polar.models.access import TokenRole
 from polar.store.tokens import OWNER, StoredToken, TokenStore, digest, id_in, new_token
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Holder:
     """Who brings a token."""
 
     name: str
-    role: Role
+    role: TokenRole
 
 
 class Authenticator:
@@ -47,7 +47,7 @@ class Authenticator:
         self._cache: dict[str, tuple[StoredToken, float]] = {}
         self._of_process: dict[str, tuple[str, Holder]] = {}
 
-    def issue(self, name: str, role: Role) -> str:
+    def issue(self, name: str, role: TokenRole) -> str:
         """A token for a part of this process: it ends with it and is stored nowhere."""
         id, token = new_token()
         self._of_process[id] = digest(token), Holder(name, role)
@@ -64,7 +64,7 @@ class Authenticator:
         if scheme.lower() != "bearer" or not token:
             return None
         if secrets.compare_digest(token.encode(), self._owner):
-            return Holder(OWNER, Role.ADMIN)
+            return Holder(OWNER, TokenRole.ADMIN)
         id = id_in(token)
         if id is None:
             return None

@@ -25,7 +25,7 @@ MOST_IN_MEMORY = 1 << 18
 async def uploaded(chunks: AsyncIterator[bytes], store: Store) -> AsyncIterator[list[Delivery]]:
     """The deliveries of a body (see `SIZES`), with files that are removed after the block if nobody took
     them."""
-    body = _Body(chunks)
+    body = _UploadBody(chunks)
     try:
         deliveries: list[Delivery] = []
         while not await body.has_ended():
@@ -38,7 +38,7 @@ async def uploaded(chunks: AsyncIterator[bytes], store: Store) -> AsyncIterator[
             await asyncio.to_thread(part.unlink, missing_ok=True)
 
 
-async def _delivery(body: _Body, store: Store) -> Delivery:
+async def _delivery(body: _UploadBody, store: Store) -> Delivery:
     text_bytes, recording_bytes, artifacts_bytes = SIZES.unpack(await body.read(SIZES.size))
     if text_bytes > MOST_JSON_BYTES:
         raise InvalidInput(f"body: the JSON of a delivery may have at most {MOST_JSON_BYTES} bytes")
@@ -51,7 +51,7 @@ async def _delivery(body: _Body, store: Store) -> Delivery:
     return delivery.model_copy(update={"recording": recording, "artifacts": artifacts})
 
 
-async def _part(body: _Body, size: int, blobs: Blobs, delivery: Delivery) -> bytes | Path | None:
+async def _part(body: _UploadBody, size: int, blobs: Blobs, delivery: Delivery) -> bytes | Path | None:
     if size <= MOST_IN_MEMORY:
         return await body.read(size) or None
     try:
@@ -60,7 +60,7 @@ async def _part(body: _Body, size: int, blobs: Blobs, delivery: Delivery) -> byt
         raise blobs.not_stored(error, delivery.session_id) from error
 
 
-class _Body:
+class _UploadBody:
     """The bytes of a request, in the order they come."""
 
     def __init__(self, chunks: AsyncIterator[bytes]) -> None:

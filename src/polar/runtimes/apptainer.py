@@ -17,10 +17,10 @@ from polar.runtimes.base import (
     SandboxSpec,
 )
 from polar.runtimes.containers import (
+    ContainerEngine,
     ContainerOptions,
     ContainerRuntime,
     ContainerSandbox,
-    Engine,
     csv_fields,
     name_prefix,
 )
@@ -38,7 +38,7 @@ class ApptainerOptions(ContainerOptions):
     """Whether the host's NVIDIA driver and devices are there inside."""
 
 
-class ApptainerEngine(Engine):
+class ApptainerEngine(ContainerEngine):
     """`apptainer`."""
 
     def exec_argv(self, name: str, command: Command, cwd: PurePosixPath, env_file: Path) -> tuple[str, ...]:

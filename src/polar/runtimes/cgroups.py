@@ -46,13 +46,13 @@ class Hierarchy:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Cgroup:
     """The groups of one sandbox, one in each hierarchy."""
 
     members: Mapping[Path, Hierarchy]
 
     @classmethod
-    def make(cls, root: Path, limits: Limits, hierarchies: Iterable[Hierarchy] | None = None) -> Group:
+    def make(cls, root: Path, limits: Limits, hierarchies: Iterable[Hierarchy] | None = None) -> Cgroup:
         """The group of the sandbox at `root`, with its limits set."""
         members: dict[Path, Hierarchy] = {}
         found = usable_hierarchies() if hierarchies is None else hierarchies

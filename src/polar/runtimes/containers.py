@@ -41,7 +41,7 @@ from polar.runtimes.base import (
     SandboxSpec,
     SandboxUnavailable,
 )
-from polar.runtimes.cgroups import Group, find_hierarchies
+from polar.runtimes.cgroups import Cgroup, find_hierarchies
 from polar.runtimes.disk import FILES, IMAGE, can_mount_images, make_disk
 from polar.runtimes.local import (
     ENGINE,
@@ -60,7 +60,7 @@ CALL_SECONDS = 120.0
 """How long one order to the engine may take; fetching an image has its own budget."""
 
 
-class Engine(ABC):
+class ContainerEngine(ABC):
     """The command line of a container engine."""
 
     def __init__(self, binary: str) -> None:
@@ -208,7 +208,9 @@ class ContainerSandbox(LocalSandbox):
     tmp = PurePosixPath("/tmp")
     gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"
 
-    def __init__(self, spec: SandboxSpec, host: Host, options: ContainerOptions, engine: Engine) -> None:
+    def __init__(
+        self, spec: SandboxSpec, host: Host, options: ContainerOptions, engine: ContainerEngine
+    ) -> None:
         super().__init__(spec, host, options)
         self.workspace = options.workspace
         self.engine = engine
@@ -217,7 +219,7 @@ class ContainerSandbox(LocalSandbox):
         """The engine's command that the container lives as long as, where there is one."""
         self._init: ProcessIdentity | None = None
         self._spared: set[int] = set()
-        self._meters = Group({})
+        self._meters = Cgroup({})
         self._attached = AsyncExitStack()
 
     @property
@@ -283,7 +285,7 @@ class ContainerSandbox(LocalSandbox):
         return {Limit.DISK: int(disk)} if disk and not (self.root / IMAGE).exists() else {}
 
     @property
-    def meters(self) -> Group:
+    def meters(self) -> Cgroup:
         return self._meters
 
     def limit_arguments(self) -> Iterator[str]:
@@ -504,14 +506,14 @@ async def container_listeners(pid: int, ports: Sequence[int]) -> list[socket.soc
     return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
 
-def _meters(pid: int) -> Group:
+def _meters(pid: int) -> Cgroup:
     """The control groups of a container, to be read only."""
     try:
         own = Path(f"/proc/{pid}/cgroup").read_text()
         mounts = Path("/proc/self/mountinfo").read_text()
     except OSError:
-        return Group({})
-    return Group({hierarchy.directory: hierarchy for hierarchy in find_hierarchies(own, mounts)})
+        return Cgroup({})
+    return Cgroup({hierarchy.directory: hierarchy for hierarchy in find_hierarchies(own, mounts)})
 
 
 def _adopt(files: Path, pid: int) -> int | None:

@@ -20,10 +20,10 @@ from polar.runtimes.base import (
     SandboxUnavailable,
 )
 from polar.runtimes.containers import (
+    ContainerEngine,
     ContainerOptions,
     ContainerRuntime,
     ContainerSandbox,
-    Engine,
     csv_fields,
     name_prefix,
     node_label,
@@ -55,7 +55,7 @@ class DockerOptions(ContainerOptions):
     """When the image is fetched from its registry."""
 
 
-class DockerEngine(Engine):
+class DockerEngine(ContainerEngine):
     """`docker` or `podman`."""
 
     def __init__(self, binary: str, *, is_daemonless: bool = False) -> None:

@@ -29,7 +29,7 @@ from polar.runtimes.base import (
 )
 from polar.runtimes.cgroups import (
     CONTROLLERS,
-    Group,
+    Cgroup,
     reap_groups,
     recorded_groups,
     remove_group,
@@ -91,7 +91,7 @@ class LocalSandbox(Sandbox):
         spec: SandboxSpec,
         host: Host,
         options: LocalOptions,
-        group: Group | None = None,
+        group: Cgroup | None = None,
         owner: int | None = None,
     ) -> None:
         """`group` keeps the limits it can; the files belong to `owner`, or else to the node's user."""
@@ -163,9 +163,9 @@ class LocalSandbox(Sandbox):
         return ExecResult(self.exit_code(exit_code), timed_out, stdout, stderr, frozenset(hit), is_killed)
 
     @property
-    def meters(self) -> Group:
+    def meters(self) -> Cgroup:
         """Where the kernel counts what it refused the sandbox."""
-        return self.group or Group({})
+        return self.group or Cgroup({})
 
     def _is_short_of_memory(self, kills_before: int) -> bool:
         """Whether the machine had no memory for a sandbox that kept to its own limit."""
@@ -302,12 +302,12 @@ def make_root(spec: SandboxSpec, host: Host) -> Path:
     return root
 
 
-def make_sandbox(spec: SandboxSpec, host: Host, limits: Limits, owner: int | None) -> Group | None:
+def make_sandbox(spec: SandboxSpec, host: Host, limits: Limits, owner: int | None) -> Cgroup | None:
     """Root, disk and group of a sandbox whose processes this node starts; all or nothing."""
     root = make_root(spec, host)
     try:
         make_disk(spec, host, limits.disk, owner)
-        return Group.make(root, limits) if usable_hierarchies() else None
+        return Cgroup.make(root, limits) if usable_hierarchies() else None
     except BaseException as error:
         reap_sandbox(root)
         if isinstance(error, OSError):

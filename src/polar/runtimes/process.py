@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import model_validator
 
 from polar.runtimes.base import Command, Host, Sandbox, SandboxError, SandboxSpec, ToolDirectory
-from polar.runtimes.cgroups import Group
+from polar.runtimes.cgroups import Cgroup
 from polar.runtimes.disk import FILES
 from polar.runtimes.forwarding import reachable_host
 from polar.runtimes.local import (
@@ -30,7 +30,7 @@ from polar.runtimes.supervision import Launch
 class ProcessSandbox(LocalSandbox):
     """Paths inside are paths of the host."""
 
-    def __init__(self, spec: SandboxSpec, host: Host, options: LocalOptions, group: Group | None) -> None:
+    def __init__(self, spec: SandboxSpec, host: Host, options: LocalOptions, group: Cgroup | None) -> None:
         super().__init__(spec, host, options, group)
         files = PurePosixPath(self.root / FILES)
         self.workspace, self.home, self.tmp = files / "workspace", files / "home", files / "tmp"

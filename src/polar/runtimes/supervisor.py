@@ -129,7 +129,7 @@ def listen_in_container(control: socket, pid: str, ports: list[int]) -> None:
         control.send(f"failed {error}".encode())
 
 
-class Output:
+class CommandOutput:
     """One stream of the command, copied to its log up to a limit and only drained beyond it."""
 
     def __init__(self, log: int, limit: int) -> None:
@@ -192,7 +192,7 @@ def become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def spawn(request: dict[str, Any], outputs: list[Output], inherited: list[int]) -> int:
+def spawn(request: dict[str, Any], outputs: list[CommandOutput], inherited: list[int]) -> int:
     """Start the command in a session of its own, under its limits."""
     pid = os.fork()
     if pid:
@@ -336,7 +336,7 @@ class Supervision:
         self.control = control
         self.is_wrapped = request["is_wrapped"]
         self.grace = request["grace"]
-        self.outputs = [Output(log, request["output_limit"]) for log in (1, 2)]
+        self.outputs = [CommandOutput(log, request["output_limit"]) for log in (1, 2)]
         self.exit_code: int | None = None
         self.watch = Watch(request) if request["watched"] else None
         self.exceeded: str | None = None

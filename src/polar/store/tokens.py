@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, text, update
 
 from polar.errors import Conflict, NotFound
-from polar.models.access import MadeToken, NewToken, Role, TokenState, TokenView
+from polar.models.access import MadeToken, NewToken, TokenRole, TokenState, TokenView
 from polar.store.database import Database
 from polar.store.tables import tokens
 
@@ -24,7 +24,7 @@ class StoredToken:
     """What is known of a token that was handed out and not revoked."""
 
     name: str
-    role: Role
+    role: TokenRole
     digest: str
     expires_at: float | None
 
@@ -97,7 +97,7 @@ class TokenStore:
         """What was handed out under this id, unless it was revoked."""
         query = select(tokens).where(tokens.c.id == id, tokens.c.revoked_at.is_(None))
         row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
-        return None if row is None else StoredToken(row.name, Role(row.role), row.digest, row.expires_at)
+        return None if row is None else StoredToken(row.name, TokenRole(row.role), row.digest, row.expires_at)
 
     def has_expired(self, token: StoredToken) -> bool:
         return token.expires_at is not None and token.expires_at <= self._database.now()
@@ -112,7 +112,9 @@ def _is_taken(connection: Connection, name: str, now: float) -> bool:
     return connection.execute(query).first() is not None
 
 
-def _insert(connection: Connection, name: str, role: Role, lifetime: float | None, now: float) -> MadeToken:
+def _insert(
+    connection: Connection, name: str, role: TokenRole, lifetime: float | None, now: float
+) -> MadeToken:
     id, token = new_token()
     connection.execute(
         insert(tokens).values(
@@ -137,7 +139,7 @@ def _view(row: Row[Any], now: float) -> TokenView:
     return TokenView(
         id=row.id,
         name=row.name,
-        role=Role(row.role),
+        role=TokenRole(row.role),
         state=state,
         created_at=row.created_at,
         expires_at=row.expires_at,

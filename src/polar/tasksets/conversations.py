@@ -17,7 +17,7 @@ from polar.trajectory.materialise import materialise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Conversation:
+class SftConversation:
     """What was said, in OpenAI's words, from the system prompt to the last answer."""
 
     messages: tuple[dict[str, Any], ...]
@@ -38,7 +38,7 @@ class Conversation:
         return self.messages[self.prompt_messages :]
 
 
-def conversations(recording: Recording) -> Iterator[Conversation]:
+def conversations(recording: Recording) -> Iterator[SftConversation]:
     """One for each trace; of a session without traces, one for each conversation that it ended with."""
     by_id = {completion.id: completion for completion in recording.completions}
     if recording.trajectory.traces:
@@ -51,7 +51,7 @@ def conversations(recording: Recording) -> Iterator[Conversation]:
         yield _conversation(chain, Lineage.MAIN, None)
 
 
-def digest(found: Sequence[Conversation]) -> bytes:
+def digest(found: Sequence[SftConversation]) -> bytes:
     """Equal for two sessions in which the same was answered: in tokens where there are any, else in words."""
     seen = hashlib.sha256()
     for conversation in found:
@@ -82,7 +82,7 @@ def _before(completion: Completion) -> str | None:
     return completion.parent or completion.follows
 
 
-def _conversation(chain: Sequence[Completion], lineage: Lineage, trace: Trace | None) -> Conversation:
+def _conversation(chain: Sequence[Completion], lineage: Lineage, trace: Trace | None) -> SftConversation:
     last = chain[-1]
     said = [*last.messages, last.response]
     if trace is not None:
@@ -92,7 +92,7 @@ def _conversation(chain: Sequence[Completion], lineage: Lineage, trace: Trace | 
             if place < len(last.messages) and said[place].role is Role.ASSISTANT:
                 said[place] = completion.response
     ids = _CallIds()
-    return Conversation(
+    return SftConversation(
         messages=tuple(_message(message, ids) for message in said),
         prompt_messages=min(len(chain[0].messages), len(said) - 1),
         tools=orjson.dumps([_tool(tool) for tool in last.tools]).decode(),

@@ -28,7 +28,7 @@ SESSIONS = "sessions.parquet"
 
 
 @dataclass(frozen=True, slots=True)
-class EndedSession:
+class ExportedSession:
     """Everything the files say of one session."""
 
     result: SessionResult
@@ -48,7 +48,7 @@ class Exported:
     sessions_path: Path
 
 
-def export(sessions: Iterable[EndedSession], directory: Path) -> Exported:
+def export(sessions: Iterable[ExportedSession], directory: Path) -> Exported:
     """Write both files; they appear under their names only when they are complete."""
     make_directory(directory)
     count = traces = trainable = 0
@@ -165,7 +165,7 @@ def _session_schema() -> pa.Schema:
     )
 
 
-def _session_row(session: EndedSession) -> dict[str, Any]:
+def _session_row(session: ExportedSession) -> dict[str, Any]:
     """`components`, `excluded`, `drift`, `faults` and `metadata` are JSON text: their keys differ."""
     result = session.result
     verdict = result.verdict

@@ -19,7 +19,7 @@ from polar import __version__
 from polar.errors import PolarError
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Lineage
-from polar.tasksets.conversations import Conversation, conversations, digest
+from polar.tasksets.conversations import SftConversation, conversations, digest
 from polar.tasksets.expressions import CannotJudge, Condition, session_names
 from polar.tasksets.parquet_file import ParquetFile, make_directory, parquet_file
 from polar.trajectory.learnable import EndedSession
@@ -110,7 +110,7 @@ def write_dataset(groups: Iterable[TaskSessions], directory: Path, accept: Condi
 class _Main:
     """A session's main conversation without its tokens, kept to be paired."""
 
-    conversation: Conversation
+    conversation: SftConversation
     result: SessionResult
 
 
@@ -146,7 +146,7 @@ def _write_group(
 def _fate(
     group: TaskSessions,
     attempt: EndedSession,
-    found: list[Conversation],
+    found: list[SftConversation],
     seen: set[bytes],
     accept: Condition,
     written: Written,
@@ -167,17 +167,17 @@ def _fate(
     return Fate.ACCEPTED if is_accepted else Fate.REJECTED
 
 
-def _main(found: list[Conversation]) -> Conversation:
+def _main(found: list[SftConversation]) -> SftConversation:
     return next((one for one in found if one.lineage is Lineage.MAIN), found[0])
 
 
-def _are_comparable(chosen: Conversation, rejected: Conversation) -> bool:
+def _are_comparable(chosen: SftConversation, rejected: SftConversation) -> bool:
     """Whether both answer the same question: it may differ in a date or a path, but not in its turns."""
     one, other = ([message["role"] for message in each.prompt] for each in (chosen, rejected))
     return one == other
 
 
-def _size(conversation: Conversation) -> int:
+def _size(conversation: SftConversation) -> int:
     """How much memory a row takes, in tokens; a token is some four characters."""
     trace = conversation.trace
     if trace is not None:
@@ -185,7 +185,7 @@ def _size(conversation: Conversation) -> int:
     return sum(len(message["content"]) for message in conversation.messages) // 4
 
 
-def _chat_row(conversation: Conversation) -> dict[str, Any]:
+def _chat_row(conversation: SftConversation) -> dict[str, Any]:
     return {
         "messages": conversation.messages,
         "tools": conversation.tools,
@@ -193,7 +193,7 @@ def _chat_row(conversation: Conversation) -> dict[str, Any]:
     }
 
 
-def _token_row(conversation: Conversation) -> dict[str, Any]:
+def _token_row(conversation: SftConversation) -> dict[str, Any]:
     trace = conversation.trace
     assert trace is not None
     before = len(trace.prompt_ids)

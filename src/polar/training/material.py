@@ -22,7 +22,7 @@ from polar.trajectory.learnable import (
     trained_tokens,
 )
 from polar.trajectory.materialise import materialise
-from polar.trajectory.packing.batch import Packing, Row, row
+from polar.trajectory.packing.batch import Packing, TrainingRow, row
 from polar.trajectory.packing.pack import pack_alone, pack_sequences, pack_trees
 
 
@@ -101,7 +101,7 @@ def material(
     return Material(pack(_rows(credited, objective, scored), batch), numbers, excluded)
 
 
-def pack(rows: Iterator[Row], batch: BatchSettings) -> Packing:
+def pack(rows: Iterator[TrainingRow], batch: BatchSettings) -> Packing:
     match batch.pack:
         case Pack.TREE:
             return pack_trees(rows, batch.tokens)
@@ -187,7 +187,7 @@ def _own_rewards(sample: EndedSession) -> list[float | None]:
     return sample.recording.trajectory.own_rewards(sample.result.verdict.trace_rewards)
 
 
-def _rows(credited: Sequence[Credited], objective: ObjectiveSettings, scored: int) -> Iterator[Row]:
+def _rows(credited: Sequence[Credited], objective: ObjectiveSettings, scored: int) -> Iterator[TrainingRow]:
     """Rows whose weights add up to one over tokens or over sessions, unless each weight is a constant."""
     tokens: Counter[str] = Counter()
     for one in credited:

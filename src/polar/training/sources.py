@@ -17,7 +17,7 @@ from polar.recordings.recording import DamagedRecording, decode, is_recording, r
 from polar.training.material import Material, PolicyVersions, material, pack
 from polar.training.settings import GrpoSettings, Level, SftSettings
 from polar.trajectory.learnable import EndedSession, Excluded, Group
-from polar.trajectory.packing.batch import Row, row
+from polar.trajectory.packing.batch import TrainingRow, row
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def _trace(ids: list[int], mask: list[int], logprobs: list[float], versions: lis
     )
 
 
-def _weighted(rows: Sequence[Row], settings: SftSettings) -> list[Row]:
+def _weighted(rows: Sequence[TrainingRow], settings: SftSettings) -> list[TrainingRow]:
     """The rows that fit, with weights that add up to one over tokens or over rows alike."""
     fitting = [one for one in rows if len(one.ids) <= settings.batch.tokens and len(one.trained.depths)]
     tokens = sum(len(one.trained.depths) for one in fitting)

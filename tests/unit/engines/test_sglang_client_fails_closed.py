@@ -22,7 +22,7 @@ from polar.engines.base import (
     ModelInfo,
     TokenChunk,
 )
-from polar.engines.sglang import SglangEngine, _TokenStream
+from polar.engines.sglang import SglangEngine, _SglangStream
 from polar.models.chat import FinishReason, Sampling
 from tests.fakes.sglang_wire import event, sglang_wire
 
@@ -97,7 +97,7 @@ def test_every_token_is_passed_on_exactly_once(
 ) -> None:
     """However the server cuts its stream, and though its lists may run ahead of its counts."""
     bounds = sorted({0, len(ids)} | {cut for cut in cuts if cut < len(ids)})
-    stream = _TokenStream(SglangEngine("http://x"))
+    stream = _SglangStream(SglangEngine("http://x"))
     got: list[TokenChunk] = []
     for start, stop in pairwise(bounds):
         is_last = stop == len(ids)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.evaluators.base import EvaluationContext
-from polar.evaluators.tampering import GUARDED, Change, Finding, compare, is_guarded
+from polar.evaluators.tampering import GUARDED, Change, TamperingFound, compare, is_guarded
 from tests.evaluations import agent_does, evaluate, evaluation, make_task
 
 FILES = {
@@ -107,13 +107,13 @@ def test_of_a_settings_file_only_what_steers_counts(
     path: str, before: str | None, after: str, change: Change | None
 ) -> None:
     found = compare({} if before is None else {path: before.encode()}, {path: after.encode()})
-    assert found == ((Finding(path, change),) if change else ())
+    assert found == ((TamperingFound(path, change),) if change else ())
     assert is_guarded(path)
 
 
 def test_a_makefile_that_make_prefers_counts_where_the_task_has_one() -> None:
     assert compare({"Makefile": b""}, {"Makefile": b"", "GNUmakefile": b""}) == (
-        Finding("GNUmakefile", Change.ADDED),
+        TamperingFound("GNUmakefile", Change.ADDED),
     )
 
 

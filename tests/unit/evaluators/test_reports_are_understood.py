@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from polar.evaluators.test_reports import (
     PARSERS,
-    Counts,
     Outcome,
     ReportFormat,
+    TestCounts,
     TestReport,
     make_report,
     parse_pytest,
@@ -175,7 +175,7 @@ def test_every_test_has_its_outcome(format: ReportFormat, text: str, outcomes: d
 
 def test_jest_without_names_is_counted() -> None:
     report = PARSERS[ReportFormat.JEST]("PASS src/a.test.js\n\nTests:       2 failed, 5 passed, 7 total\n")
-    assert (report.outcomes, report.counts) == ({}, Counts(passed=5, failed=2))
+    assert (report.outcomes, report.counts) == ({}, TestCounts(passed=5, failed=2))
 
 
 TESTS = '''
@@ -247,7 +247,7 @@ def test_unittest_itself_is_understood(project: Path) -> None:
 
 def test_unittest_without_names_is_counted(project: Path) -> None:
     report = parse_unittest(output_of(project, "-m", "unittest", "test_things"))
-    assert report.counts == Counts(passed=3, failed=3, skipped=1)
+    assert report.counts == TestCounts(passed=3, failed=3, skipped=1)
     assert report.outcomes["test_things.TestThings.test_bad"] is F
 
 
@@ -269,12 +269,12 @@ def test_pytest_itself_is_understood(project: Path, arguments: tuple[str, ...]) 
         del expected["test_more.py::TestMore::test_skipped"]
     named = dict(report.outcomes)
     assert named == expected
-    assert report.counts == Counts(passed=4, failed=5, skipped=1)
+    assert report.counts == TestCounts(passed=4, failed=5, skipped=1)
 
 
 def test_short_pytest_is_counted(project: Path) -> None:
     report = parse_pytest(output_of(project, "-m", "pytest", "-p", "no:cacheprovider", "-q", "test_more.py"))
-    assert report.counts == Counts(passed=4, failed=5, skipped=1)
+    assert report.counts == TestCounts(passed=4, failed=5, skipped=1)
 
 
 def test_a_file_that_pytest_cannot_load_is_an_error() -> None:
@@ -287,7 +287,7 @@ def test_a_file_that_pytest_cannot_load_is_an_error() -> None:
         =============================== 1 error in 0.12s ===============================
     """)
     report = parse_pytest(text)
-    assert (report.outcomes, report.counts) == ({"tests/test_x.py": E}, Counts(failed=1))
+    assert (report.outcomes, report.counts) == ({"tests/test_x.py": E}, TestCounts(failed=1))
 
 
 def test_of_contradicting_reports_the_worse_is_believed() -> None:

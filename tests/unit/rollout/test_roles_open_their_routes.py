@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from starlette.routing import BaseRoute, Mount
 
 from polar.errors import Unavailable
-from polar.models.access import Role
+from polar.models.access import TokenRole
 from polar.rollout.access import GuardedRoute, names_of
 from polar.rollout.app import create_app
 from polar.rollout.dashboard.files import ASSETS, PAGES
@@ -84,8 +84,8 @@ def test_the_openapi_document_says_the_roles_too() -> None:
     assert document["paths"]["/api/v1/health"]["get"]["x-roles"] == []
 
 
-@pytest.mark.parametrize("role", Role)
-async def test_each_role_opens_exactly_its_routes(http: httpx.AsyncClient, role: Role) -> None:
+@pytest.mark.parametrize("role", TokenRole)
+async def test_each_role_opens_exactly_its_routes(http: httpx.AsyncClient, role: TokenRole) -> None:
     made = await http.post("/tokens", json={"name": f"a-{role.value}", "role": role.value})
     mine = {"Authorization": f"Bearer {made.json()['token']}"}
     for route in NEED_A_TOKEN:
@@ -127,10 +127,10 @@ async def test_a_revoked_token_opens_nothing_at_once(http: httpx.AsyncClient) ->
 
 async def test_tokens_of_this_process_are_stored_nowhere(store: Store) -> None:
     authenticator = Authenticator("owner", store.tokens)
-    token = authenticator.issue("node-local", Role.NODE)
+    token = authenticator.issue("node-local", TokenRole.NODE)
     holder = await authenticator.holder(f"Bearer {token}")
     assert holder is not None
-    assert (holder.name, holder.role) == ("node-local", Role.NODE)
+    assert (holder.name, holder.role) == ("node-local", TokenRole.NODE)
     assert await authenticator.holder(f"Bearer {token[:-1]}" + ("0" if token[-1] != "0" else "1")) is None
     assert await store.tokens.all() == ()
     assert await Authenticator("owner", store.tokens).holder(f"Bearer {token}") is None
@@ -157,15 +157,17 @@ async def test_what_is_open_needs_no_database(
 def test_metrics_are_open_on_this_machine_only() -> None:
     (metrics,) = (route for route in GUARDED if route.access.is_open_here)
     assert metrics.path == "/metrics"
-    assert metrics.access.roles == {Role.ADMIN, Role.TRAINER, Role.READ_ONLY}
+    assert metrics.access.roles == {TokenRole.ADMIN, TokenRole.TRAINER, TokenRole.READ_ONLY}
 
 
 async def test_a_trainer_submits_and_a_node_runs_what_a_reader_sees(http: httpx.AsyncClient) -> None:
-    async def token(role: Role) -> dict[str, str]:
+    async def token(role: TokenRole) -> dict[str, str]:
         made = await http.post("/tokens", json={"name": role.value, "role": role.value})
         return {"Authorization": f"Bearer {made.json()['token']}"}
 
-    trainer, node, reader = [await token(role) for role in (Role.TRAINER, Role.NODE, Role.READ_ONLY)]
+    trainer, node, reader = [
+        await token(role) for role in (TokenRole.TRAINER, TokenRole.NODE, TokenRole.READ_ONLY)
+    ]
     task = idle_task("t").model_dump(mode="json")
     assert (await http.post("/tasks", json=task, headers=reader)).status_code == 403
     assert (await http.post("/tasks", json=task, headers=trainer)).status_code == 201

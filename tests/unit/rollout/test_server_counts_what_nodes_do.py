@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from polar.config.settings import ServerSettings
-from polar.models.access import Role
+from polar.models.access import TokenRole
 from polar.models.delivery import Delivery
 from polar.models.session import FailureReason, SessionResult, SessionStatus, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
@@ -127,7 +127,7 @@ async def test_a_node_that_falls_silent_shows_as_expired_leases(
 
 async def test_readers_from_elsewhere_bring_a_token(server: RolloutServer) -> None:
     proxied = {"X-Forwarded-For": "10.0.0.9"}
-    node, reader = server.issue("n", Role.NODE), server.issue("r", Role.READ_ONLY)
+    node, reader = server.issue("n", TokenRole.NODE), server.issue("r", TokenRole.READ_ONLY)
     async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
         assert (await http.get("/metrics")).status_code == 200
         assert (await http.get("/metrics", headers=proxied)).status_code == 401

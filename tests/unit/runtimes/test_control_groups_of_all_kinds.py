@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polar.runtimes.base import Limit, Limits, SandboxError
-from polar.runtimes.cgroups import Group, Hierarchy, find_hierarchies, node_name, recorded_groups
+from polar.runtimes.cgroups import Cgroup, Hierarchy, find_hierarchies, node_name, recorded_groups
 
 LIMITS = Limits.model_validate({"memory": "1GiB", "pids": 99, "cpus": 1.5})
 
@@ -66,10 +66,10 @@ def test_paths_with_spaces_are_understood(tmp_path: Path) -> None:
     assert next(find_hierarchies("0::/\n", mounts)).directory == place
 
 
-def made(tmp_path: Path, hierarchy: Hierarchy) -> tuple[Group, Path]:
+def made(tmp_path: Path, hierarchy: Hierarchy) -> tuple[Cgroup, Path]:
     root = tmp_path / "sessions" / "s1"
     root.mkdir(parents=True)
-    group = Group.make(root, LIMITS, [hierarchy])
+    group = Cgroup.make(root, LIMITS, [hierarchy])
     return group, hierarchy.directory / node_name(root.parent) / "sandbox-s1"
 
 
@@ -123,7 +123,7 @@ def test_limits_of_v1_are_written(tmp_path: Path) -> None:
 def test_refusals_are_counted(tmp_path: Path, is_v2: bool, files: dict[str, str]) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    group = Group({tmp_path: Hierarchy(tmp_path, is_v2, frozenset({"memory", "pids"}))})
+    group = Cgroup({tmp_path: Hierarchy(tmp_path, is_v2, frozenset({"memory", "pids"}))})
     assert group.refusals() == {Limit.MEMORY: 3, Limit.PIDS: 7}
 
 
@@ -146,7 +146,7 @@ def test_a_process_that_the_machine_had_no_memory_for_hit_no_limit_of_its_own(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    group = Group({tmp_path: Hierarchy(tmp_path, is_v2, frozenset({"memory"}))})
+    group = Cgroup({tmp_path: Hierarchy(tmp_path, is_v2, frozenset({"memory"}))})
     assert group.refusals() == {Limit.MEMORY: 0}
     assert group.memory_kills() == 3
 

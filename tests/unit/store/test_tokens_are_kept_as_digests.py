@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from polar.errors import Conflict, NotFound
-from polar.models.access import NewToken, Role, TokenState
+from polar.models.access import NewToken, TokenRole, TokenState
 from polar.store.store import Store
 from polar.store.tables import tokens
 from polar.store.tokens import digest, id_in
@@ -20,7 +20,7 @@ async def states(store: Store) -> list[tuple[str, TokenState]]:
 
 
 async def test_the_secret_is_not_in_the_database(store: Store, tmp_path: Path) -> None:
-    made = await store.tokens.create(NewToken(name="alice", role=Role.TRAINER))
+    made = await store.tokens.create(NewToken(name="alice", role=TokenRole.TRAINER))
     assert len(made.token) > 70
     assert made.token not in repr(made)
     (row,) = await store.database.read(lambda connection: connection.execute(select(tokens)).all())
@@ -30,26 +30,26 @@ async def test_the_secret_is_not_in_the_database(store: Store, tmp_path: Path) -
     assert id_in(made.token) == made.view.id == row.id
     found = await store.tokens.find(made.view.id)
     assert found is not None
-    assert (found.name, found.role, found.digest) == ("alice", Role.TRAINER, digest(made.token))
+    assert (found.name, found.role, found.digest) == ("alice", TokenRole.TRAINER, digest(made.token))
 
 
 async def test_a_name_has_one_live_token(store: Store, clock: Clock) -> None:
-    await store.tokens.create(NewToken(name="alice", role=Role.TRAINER, expires_seconds=10))
+    await store.tokens.create(NewToken(name="alice", role=TokenRole.TRAINER, expires_seconds=10))
     with pytest.raises(Conflict, match="a token named 'alice'"):
-        await store.tokens.create(NewToken(name="alice", role=Role.ADMIN))
+        await store.tokens.create(NewToken(name="alice", role=TokenRole.ADMIN))
     with pytest.raises(Conflict, match="the data directory's own token"):
-        await store.tokens.create(NewToken(name="owner", role=Role.NODE))
+        await store.tokens.create(NewToken(name="owner", role=TokenRole.NODE))
     clock.now += 10
-    await store.tokens.create(NewToken(name="alice", role=Role.NODE))
+    await store.tokens.create(NewToken(name="alice", role=TokenRole.NODE))
     assert await states(store) == [("alice", TokenState.EXPIRED), ("alice", TokenState.LIVE)]
 
 
 async def test_revoking_ends_one_by_id_or_by_name(store: Store) -> None:
-    first = await store.tokens.create(NewToken(name="alice", role=Role.NODE))
-    await store.tokens.create(NewToken(name="bob", role=Role.NODE))
+    first = await store.tokens.create(NewToken(name="alice", role=TokenRole.NODE))
+    await store.tokens.create(NewToken(name="bob", role=TokenRole.NODE))
     assert [view.id for view in await store.tokens.revoke(first.view.id)] == [first.view.id]
     assert await store.tokens.find(first.view.id) is None
-    second = await store.tokens.create(NewToken(name="alice", role=Role.NODE))
+    second = await store.tokens.create(NewToken(name="alice", role=TokenRole.NODE))
     assert [view.id for view in await store.tokens.revoke("alice")] == [second.view.id]
     assert [state for _, state in await states(store)] == [
         TokenState.REVOKED,

@@ -15,17 +15,17 @@ import pytest
 from polar.errors import InvalidInput, PolarError
 from polar.models.session import SessionResult, SessionStatus
 from polar.tasksets import parquet_file
-from polar.tasksets.export import EndedSession, export
+from polar.tasksets.export import ExportedSession, export
 from polar.trajectory.materialise import materialise
 from tests.fakes.recordings import recording
 
 
-def ended(session_id: str, sample: int = 0) -> EndedSession:
+def ended(session_id: str, sample: int = 0) -> ExportedSession:
     made = recording(session_id, sample=sample, reward=0.5)
-    return EndedSession(made.result, {"set": "s", "level": 2}, made)
+    return ExportedSession(made.result, {"set": "s", "level": 2}, made)
 
 
-FAILED = EndedSession(
+FAILED = ExportedSession(
     SessionResult(
         session_id="s9",
         task_id="t",
@@ -105,7 +105,7 @@ def test_rows_are_written_in_bounded_groups(tmp_path: Path, monkeypatch: pytest.
 def test_a_failure_half_way_leaves_what_was_there_before(tmp_path: Path) -> None:
     export([ended("old")], tmp_path)
 
-    def broken() -> Iterator[EndedSession]:
+    def broken() -> Iterator[ExportedSession]:
         yield ended("new")
         raise PolarError("the server went away")
 

@@ -16,7 +16,7 @@ from polar.app.fleet.planning import FleetOrder, FleetView, NodeState
 from polar.client import Client
 from polar.config.settings import set_unless_given
 from polar.errors import Forbidden, NotFound, NotInstalled, PolarError, Unavailable
-from polar.models.access import Role
+from polar.models.access import TokenRole
 
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 30.0
@@ -127,7 +127,7 @@ def with_node_token(order: FleetOrder) -> FleetOrder:
     """The order with a token of its own for the nodes, if the one it has may make one."""
     with Client(order.server, order.token, ca=order.ca) as client:
         try:
-            made = client.create_token(f"fleet-{secrets.token_hex(4)}", Role.NODE)
+            made = client.create_token(f"fleet-{secrets.token_hex(4)}", TokenRole.NODE)
         except Forbidden:
             return order
     return replace(order, node_token=made.token)

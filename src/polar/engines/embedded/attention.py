@@ -26,7 +26,7 @@ MASKED_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class AttentionSegment:
     """Consecutive tokens of one slot to compute in a step."""
 
     slot: int
@@ -82,7 +82,7 @@ class SlotCache:
 class Packed:
     """Segments in one row of tokens, single tokens first."""
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[AttentionSegment]) -> None:
         self.singles = sorted((s for s in segments if len(s.ids) == 1), key=lambda s: s.slot)
         self.chunks = [s for s in segments if len(s.ids) > 1]
         self.segments = [*self.singles, *self.chunks]
@@ -131,7 +131,7 @@ class Step:
 class _Singles:
     """Single tokens of several slots in one attention call over a range of slots."""
 
-    def __init__(self, segments: Sequence[Segment], first: int, device: Any, dtype: Any) -> None:
+    def __init__(self, segments: Sequence[AttentionSegment], first: int, device: Any, dtype: Any) -> None:
         self.first_row = first
         self.count = len(segments)
         self.low, self.high = segments[0].slot, segments[-1].slot + 1
@@ -165,7 +165,7 @@ class _Singles:
         return out.reshape(self.count, heads, values.shape[3])
 
 
-def _singles(segments: Sequence[Segment], device: Any, dtype: Any) -> list[_Singles]:
+def _singles(segments: Sequence[AttentionSegment], device: Any, dtype: Any) -> list[_Singles]:
     if not segments:
         return []
     span = segments[-1].slot + 1 - segments[0].slot
@@ -175,7 +175,7 @@ def _singles(segments: Sequence[Segment], device: Any, dtype: Any) -> list[_Sing
     return [_Singles(segments, 0, device, dtype)]
 
 
-def _parts(segment: Segment) -> list[Segment]:
+def _parts(segment: AttentionSegment) -> list[AttentionSegment]:
     """What is attended at once: all of what begins its slot, as that needs no mask."""
     size = MASKED_AT_ONCE if segment.start else len(segment.ids)
     return [
@@ -187,7 +187,7 @@ def _parts(segment: Segment) -> list[Segment]:
 class _Chunk:
     """Consecutive tokens of one slot, each seeing what came before it."""
 
-    def __init__(self, segment: Segment, device: Any, dtype: Any) -> None:
+    def __init__(self, segment: AttentionSegment, device: Any, dtype: Any) -> None:
         self.slot, self.start, self.end = segment.slot, segment.start, segment.end
         self.length = len(segment.ids)
         self.mask: torch.Tensor | None = None

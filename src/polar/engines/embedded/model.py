@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from polar.config.settings import EngineSettings
 from polar.engines.embedded import attention
-from polar.engines.embedded.attention import Packed, Segment, SlotCache, Step
+from polar.engines.embedded.attention import AttentionSegment, Packed, SlotCache, Step
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.rendering.tokenizer import unlimited
@@ -62,13 +62,13 @@ class SlotModel:
     def is_on_cpu(self) -> bool:
         return str(self._device.type) == "cpu"
 
-    def forward(self, segments: Sequence[Segment]) -> tuple[list[Segment], torch.Tensor]:
+    def forward(self, segments: Sequence[AttentionSegment]) -> tuple[list[AttentionSegment], torch.Tensor]:
         """Compute the segments; the ones that want logits, and a row of logits for each."""
         packed = Packed(segments)
         step = Step(self.cache, packed, self._device, self._dtype)
         return [s for s in packed.segments if s.wants_logits], self._compute(step, step.lasts)
 
-    def logits(self, segment: Segment) -> torch.Tensor:
+    def logits(self, segment: AttentionSegment) -> torch.Tensor:
         """Compute one segment; a row of logits for each of its tokens."""
         return self._compute(Step(self.cache, Packed([segment]), self._device, self._dtype), 0)
 
@@ -107,7 +107,7 @@ class SlotModel:
             expected = self._model(torch.tensor([ids], device=self._device), use_cache=False).logits[0, -1]
         self._model.set_attn_implementation(attention.NAME)
         for start, end in ((0, 7), (7, 12), (12, 13)):
-            _, logits = self.forward([Segment(0, start, ids[start:end], end == len(ids))])
+            _, logits = self.forward([AttentionSegment(0, start, ids[start:end], end == len(ids))])
         error = float((logits[-1].float() - expected.float()).abs().max() / expected.float().std())
         tolerance = 1e-2 if self._dtype == torch.float32 else 0.25
         if not error <= tolerance:

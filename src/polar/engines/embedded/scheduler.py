@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from polar.engines.embedded.attention import Segment
+from polar.engines.embedded.attention import AttentionSegment
 from polar.engines.embedded.grammar import Guide
 from polar.engines.embedded.model import NewWeights, SlotModel
 from polar.engines.embedded.sampler import Draw, sample
@@ -86,7 +86,7 @@ class Sampled:
 
 
 @dataclass(slots=True)
-class Counts:
+class SchedulerCounts:
     """Since the engine started; written by the thread that computes, read by the one that serves."""
 
     prompt_tokens: int = 0
@@ -127,7 +127,7 @@ class Scheduler:
     def __init__(self, model: SlotModel, chunks: Chunks | None = None) -> None:
         self.model = model
         self.policy_version = 0
-        self.counts = Counts()
+        self.counts = SchedulerCounts()
         self.table = SlotTable(model.cache.slots, model.context)
         self._chunks = chunks or (CPU_CHUNKS if model.is_on_cpu else GPU_CHUNKS)
         self._waiting: deque[tuple[int, Generation]] = deque()
@@ -204,14 +204,14 @@ class Scheduler:
             return self._fail()
         return [self._advance(*row) for row in zip(runs, ids, logprobs, strict=True)]
 
-    def _batch(self) -> list[Segment]:
+    def _batch(self) -> list[AttentionSegment]:
         decoding = [running for running in self._running.values() if running.is_prefilled]
-        segments = [Segment(r.slot.index, r.slot.length, r.sampled[-1:], True) for r in decoding]
+        segments = [AttentionSegment(r.slot.index, r.slot.length, r.sampled[-1:], True) for r in decoding]
         budget = self._chunks.shared if decoding else self._chunks.alone
         for running in self._prefilling():
             start = running.slot.length
             ids = running.asked.prompt_ids[start : start + budget]
-            segments.append(Segment(running.slot.index, start, ids, len(ids) == running.pending))
+            segments.append(AttentionSegment(running.slot.index, start, ids, len(ids) == running.pending))
             budget -= len(ids)
             if budget <= 0:
                 break

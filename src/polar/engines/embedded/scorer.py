@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from polar.engines.embedded.attention import Segment
+from polar.engines.embedded.attention import AttentionSegment
 from polar.engines.embedded.model import SlotModel
 from polar.engines.embedded.scheduler import Slot, SlotTable
 
@@ -109,7 +109,7 @@ class Scorer:
     def _advance(self, scoring: _Scoring, slot: Slot) -> None:
         start = scoring.done
         ids = scoring.ids[start : min(start + self._chunk, len(scoring.ids) - 1)]
-        logits = self._model.logits(Segment(slot.index, start, ids, wants_logits=False))
+        logits = self._model.logits(AttentionSegment(slot.index, start, ids, wants_logits=False))
         targets = torch.tensor(scoring.ids[start + 1 : start + 1 + len(ids)], device=logits.device)
         logprobs = logits.float().log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]
         scoring.logprobs += logprobs.tolist()

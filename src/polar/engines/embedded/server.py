@@ -33,10 +33,10 @@ from polar.engines.embedded.model import SlotModel, load, read_weights
 from polar.engines.embedded.sampler import LOGPROBS_MODE
 from polar.engines.embedded.scheduler import Sampled, Scheduler
 from polar.engines.embedded.wire import (
-    Answer,
     BadRequest,
     ChatBody,
     CompletionBody,
+    EngineAnswer,
     LoadWeightsBody,
     PromptLogprob,
     TokenizeBody,
@@ -180,7 +180,7 @@ class EmbeddedServer:
         self._intake.check_model(body.model)
         prompt = await self._intake.prompt(body.prompt)
         asked = await self._intake.generation(body, prompt, body.max_tokens)
-        answer = Answer(
+        answer = EngineAnswer(
             id=f"cmpl-{uuid.uuid4().hex}",
             model=self.model.name,
             prompt_ids=prompt,
@@ -223,7 +223,7 @@ class EmbeddedServer:
         self._intake.check_model(body.model)
         prompt = await self._intake.render(body.messages, body.tools, add_generation_prompt=True)
         asked = await self._intake.generation(body, prompt, body.max_completion_tokens or body.max_tokens)
-        answer = Answer(
+        answer = EngineAnswer(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             model=self.model.name,
             prompt_ids=prompt,
@@ -249,7 +249,7 @@ class EmbeddedServer:
             return await _stream(request, chunks())
 
     async def _collect(
-        self, answer: Answer, tokens: AsyncIterator[list[Sampled]]
+        self, answer: EngineAnswer, tokens: AsyncIterator[list[Sampled]]
     ) -> tuple[Tokens, dict[str, Any]]:
         sampled = [token async for batch in _checked(tokens) for token in batch]
         return self._tokens(sampled), answer.usage(len(sampled), sampled[-1].cached_tokens)

@@ -18,7 +18,7 @@ from polar.models.policy import PauseMode
 Command = Callable[[], None]
 
 
-class _State(Enum):
+class _WorkerState(Enum):
     RUNNING = auto()
     DRAINING = auto()
     """What has come is computed to its end; what comes is held."""
@@ -36,7 +36,7 @@ class Worker:
         self._streams: dict[int, asyncio.Queue[Sampled]] = {}
         self._scorer = Scorer(scheduler.model, scheduler.table)
         self._scores: dict[int, asyncio.Future[list[float] | None]] = {}
-        self._state = _State.RUNNING
+        self._state = _WorkerState.RUNNING
         self._held: dict[int, Command] = {}
         """Request → what begins it, once there is no pause any more."""
         self._when_paused: list[Command] = []
@@ -50,7 +50,7 @@ class Worker:
 
     @property
     def is_paused(self) -> bool:
-        return self._state is not _State.RUNNING
+        return self._state is not _WorkerState.RUNNING
 
     async def generate(self, asked: Generation) -> AsyncGenerator[list[Sampled]]:
         """The tokens of a request as they are sampled; leaving the iteration aborts the request.
@@ -148,7 +148,7 @@ class Worker:
     @property
     def _has_work(self) -> bool:
         has_any = self.scheduler.has_work or self._scorer.has_work
-        return has_any and self._state is not _State.PAUSED
+        return has_any and self._state is not _WorkerState.PAUSED
 
     def _obey(self) -> None:
         """Carry out the commands that have come, waiting for one while there is nothing to compute."""
@@ -162,7 +162,7 @@ class Worker:
             command()
 
     def _begin(self, number: int, begin: Command) -> None:
-        if self._state is _State.RUNNING:
+        if self._state is _WorkerState.RUNNING:
             begin()
         else:
             self._held[number] = begin
@@ -175,10 +175,10 @@ class Worker:
 
     def _pause(self, mode: PauseMode, done: Command) -> None:
         self._when_paused.append(done)
-        if self._state is _State.PAUSED:
+        if self._state is _WorkerState.PAUSED:
             self._tell_paused()
             return
-        self._state = _State.DRAINING
+        self._state = _WorkerState.DRAINING
         if mode is PauseMode.ABORT:
             self._call(partial(self._deliver, self.scheduler.abort_all()))
         if mode is not PauseMode.DRAIN:
@@ -188,11 +188,11 @@ class Worker:
         self._settle_if_drained()
 
     def _settle_if_drained(self) -> None:
-        if self._state is _State.DRAINING and not self._has_work:
+        if self._state is _WorkerState.DRAINING and not self._has_work:
             self._rest()
 
     def _rest(self) -> None:
-        self._state = _State.PAUSED
+        self._state = _WorkerState.PAUSED
         self._tell_paused()
 
     def _tell_paused(self) -> None:
@@ -201,7 +201,7 @@ class Worker:
         self._when_paused.clear()
 
     def _resume(self) -> None:
-        self._state = _State.RUNNING
+        self._state = _WorkerState.RUNNING
         self._tell_paused()
         for begin in self._held.values():
             begin()

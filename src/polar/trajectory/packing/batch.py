@@ -37,7 +37,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class TrainingRow:
     """What packing takes."""
 
     name: str
@@ -160,7 +160,7 @@ class Packing:
     stats: PackingStats
 
 
-def row(name: str, trace: Trace, weights: ArrayLike = 1.0, advantages: ArrayLike = 0.0) -> Row:
+def row(name: str, trace: Trace, weights: ArrayLike = 1.0, advantages: ArrayLike = 0.0) -> TrainingRow:
     """The trace as a row; weights and advantages are one number, or one for each response token."""
     at = np.flatnonzero(trace.loss_mask)
     depths = at + len(trace.prompt_ids)
@@ -168,7 +168,7 @@ def row(name: str, trace: Trace, weights: ArrayLike = 1.0, advantages: ArrayLike
         raise InvalidInput(
             f"trace {name}: its first token is trained, but there is nothing to predict it from"
         )
-    return Row(
+    return TrainingRow(
         name,
         np.concatenate([trace.prompt_ids, trace.response_ids]),
         Trained(
@@ -186,7 +186,7 @@ def rows(
     trajectory: Trajectory,
     weights: Sequence[ArrayLike] | None = None,
     advantages: Sequence[ArrayLike] | None = None,
-) -> Iterator[Row]:
+) -> Iterator[TrainingRow]:
     """A row for each trace, made one at a time: only one repeats the history they share at any moment.
 
     Weights and advantages are those of `row`, one entry a trace. Rows are named NAME/0, NAME/1, ….

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from polar.errors import InvalidInput
 from polar.models.completion import Ids
-from polar.trajectory.packing.batch import Batch, Indices, Packing, PackingStats, Row, Terms
+from polar.trajectory.packing.batch import Batch, Indices, Packing, PackingStats, Terms, TrainingRow
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class TokenRun:
     """The run after whose last token this one stands."""
     children: dict[int, TokenRun] = field(default_factory=dict)
     """By their first token."""
-    ending: list[Row] = field(default_factory=list)
+    ending: list[TrainingRow] = field(default_factory=list)
     """The rows whose last token is the run's last."""
 
     @property
@@ -41,19 +41,19 @@ class Piece:
     """Part of a tree that is laid out together, in depth-first order."""
 
     runs: list[TokenRun] = field(default_factory=list)
-    rows: list[tuple[Row, TokenRun]] = field(default_factory=list)
+    rows: list[tuple[TrainingRow, TokenRun]] = field(default_factory=list)
     """Each with the run it ends with."""
     size: int = 0
 
 
-def pack_sequences(rows: Iterable[Row], budget: int) -> Packing:
+def pack_sequences(rows: Iterable[TrainingRow], budget: int) -> Packing:
     """Each row whole and apart, by first-fit decreasing. Rows longer than the budget are named, not cut."""
     fitting, over_budget = _fitting(rows, budget)
     pieces = list(map(_apart, fitting))
     return _packing(pieces, budget, sum(piece.size for piece in pieces), over_budget)
 
 
-def pack_alone(rows: Iterable[Row], budget: int) -> Packing:
+def pack_alone(rows: Iterable[TrainingRow], budget: int) -> Packing:
     """Each row is a batch: for models with layers that no mask keeps from seeing other rows."""
     fitting, over_budget = _fitting(rows, budget)
     pieces = list(map(_apart, fitting))
@@ -61,7 +61,7 @@ def pack_alone(rows: Iterable[Row], budget: int) -> Packing:
     return _packing(pieces, budget, sum(piece.size for piece in pieces), over_budget, bins)
 
 
-def pack_trees(rows: Iterable[Row], budget: int) -> Packing:
+def pack_trees(rows: Iterable[TrainingRow], budget: int) -> Packing:
     """The rows of a session, of a group, or of many: whatever shares a prefix becomes one tree.
 
     A tree over the budget is split where it branches, and the path to the branch is repeated in each
@@ -81,13 +81,13 @@ def pack_trees(rows: Iterable[Row], budget: int) -> Packing:
     return _packing(pieces, budget, unique, over_budget)
 
 
-def _fitting(rows: Iterable[Row], budget: int) -> tuple[Iterator[Row], list[str]]:
+def _fitting(rows: Iterable[TrainingRow], budget: int) -> tuple[Iterator[TrainingRow], list[str]]:
     """The rows within the budget, one at a time, and the names of the others, once those are taken."""
     if budget < 1:
         raise InvalidInput(f"a token budget of {budget} holds nothing")
     over_budget: list[str] = []
 
-    def fitting() -> Iterator[Row]:
+    def fitting() -> Iterator[TrainingRow]:
         for row in rows:
             if len(row.ids) > budget:
                 over_budget.append(row.name)
@@ -97,7 +97,7 @@ def _fitting(rows: Iterable[Row], budget: int) -> tuple[Iterator[Row], list[str]
     return fitting(), over_budget
 
 
-def _apart(row: Row) -> Piece:
+def _apart(row: TrainingRow) -> Piece:
     run = TokenRun(0, row.ids)
     return Piece([run], [(row, run)], len(row.ids))
 

@@ -9,7 +9,7 @@ from polar.app.fleet.control import with_node_token
 from polar.app.fleet.planning import FleetOrder
 from polar.client import AsyncClient
 from polar.config.settings import ServerSettings, Settings
-from polar.models.access import NewToken, Role
+from polar.models.access import NewToken, TokenRole
 from polar.models.views import Join
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
@@ -27,7 +27,7 @@ async def test_an_admins_order_gets_a_token_that_opens_no_more_than_nodes_need(t
         assert token != OWNER
         assert token not in repr(order)
         (view,) = await store.tokens.all()
-        assert (view.role, view.name.startswith("fleet-")) == (Role.NODE, True)
+        assert (view.role, view.name.startswith("fleet-")) == (TokenRole.NODE, True)
         async with AsyncClient(server.url, token) as client:
             assert (await client.join("n1", Join(version="0"))).lease_seconds == 30.0
 
@@ -37,7 +37,7 @@ async def test_an_order_that_may_make_none_gives_nodes_what_it_has(tmp_path: Pat
         Store.open(tmp_path) as store,
         RolloutServer(store, OWNER, ServerSettings(port=0)) as server,
     ):
-        made = await store.tokens.create(NewToken(name="nodes", role=Role.NODE))
+        made = await store.tokens.create(NewToken(name="nodes", role=TokenRole.NODE))
         order = await asyncio.to_thread(with_node_token, FleetOrder.of(Settings(), server.url, made.token))
         assert order.node_settings("n1")["server"]["token"] == made.token
         assert len(await store.tokens.all()) == 1

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM
 
-from polar.trajectory.packing.batch import Batch, Packing, Row
+from polar.trajectory.packing.batch import Batch, Packing, TrainingRow
 from polar.trajectory.packing.masks import block_mask, dense_mask, mask_mod
 from polar.trajectory.packing.pack import pack_sequences, pack_trees
 from tests.fakes.rows import row_lists
 from tests.fakes.tiny_llama import write_tiny_llama
 
 TOLERANCE = 1e-4
-Pack = Callable[[list[Row], int], Packing]
+Pack = Callable[[list[TrainingRow], int], Packing]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def clipped_loss(logprobs: Any, sampled: Any, advantages: Any, weights: Any) -> 
     return -(weights * surrogate).sum()
 
 
-def apart(model: Any, rows: list[Row]) -> list[Any]:
+def apart(model: Any, rows: list[TrainingRow]) -> list[Any]:
     """The gradients of every row computed by itself."""
     model.zero_grad()
     for row in rows:
@@ -85,7 +85,9 @@ def difference(one: list[Any], other: list[Any]) -> float:
 @pytest.mark.parametrize("pack", [pack_sequences, pack_trees])
 @settings(max_examples=25)
 @given(rows=row_lists(max_rows=6, vocabulary=40) | row_lists(max_rows=6))
-def test_packed_gradients_are_those_of_the_traces_apart(model: Any, pack: Pack, rows: list[Row]) -> None:
+def test_packed_gradients_are_those_of_the_traces_apart(
+    model: Any, pack: Pack, rows: list[TrainingRow]
+) -> None:
     packing = pack(rows, 40)
     kept = [row for row in rows if row.name not in packing.over_budget and len(row.trained.depths)]
     if kept:
@@ -95,7 +97,7 @@ def test_packed_gradients_are_those_of_the_traces_apart(model: Any, pack: Pack, 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @settings(max_examples=10)
 @given(rows=row_lists(max_rows=6))
-def test_flex_attention_takes_the_block_mask(rows: list[Row]) -> None:
+def test_flex_attention_takes_the_block_mask(rows: list[TrainingRow]) -> None:
     """Forward only: torch has no backward of FlexAttention on a CPU."""
     torch.manual_seed(0)
     batch = pack_trees(rows, 10_000).batches[0]
@@ -108,7 +110,7 @@ def test_flex_attention_takes_the_block_mask(rows: list[Row]) -> None:
 
 @settings(max_examples=10)
 @given(rows=row_lists(max_rows=6))
-def test_the_block_mask_is_the_one_that_torch_makes_of_the_dense_mask(rows: list[Row]) -> None:
+def test_the_block_mask_is_the_one_that_torch_makes_of_the_dense_mask(rows: list[TrainingRow]) -> None:
     batch = pack_trees(rows, 10_000).batches[0].padded(64)
     ours = block_mask(batch, block=8)
     theirs = create_block_mask(mask_mod(batch), 1, 1, 64, 64, device="cpu", BLOCK_SIZE=8)

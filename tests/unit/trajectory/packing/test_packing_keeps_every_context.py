@@ -15,14 +15,14 @@ from polar.errors import InvalidInput
 from polar.models.chat import FinishReason
 from polar.models.completion import Completion
 from polar.recordings.growth import grow
-from polar.trajectory.packing.batch import PADDING, Batch, Packing, Row, row, rows
+from polar.trajectory.packing.batch import PADDING, Batch, Packing, TrainingRow, row, rows
 from polar.trajectory.packing.masks import blocks, dense_mask
 from polar.trajectory.packing.pack import first_fit_decreasing, pack_sequences, pack_trees
 from polar.trajectory.per_request import PerRequest
 from tests.fakes.rows import row_lists, trace
 from tests.fakes.sessions import completion
 
-Pack = Callable[[list[Row], int], Packing]
+Pack = Callable[[list[TrainingRow], int], Packing]
 packs = pytest.mark.parametrize("pack", [pack_sequences, pack_trees])
 budgets = st.integers(4, 60)
 
@@ -36,7 +36,9 @@ def context(batch: Batch, token: int) -> list[int]:
 
 @packs
 @given(row_lists(), budgets)
-def test_a_trained_token_sees_exactly_its_row_up_to_it(pack: Pack, given: list[Row], budget: int) -> None:
+def test_a_trained_token_sees_exactly_its_row_up_to_it(
+    pack: Pack, given: list[TrainingRow], budget: int
+) -> None:
     by_name = {row.name: row for row in given}
     for batch in pack(given, budget).batches:
         depths = batch.positions[batch.terms.targets]
@@ -50,7 +52,7 @@ def test_a_trained_token_sees_exactly_its_row_up_to_it(pack: Pack, given: list[R
 
 @packs
 @given(row_lists(), budgets)
-def test_each_row_is_in_one_batch_or_named(pack: Pack, given: list[Row], budget: int) -> None:
+def test_each_row_is_in_one_batch_or_named(pack: Pack, given: list[TrainingRow], budget: int) -> None:
     packing = pack(given, budget)
     packed = [name for batch in packing.batches for name in batch.names]
     assert Counter([*packed, *packing.over_budget]) == Counter(row.name for row in given)
@@ -61,7 +63,7 @@ def test_each_row_is_in_one_batch_or_named(pack: Pack, given: list[Row], budget:
 
 @packs
 @given(row_lists(), budgets)
-def test_terms_carry_the_numbers_of_their_tokens(pack: Pack, given: list[Row], budget: int) -> None:
+def test_terms_carry_the_numbers_of_their_tokens(pack: Pack, given: list[TrainingRow], budget: int) -> None:
     by_name = {row.name: row for row in given}
     for batch in pack(given, budget).batches:
         for number, name in enumerate(batch.names):
@@ -73,7 +75,7 @@ def test_terms_carry_the_numbers_of_their_tokens(pack: Pack, given: list[Row], b
 
 @packs
 @given(row_lists(), budgets)
-def test_logits_come_from_the_token_before(pack: Pack, given: list[Row], budget: int) -> None:
+def test_logits_come_from_the_token_before(pack: Pack, given: list[TrainingRow], budget: int) -> None:
     for batch in pack(given, budget).batches:
         for source, target, label in zip(batch.sources, batch.terms.targets, batch.labels, strict=True):
             assert context(batch, source) == context(batch, target)[:-1]
@@ -84,7 +86,7 @@ def test_logits_come_from_the_token_before(pack: Pack, given: list[Row], budget:
 
 
 @given(row_lists(), budgets)
-def test_a_tree_holds_each_distinct_prefix_once(given: list[Row], budget: int) -> None:
+def test_a_tree_holds_each_distinct_prefix_once(given: list[TrainingRow], budget: int) -> None:
     packing = pack_trees(given, budget)
     packed = [row for row in given if row.name not in packing.over_budget]
     prefixes = {tuple(row.ids[:end].tolist()) for row in packed for end in range(1, len(row.ids) + 1)}
@@ -97,7 +99,7 @@ def test_a_tree_holds_each_distinct_prefix_once(given: list[Row], budget: int) -
 
 
 @given(row_lists(), budgets, st.integers(1, 9))
-def test_blocks_are_those_of_the_dense_mask(given: list[Row], budget: int, block: int) -> None:
+def test_blocks_are_those_of_the_dense_mask(given: list[TrainingRow], budget: int, block: int) -> None:
     for batch in pack_trees(given, budget).batches:
         dense = dense_mask(batch)
         partial, full = blocks(torch.as_tensor(batch.ends), block)
@@ -109,7 +111,7 @@ def test_blocks_are_those_of_the_dense_mask(given: list[Row], budget: int, block
 
 
 @given(row_lists(), st.integers(0, 9))
-def test_padding_sees_only_itself(given: list[Row], count: int) -> None:
+def test_padding_sees_only_itself(given: list[TrainingRow], count: int) -> None:
     (batch,) = pack_trees(given, 10_000).batches
     padded = batch.padded(len(batch) + count, id=9)
     mask = dense_mask(padded)
