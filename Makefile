@@ -50,7 +50,10 @@ test-ray: environment-ray ## run a fleet on a real Ray cluster of three raylets 
 	@$(BIN)/python -m pytest suites/ray $(ARGS)
 
 test-gpu: environment-dev ## the embedded engine and the trainer on a CUDA device (needs one)
-	@$(BIN)/python -m pytest suites/gpu $(ARGS)
+	@$(BIN)/python -m pytest suites/gpu --ignore suites/gpu/vllm $(ARGS)
+
+test-gpu-vllm: environment-dev ## the gateway in front of a vLLM that serves on a CUDA device (POLAR_VLLM_URL, POLAR_VLLM_MODEL its directory)
+	@$(BIN)/python -m pytest suites/gpu/vllm $(ARGS)
 
 test-bridges: environment-dev ## run bridges with TRL, verl, SkyRL, AReaL and NeMo Gym themselves (installs them the first time)
 	@$(BIN)/python -m pytest suites/bridges $(ARGS)

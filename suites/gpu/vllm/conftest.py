@@ -44,6 +44,12 @@ class Scene:
         return read_capture(self.grant.capture)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    missing = [name for name in ("POLAR_VLLM_URL", "POLAR_VLLM_MODEL") if name not in os.environ]
+    if missing:
+        pytest.exit(f"suites/gpu/vllm needs a vLLM that serves: set {' and '.join(missing)}", returncode=2)
+
+
 @pytest.fixture(scope="session")
 def vllm_url() -> str:
     return os.environ["POLAR_VLLM_URL"]
