@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.models.component import Component
 from polar.runtimes.base import (
@@ -383,7 +383,7 @@ async def test_bad_commands_are_refused(sandbox: Sandbox) -> None:
 NODE = """
 import asyncio, json, sys
 from pathlib import Path
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.models.component import Component
 from polar.runtimes.base import Command, Host, SandboxSpec

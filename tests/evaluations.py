@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from polar import plugins
+from polar.config import plugins
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.component import Component
 from polar.models.session import TrajectoryStats, Verdict

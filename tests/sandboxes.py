@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 
 
 async def require_runtime(name: str) -> None:

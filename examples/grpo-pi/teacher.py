@@ -25,10 +25,10 @@ import yaml
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from polar import plugins
+from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_tokenizer
-from polar.engines.embedded.wire import CompletionBody, EngineAnswer, TokenizeBody, Tokens
+from polar.engines.embedded.wire import CompletionBody, TokenizeBody, Tokens, WireAnswer
 from polar.models.chat import FinishReason, Message, Role, ToolCall
 from polar.models.component import Component
 from polar.rendering.chatml import END, START, assistant_text
@@ -118,7 +118,7 @@ class TeacherServer:
             finish_reason=finish,
             stop_reason=None,
         )
-        answer = EngineAnswer(
+        answer = WireAnswer(
             "teacher", self._model, list(body.prompt), returns_ids=True, returns_logprobs=True
         )
         root = answer.root("text_completion", 0, [])

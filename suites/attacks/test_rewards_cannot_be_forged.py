@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.evaluators.attacks import ATTACKS, Attack, Kind
 from polar.evaluators.base import EvaluationContext, JudgeEndpoint
 from polar.models.session import Verdict

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from polar import plugins
+from polar.config import plugins
 
 
 class Idle:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
 from polar.evaluators.swebench import END, START, SweRow, procedure_of

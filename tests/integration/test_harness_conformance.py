@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.harnesses.base import Harness, HarnessContext
 from polar.models.component import Component
 from polar.models.session import AgentEnd, SessionStatus

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.models.session import SessionStatus
 from polar.runtimes.base import Host, SandboxSpec, ToolDirectory
 from tests.conformance import *  # noqa: F403 - the tests themselves

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from prometheus_client import generate_latest
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import NotFound
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.session import AgentEnd, FailureReason, SessionStatus, Verdict

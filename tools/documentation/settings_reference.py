@@ -15,8 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from polar import plugins
-from polar.config import settings
+from polar.config import plugins, settings
 from polar.training.settings import GrpoSettings, SftSettings
 from tools.documentation.docstrings import attributes, cell, code, documentation, table, values
 

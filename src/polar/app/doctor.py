@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
-from polar import plugins
 from polar.assets.cache import without_making
 from polar.assets.node import NODE_VERSION, node
+from polar.config import plugins
 from polar.config.settings import NodeSettings, Settings, cache_dir, load_settings
 from polar.engines.embedded.weights import is_cached
 from polar.errors import InvalidInput, NotInstalled, PolarError

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
-from polar import plugins
 from polar.app.doctor import Area, Finding
 from polar.app.stack import PROBE, Say, connected
+from polar.config import plugins
 from polar.config.settings import Settings
 from polar.engines.base import Engine, EngineError, GenerateRequest, Mode, ModelInfo
 from polar.engines.embedded.weights import ensure_tokenizer

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polar import plugins
 from polar.app.stack import Say, running
+from polar.config import plugins
 from polar.config.settings import Settings, load_settings
 from polar.errors import Conflict, InvalidInput, NotInstalled
 from polar.files import locked

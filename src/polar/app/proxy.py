@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar import plugins
 from polar.app.stack import Say, data_plane
+from polar.config import plugins
 from polar.config.settings import Settings, child_environment, environment_codex_home
 from polar.engines.base import ModelInfo
 from polar.errors import NotInstalled

@@ -14,11 +14,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from polar import plugins
 from polar.app.own_system import own_system
 from polar.app.rollouts import roll_out
 from polar.assets.shipped import WARM_START
 from polar.client import AsyncClient
+from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
 from polar.models.component import Component
 from polar.models.session import SessionResult, SessionStatus

@@ -14,10 +14,10 @@ from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
-from polar import plugins
 from polar.app.node_processes import NodeProcesses
 from polar.client import AsyncClient
 from polar.client.address import pinned
+from polar.config import plugins
 from polar.config.settings import (
     EngineSettings,
     Settings,

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from polar import plugins
+from polar.config import plugins
 from polar.config.settings import NodeSettings
 from polar.errors import PolarError
 from polar.evaluators.attacks import ATTACKS, Attack, Kind, fitting

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from math import ceil
 from typing import TypeVar
 
-from polar import plugins
+from polar.config import plugins
 from polar.config.settings import EngineSettings
 from polar.engines.base import (
     HALF_REPLACED,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput, explain
 from polar.models.component import Component, Frozen
 from polar.models.task import TaskSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field, field_validator
 
-from polar import plugins
+from polar.config import plugins
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.evaluators.inside import cut
 from polar.models.component import Component

@@ -14,7 +14,7 @@ from typing import Self
 from aiohttp import web
 from prometheus_client.metrics_core import Metric
 
-from polar import plugins
+from polar.config import plugins
 from polar.config.settings import GatewaySettings
 from polar.dialects.base import (
     Answer,

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 
-from polar import __version__, plugins
+from polar import __version__
 from polar.client import AsyncClient
 from polar.client.uploader import ResultUploader
+from polar.config import plugins
 from polar.config.settings import NodeSettings
 from polar.engines.base import ModelInfo
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable, retry_forever

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import PolarError
 from polar.models.component import Component
 from polar.models.delivery import Delivery

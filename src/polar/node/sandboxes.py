@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Protocol, Self
 
-from polar import plugins
+from polar.config import plugins
 from polar.config.settings import NodeSettings
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.gateway.server import Gateway

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import PolarError
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.gateway.session import without_keys

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
-from polar import plugins
+from polar.config import plugins
 from polar.config.settings import TaskRules
 from polar.errors import InvalidInput
 from polar.models.component import Component

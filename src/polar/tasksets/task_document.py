@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.errors import problems as problems_in
 from polar.models.component import Component

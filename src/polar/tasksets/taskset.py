@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue, ValidationError
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput, explain
 from polar.models.component import Component, Frozen
 from polar.tasksets.expressions import Condition, compile_template, parse_condition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.dialects.base import HttpRequest, Refusal, RequestRefused, RouteAction
 
 

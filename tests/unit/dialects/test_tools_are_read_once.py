@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.dialects.base import HttpRequest, RequestRefused, RouteAction
 from polar.models.chat import ChatRequest
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
 from polar.evaluators.command import CommandEvaluator, parse_reward

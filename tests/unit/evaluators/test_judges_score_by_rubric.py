@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar import plugins
+from polar.config import plugins
 from polar.config.settings import NodeSettings
 from polar.errors import Backoff, InvalidInput
 from polar.evaluators import judge as judge_module

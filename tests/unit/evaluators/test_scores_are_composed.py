@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, evaluator
 from polar.models.component import Component

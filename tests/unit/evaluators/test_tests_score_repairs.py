@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.evaluators.attacks import ATTACKS as CHEATS
 from polar.evaluators.base import EvaluationContext, EvaluationFailed

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.harnesses.claude_code import CLAUDE, MODEL_VARIABLES, ClaudeCode
 from polar.models.component import Component

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.harnesses.base import HarnessContext
 from polar.harnesses.gemini_cli import ASSUMED_CONTEXT, GEMINI, NODE, SIDE_CALLS, GeminiCli

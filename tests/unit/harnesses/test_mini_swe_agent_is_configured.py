@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.harnesses.base import HarnessContext
 from polar.harnesses.mini_swe_agent import MINI, PYTHON, MiniSweAgent

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.harnesses.opencode import OPENCODE, OpenCode
 from polar.models.component import Component

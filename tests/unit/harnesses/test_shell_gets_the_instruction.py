@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.harnesses.base import HarnessContext, provider_environment
 from polar.harnesses.shell import Shell

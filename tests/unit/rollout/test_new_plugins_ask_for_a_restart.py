@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.models.task import TaskSpec
 from polar.rollout.checks import check_components

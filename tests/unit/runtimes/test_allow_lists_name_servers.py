@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.models.component import Component
 from polar.runtimes.allow_list import AllowList, Destination

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.models.component import Component
 from polar.runtimes.base import Command, Host, SandboxSpec

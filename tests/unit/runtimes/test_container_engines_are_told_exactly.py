@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput, Unavailable
 from polar.models.component import Component
 from polar.runtimes.apptainer import ApptainerEngine, ApptainerRuntime, ApptainerSandbox

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from polar import plugins
+from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.tasksets.files import load_tasks, read_tasks
 from polar.tasksets.rows import BadRow, Row, RowSource

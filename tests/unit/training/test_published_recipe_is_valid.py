@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polar import plugins
+from polar.config import plugins
 from polar.config.settings import load_settings
 from polar.tasksets.files import load_tasks
 from polar.training.settings import GrpoSettings, Pack, load_run

@@ -36,11 +36,11 @@ from polar.engines.embedded.wire import (
     BadRequest,
     ChatBody,
     CompletionBody,
-    EngineAnswer,
     LoadWeightsBody,
     PromptLogprob,
     TokenizeBody,
     Tokens,
+    WireAnswer,
     error_body,
 )
 from polar.engines.embedded.worker import Worker
@@ -180,7 +180,7 @@ class EmbeddedServer:
         self._intake.check_model(body.model)
         prompt = await self._intake.prompt(body.prompt)
         asked = await self._intake.generation(body, prompt, body.max_tokens)
-        answer = EngineAnswer(
+        answer = WireAnswer(
             id=f"cmpl-{uuid.uuid4().hex}",
             model=self.model.name,
             prompt_ids=prompt,
@@ -223,7 +223,7 @@ class EmbeddedServer:
         self._intake.check_model(body.model)
         prompt = await self._intake.render(body.messages, body.tools, add_generation_prompt=True)
         asked = await self._intake.generation(body, prompt, body.max_completion_tokens or body.max_tokens)
-        answer = EngineAnswer(
+        answer = WireAnswer(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             model=self.model.name,
             prompt_ids=prompt,
@@ -249,7 +249,7 @@ class EmbeddedServer:
             return await _stream(request, chunks())
 
     async def _collect(
-        self, answer: EngineAnswer, tokens: AsyncIterator[list[Sampled]]
+        self, answer: WireAnswer, tokens: AsyncIterator[list[Sampled]]
     ) -> tuple[Tokens, dict[str, Any]]:
         sampled = [token async for batch in _checked(tokens) for token in batch]
         return self._tokens(sampled), answer.usage(len(sampled), sampled[-1].cached_tokens)

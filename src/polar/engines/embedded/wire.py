@@ -190,7 +190,7 @@ class PromptLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineAnswer:
+class WireAnswer:
     """What stays the same through all chunks of an answer."""
 
     id: str

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from polar import plugins
 from polar.app import doctor, doctor_engine
 from polar.app.doctor import Finding, Severity
 from polar.app.doctor_engine import EngineAnswer, drift
 from polar.assets.cache import asset, without_making
+from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import NotInstalled

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from polar import plugins
 from polar.app.verification import (
     TOLERANCE,
     Deltas,
@@ -27,6 +26,7 @@ from polar.app.verification import (
     verifications,
     verify,
 )
+from polar.config import plugins
 from polar.errors import InvalidInput, NotFound
 from polar.models.chat import FinishReason, Sampling
 from polar.models.completion import COUNTED, Completion
