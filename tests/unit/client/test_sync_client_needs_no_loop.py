@@ -22,6 +22,15 @@ def client(plane: Plane) -> Iterator[Client]:
         yield connected
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A suite started in the background inherits that SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_a_wait_at_once(client: Client, plane: Plane) -> None:
     client.submit(idle_task("a", samples=2))
     plane.finish(1)
