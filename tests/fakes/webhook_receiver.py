@@ -22,6 +22,8 @@ class Receiver:
     url: str = ""
     failing: int = 0
     """So many requests are answered with 500 before one is handled."""
+    hanging: asyncio.Event | None = None
+    """Requests get no answer before this is set."""
     notices: list[Notice] = field(default_factory=list)
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     replays: int = 0
@@ -40,9 +42,11 @@ class Receiver:
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.requests.append((dict(request.headers), body))
-        status = self._status(dict(request.headers), body)
+        status = 500 if self.hanging else self._status(dict(request.headers), body)
         async with self.came:
             self.came.notify_all()
+        if self.hanging:
+            await self.hanging.wait()
         return web.Response(status=status)
 
     def _status(self, headers: dict[str, str], body: bytes) -> int:

@@ -92,7 +92,11 @@ def clone(tmp_path: Path) -> Path:
     (directory / "examples" / "grpo-pi").mkdir()
     (directory / "examples" / "grpo-pi" / "tiny.yaml").write_text(yaml.safe_dump(training))
     # Any free port: another server may be on this machine.
-    settings = {"server": {"port": 0}, "engine": {"model": str(model), "device": "cpu", "threads": 1}}
+    engine = {"model": str(model), "device": "cpu", "threads": 1}
+    settings = {"server": {"port": 0}, "engine": engine}
+    small = yaml.safe_load((ROOT / "examples" / "grpo-pi" / "small-system.yaml").read_text())
+    small["engine"] |= engine
+    (directory / "examples" / "grpo-pi" / "small-system.yaml").write_text(yaml.safe_dump(small))
     (directory / "polar.yaml").write_text(yaml.safe_dump(settings))
     return directory
 

@@ -49,7 +49,7 @@ def read_until(process: subprocess.Popen[str], words: str) -> None:
     pytest.fail(f"{words!r} never came")
 
 
-@pytest.mark.parametrize("moment", ["starting the embedded engine", "submitted", "completed"])
+@pytest.mark.parametrize("moment", ["starting the embedded engine", "tasks, 5 sessions", "completed"])
 def test_ctrl_c_at_any_moment_leaves_no_process_behind(tmp_path: Path, moment: str) -> None:
     with quickstart(tmp_path, "--samples", "1") as process:
         read_until(process, moment)

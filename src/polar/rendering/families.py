@@ -97,7 +97,7 @@ class _Candidates:
         for family, renderer in self._possible():
             found[family] = self._differences(family, renderer)
             if not found[family]:
-                log.info("renderer %s: its ids are those of the model's template", family)
+                log.debug("renderer %s: its ids are those of the model's template", family)
                 return renderer
         nearest = min(found, key=lambda family: len(found[family]), default=None)
         if nearest is not None and not _ESSENTIAL.intersection(found[nearest]):

@@ -108,8 +108,10 @@ class Caller:
             "status": status,
             "reason": _one_line(reason),
         }
+        # Nodes ask all the time, and `polar serve` shows this level.
+        done = logging.DEBUG if self.holder and self.holder.role is TokenRole.NODE else logging.INFO
         audit.log(
-            logging.INFO if status < 400 else logging.WARNING,
+            done if status < 400 else logging.WARNING,
             "%s%s by %s from %s: %s",
             self.action,
             f" {fields['object']}" if fields["object"] else "",

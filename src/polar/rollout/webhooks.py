@@ -11,7 +11,8 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -127,8 +128,11 @@ class WebhookSender:
         try:
             # Long enough for a batch and its report: whoever claims after that finds this server dead.
             seconds = (BATCH / MAX_AT_ONCE + 1) * self._settings.timeout_seconds + 30
-            while not has_all and (target := await self._store.claim(id, seconds=seconds)) is not None:
-                has_all = await self._deliver(target)
+            while not has_all:
+                async with self._claimed(id, seconds) as target:
+                    if target is None:
+                        break
+                    has_all = await self._deliver(target)
         except PolarError as error:
             log.error("webhook %d could not be read or noted, will try again: %s", id, error)
         except Exception:
@@ -137,6 +141,17 @@ class WebhookSender:
             self._under_way.discard(id)
             if not has_all:
                 self._behind.add(id)
+
+    @asynccontextmanager
+    async def _claimed(self, id: int, seconds: float) -> AsyncIterator[Target | None]:
+        """A claim, given up where this server ends meanwhile: the next need not wait until it expires."""
+        claiming = asyncio.ensure_future(self._store.claim(id, seconds=seconds))
+        try:
+            yield await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            if (target := await claiming) is not None:
+                await self._store.release(target)
+            raise
 
     async def _deliver(self, target: Target) -> bool:
         """Send one batch; whether the target has got everything."""

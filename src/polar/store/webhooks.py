@@ -95,6 +95,14 @@ class Webhooks:
 
         return await self._database.write(change)
 
+    async def release(self, target: Target) -> None:
+        """Give a claim up before anything came of it."""
+        mine = (webhooks.c.id == target.id) & (webhooks.c.due_at == target.claim)
+        values = {"due_at": self._database.now()}
+        await self._database.write(
+            lambda connection: connection.execute(update(webhooks).where(mine).values(values))
+        )
+
     async def read(self, target: Target, *, limit: int) -> NoticeBatch:
         """The notices of a target's next results."""
 

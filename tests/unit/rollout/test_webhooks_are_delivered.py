@@ -147,6 +147,19 @@ async def test_what_waits_when_the_server_ends_is_delivered_by_the_next(
         assert [notice.session_id for notice in await receiver.until_handled(1)] == ["t.0"]
 
 
+async def test_what_is_under_way_when_the_server_ends_is_sent_at_once_by_the_next(
+    store: Store, receiver: Receiver
+) -> None:
+    receiver.hanging = answer = asyncio.Event()
+    async with serving(store, host(receiver)) as http:
+        await complete(http, store, "t", receiver.url)
+        await receiver.until_asked(1)
+    receiver.hanging = None
+    async with serving(store, host(receiver)):
+        assert [notice.session_id for notice in await receiver.until_handled(1)] == ["t.0"]
+    answer.set()
+
+
 async def test_two_servers_on_one_database_deliver_each_once(
     tmp_path: Path, receiver: Receiver, store: Store
 ) -> None:
