@@ -94,7 +94,7 @@ def test_areal_runs_the_workflow_and_reports_rewards(
         assert [order.samples for order in orders] == [4]
         return [tuple(group)]
 
-    monkeypatch.setattr(bridge, "roll_out", roll_out)
+    monkeypatch.setattr(bridge, "roll_out_groups", roll_out)
     monkeypatch.setattr(bridge, "client_of_this_loop", lambda: None)
     task = {"id": "t", "instruction": "go", "harness": "pi", "runtime": "process", "evaluator": "diff"}
     tracker = importlib.import_module("areal.utils.stats_tracker")
