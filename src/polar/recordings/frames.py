@@ -137,14 +137,10 @@ def _sound(data: bytes, offset: int) -> Frame | None:
 
 
 def _next_sound(data: bytes, start: int) -> int | None:
-    """Where the first sound frame at or after `start` begins."""
-    rest = np.frombuffer(data, np.uint8, offset=start)
-    count = len(rest) - _FRAME.size
-    if count <= 0:
-        return None
-    claimed = sum(rest[byte : count + byte].astype(np.int64) << 8 * byte for byte in range(4))
-    fits = (claimed > 0) & (claimed <= count - np.arange(count))
-    for candidate in np.flatnonzero(fits).tolist():
-        if _sound(data, start + candidate) is not None:
-            return int(start + candidate)
+    """Where the first sound frame at or after `start` begins: only where a compressed payload does."""
+    found = data.find(zstandard.FRAME_HEADER, start + _FRAME.size)
+    while found >= 0:
+        if _sound(data, found - _FRAME.size) is not None:
+            return found - _FRAME.size
+        found = data.find(zstandard.FRAME_HEADER, found + 1)
     return None

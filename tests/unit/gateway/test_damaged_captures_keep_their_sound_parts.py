@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from polar.models.chat import ToolDefinition
 from polar.models.completion import Completion
+from polar.recordings import frames as frames_module
 from polar.recordings.capture import CaptureError, CaptureWriter, parse_capture
 from polar.recordings.frames import MAGIC, Frame, frame, frames, opened
 from polar.recordings.tree import TokenTree
@@ -97,6 +100,26 @@ def test_a_damaged_length_does_not_hide_the_records_behind_it() -> None:
     capture = parse_capture(bytes(data))
     assert names(capture) == ["c1", "c2", "c3"]
     assert capture.completions[2].prompt_ids.tolist() == [8, 9]
+
+
+def test_the_record_behind_damage_is_found_without_reading_the_rest_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noise = np.random.default_rng(0)
+    data = bytearray(
+        written([completion(place, noise.integers(0, 1 << 17, 5_000).tolist(), [1]) for place in range(200)])
+    )
+    data[len(MAGIC) + 20] ^= 1
+    checked: list[int] = []
+
+    def counting(payload: bytes) -> int:
+        checked.append(len(payload))
+        return zlib.crc32(payload)
+
+    monkeypatch.setattr(frames_module, "zlib", SimpleNamespace(crc32=counting))
+    parts = list(frames(bytes(data)))
+    assert [isinstance(part, Frame) for part in parts] == [False] + [True] * 199
+    assert sum(checked) <= 2 * len(data)
 
 
 def _unknown_finish(header: dict[str, Any], arrays: list[Any]) -> None:
