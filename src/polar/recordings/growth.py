@@ -87,6 +87,15 @@ class Turn:
     def length(self) -> int:
         return self.prompt_length + len(self.sampled_ids)
 
+    @property
+    def opening(self) -> int:
+        """Where at the earliest the template's opening of the turn begins: behind the message before it."""
+        start = max(self.prompt_length - GENERATION_PROMPT, 0)
+        if not self.has_ended or not len(self.sampled_ids):
+            return start
+        ends = np.flatnonzero(self.prompt_ids()[start:] == self.sampled_ids[-1])
+        return start + int(ends[-1]) + 1 if len(ends) else start
+
     def prompt_ids(self) -> Ids:
         """Every token the policy conditioned on."""
         return self.context.first(self.prompt_length)
@@ -206,7 +215,7 @@ class GrowingTree:
             return Continuation.REWRITTEN
         turn: Turn | None = continued
         while turn is not None:
-            if shared >= max(turn.prompt_length - GENERATION_PROMPT, turn.shared):
+            if shared >= max(turn.opening, turn.shared):
                 return Continuation.DRIFT
             if shared >= turn.shared:
                 return Continuation.REWRITTEN
@@ -303,7 +312,7 @@ def _end_of_answer(prompt: Ids, match: _Match) -> int | None:
     """
     start, answer, shared = match.turn.prompt_length, match.turn.sampled_ids, match.shared
     is_single = np.count_nonzero(answer == answer[-1:]) == 1
-    if shared < start - GENERATION_PROMPT or not match.turn.has_ended or not is_single:
+    if shared < match.turn.opening or not match.turn.has_ended or not is_single:
         return None
     window = prompt[shared : start + 2 * len(answer) + GENERATION_PROMPT]
     ends = np.flatnonzero(window == answer[-1])

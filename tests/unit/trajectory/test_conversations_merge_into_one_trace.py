@@ -157,6 +157,19 @@ def test_a_rewritten_history_forks_whatever_the_policy(policy: DriftPolicy) -> N
     assert trajectory.stats.drift == {"rewritten": 1}
 
 
+@pytest.mark.parametrize("policy", DriftPolicy)
+def test_a_last_message_that_history_shows_otherwise_is_not_taken_for_the_opening_of_the_turn(
+    policy: DriftPolicy,
+) -> None:
+    first = completion(0, [*SYSTEM, 10, 11, END, 902], [50, 51, END])
+    changed = [*SYSTEM, 10, 12, END, 902, 50, 51, END, 13, END, 902]
+    second = replace(completion(1, changed, [60, END]), follows="c0")
+    trajectory = build(first, second, drift=policy)
+    assert_invariants([first, second], trajectory)
+    assert sorted(trained(trajectory)) == [("c0",), ("c1",)]
+    assert trajectory.stats.drift == {"rewritten": 1}
+
+
 def test_tokens_up_to_the_end_of_a_turn_are_compared_before_they_are_taken_for_the_sampled_ones() -> None:
     first = completion(0, [*SYSTEM, 10], [50, END])
     other = completion(1, [*SYSTEM, 10, 51, END, 11], [60, END], parent="c0")
