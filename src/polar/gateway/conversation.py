@@ -158,7 +158,8 @@ class Conversations:
         self._shortcuts: list[_Shortcut] = []
         """The latest last."""
         self._turns: dict[str, Turn] = {}
-        self._places: dict[str, _MessageNode] = {}
+        self._places: dict[str, tuple[_MessageNode, _MessageNode]] = {}
+        """By completion: the root of its tools, and where its sampled message ends."""
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Extension:
         root = self._roots.get(self._key(tools))
@@ -175,7 +176,7 @@ class Conversations:
         place = self._grow(turn, root)
         place.turn = turn
         self._turns[turn.completion_id] = turn
-        self._places[turn.completion_id] = place
+        self._places[turn.completion_id] = (root, place)
 
     def known(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
         """These tools as they were offered last, where they were: kept once, and compared at a glance."""
@@ -207,8 +208,8 @@ class Conversations:
 
     def _grow(self, turn: Turn, root: _MessageNode) -> _MessageNode:
         place, messages, parent = root, turn.messages, turn.parent
-        known = self._places.get(parent.completion_id) if parent is not None else None
-        if parent is not None and known is not None and _adds_to(parent.messages, messages):
+        known_root, known = self._places.get(parent.completion_id if parent is not None else "", (None, root))
+        if parent is not None and known_root is root and _adds_to(parent.messages, messages):
             place, messages = known, messages[len(parent.messages) :]
         said_from, said = place, 0
         for count, message in enumerate(messages):
@@ -252,6 +253,7 @@ def _adds_to(known: tuple[Message, ...], messages: tuple[Message, ...]) -> bool:
         len(messages) > length
         and messages[length - 1] is known[-1]
         and messages[length].role is not Role.ASSISTANT
+        and messages[:length] == known
     )
 
 

@@ -229,3 +229,18 @@ def split(draw: st.DrawFn, message: Message) -> list[Message]:
         return [message]
     text = [said(message.content)] if message.content else []
     return [*text, *(said("", replace(call, id="x")) for call in message.tool_calls)]
+
+
+@pytest.mark.parametrize("changes", ["tools", "system prompt"])
+def test_a_recalled_history_is_found_again_as_it_was_sent_now(changes: str) -> None:
+    """Its tokens may be the same all the same: some templates show neither."""
+    story = Story()
+    first = story.answer((Message(Role.SYSTEM, "Be brief."), user("Hi.")), said("Hello."))
+    recalled = list(first.messages)
+    if changes == "tools":
+        story.tools = OTHER_TOOLS
+    else:
+        recalled[0] = Message(Role.SYSTEM, "Be brief. ")
+    second = story.turn("second", first, (*recalled, user("And?"), said("Bye.")), 70)
+    story.conversations.add(second, story.tools)
+    assert story.found(*second.messages, user("So?")) is second
