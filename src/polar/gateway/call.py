@@ -110,6 +110,8 @@ class ModelCall:
                     send(delta)
         if finish_reason is None:
             raise EngineError("the engine's tokens ended without a reason")
+        if chunk.finish_reason is None:
+            self._tokens.untrainable = self._tokens.untrainable or generation.untrainable_when_cut
         if generation.leaves_stops:  # else there is nothing that was held back
             rest = generation.rest()
             shown = "" if stops.hit else stops.feed(rest.content) + stops.finish()

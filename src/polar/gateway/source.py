@@ -37,6 +37,8 @@ class AnswerGeneration(ABC):
     """Whether stop strings still stand in the text, to be cut out of it."""
     own_stops: tuple[str, ...] = ()
     """Strings that end the turn, beside those the harness asked for."""
+    untrainable_when_cut: str | None = None
+    """Why an answer that is cut here, before the engine has ended it, cannot be trained; None: it can."""
 
     @abstractmethod
     def room(self, session: Session) -> int | None:
@@ -111,6 +113,7 @@ class ChatSource(AnswerSource):
 
 class _ChatGeneration(AnswerGeneration):
     leaves_stops = False
+    untrainable_when_cut = "it was cut before the engine had counted its tokens"
 
     def __init__(self, engine: Engine, model: ModelInfo, request: ChatRequest, extension: Extension) -> None:
         self._engine = engine

@@ -264,6 +264,8 @@ async def test_an_answer_is_cut_where_the_context_budget_is_full(set_scene: SetS
     (completion,) = await scene.captured()
     assert len(completion.prompt_ids) + len(completion.sampled_ids) == 8
     assert completion.finish_reason is FinishReason.LENGTH
+    # Only at its end does an engine say how many tokens it sampled, so that one it did not send is missed.
+    assert completion.untrainable == "it was cut before the engine had counted its tokens"
 
 
 async def test_a_retry_gets_the_same_answer_without_a_second_generation(set_scene: SetScene) -> None:
