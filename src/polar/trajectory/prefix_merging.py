@@ -15,7 +15,7 @@ from polar.recordings.tree import Link, TokenTree
 from polar.trajectory.accounting import Exclusion, account, exclusion, path_ends
 from polar.trajectory.base import Builder
 from polar.trajectory.chains import LengthLimits, Overlong, chains, realigned
-from polar.trajectory.lineage import Ancestry, trace_ancestry
+from polar.trajectory.lineage import AGENT, Ancestry, trace_ancestry
 
 
 class Credit(StrEnum):
@@ -82,7 +82,7 @@ def _reasons(
     tree: TokenTree, ancestry: Ancestry, options: PrefixMerging.Options
 ) -> Iterator[tuple[int, Exclusion]]:
     """The completions that are left out for what they are, whatever stands around them."""
-    superseded = _superseded(tree.links)
+    superseded = _superseded(tree)
     for place, completion in enumerate(tree.completions):
         reason = exclusion(completion)
         if reason is Exclusion.AUXILIARY and options.include_auxiliary:
@@ -97,16 +97,16 @@ def _reasons(
             yield place, reason
 
 
-def _superseded(links: Sequence[Link]) -> set[int]:
-    """Answers that were not continued while another answer to the same prompt was.
+def _superseded(tree: TokenTree) -> set[int]:
+    """Answers that were not continued while another answer to the same agent's same prompt was.
 
     Where none was continued nothing tells which one the harness took: they are alternatives, and all stay.
     """
-    continued = {link.continues for link in links}
-    answers: dict[int, list[int]] = {}
-    for place, link in enumerate(links):
-        if link.twin is not None:
-            answers.setdefault(link.twin, [link.twin]).append(place)
+    continued = {link.continues for link in tree.links}
+    answers: dict[tuple[int, str | None], list[int]] = {}
+    for place, (completion, link) in enumerate(zip(tree.completions, tree.links, strict=True)):
+        first = place if link.twin is None else link.twin
+        answers.setdefault((first, completion.extra.get(AGENT)), []).append(place)
     return {
         place
         for places in answers.values()

@@ -72,6 +72,14 @@ def test_answers_to_one_prompt_that_nothing_continues_are_alternatives() -> None
     assert sum(len(segment.ids) for segment in trajectory.segments) == len(SYSTEM) + 2 + 4
 
 
+def test_answers_of_different_agents_to_one_prompt_are_no_retries() -> None:
+    first, second = (replace(one, extra={"agent_id": "a"}) for one in conversation(2))
+    other = completion(3, first.prompt_ids.tolist(), [60, END])
+    trajectory = build(first, replace(other, extra={"agent_id": "b"}), second)
+    assert trained(trajectory) == [("c0", "c1"), ("c3",)]
+    assert trajectory.stats.excluded == {}
+
+
 def test_a_retry_after_a_lost_connection_leaves_one_answer() -> None:
     first, second = conversation(2)
     lost = replace(first, id="lost", finish_reason=FinishReason.CANCELLED)
