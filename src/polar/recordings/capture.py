@@ -35,8 +35,8 @@ class CaptureWriter:
         self._known_tools: set[str] = set()
         self._latest_tools: tuple[tuple[ToolDefinition, ...], str | None] = ((), None)
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.length = _sound_length(path) if path.exists() else 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        self.length = _sound_length(path.read_bytes())
         os.ftruncate(self._file, self.length)
         if self.length == 0:
             self._write(MAGIC)
@@ -129,10 +129,11 @@ def _add(reader: TreeReader, payload: bytes) -> None:
         reader.fault(name, f"its record cannot be read: {error}")
 
 
-def _sound_length(data: bytes) -> int:
+def _sound_length(path: Path) -> int:
     """How much of a log to keep when it is opened for appending: all but a torn last record."""
+    data = path.read_bytes()
     if data and not data.startswith(MAGIC) and not MAGIC.startswith(data):
-        raise CaptureError(f"the file to append to is {_what_else(data)}")
+        raise CaptureError(f"{path}: {_what_else(data)}")
     sound = len(MAGIC) if data.startswith(MAGIC) else 0
     return max([sound, *(part.end for part in frames(data) if isinstance(part, Frame))])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -162,3 +163,13 @@ def test_a_missing_capture_and_another_file_are_told_apart(tmp_path: Path) -> No
         read_capture(tmp_path / "other")
     with pytest.raises(CaptureError, match="not a capture"):
         CaptureWriter(tmp_path / "other")
+
+
+def test_a_file_of_another_version_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "capture"
+    path.write_bytes(b"polar-capture-1\nold")
+    is_open = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(CaptureError, match=r"capture: a capture of another version than \d"):
+        CaptureWriter(path)
+    assert path.read_bytes() == b"polar-capture-1\nold"
+    assert set(os.listdir("/proc/self/fd")) == is_open
