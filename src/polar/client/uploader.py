@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from polar.client.async_client import AsyncClient, size_of
-from polar.errors import PolarError
+from polar.errors import Unavailable
 from polar.models.delivery import Delivery
 
 MOST_TOGETHER = 64
@@ -20,20 +20,20 @@ class ResultUploader:
         self._client = client
         self._node = node
         self._turn = asyncio.Lock()
-        self._next: tuple[list[Delivery], asyncio.Task[list[PolarError | None]]] | None = None
+        self._next: tuple[list[Delivery], asyncio.Task[list[Exception | None]]] | None = None
         """What is gathered while a request is under way, and the task that will send it."""
         self._bytes = 0
 
     async def deliver(self, delivery: Delivery) -> None:
         size = size_of(delivery.recording) + size_of(delivery.artifacts)
         if size > MOST_BYTES:
-            (problem,) = await self._client.deliver(self._node, [delivery])
+            problem = await self._deliver_alone(delivery)
         else:
             problem = await self._deliver_with_others(delivery, size)
         if problem is not None:
             raise problem
 
-    async def _deliver_with_others(self, delivery: Delivery, size: int) -> PolarError | None:
+    async def _deliver_with_others(self, delivery: Delivery, size: int) -> Exception | None:
         is_full = self._next is not None and len(self._next[0]) == MOST_TOGETHER
         if self._next is None or is_full or self._bytes + size > MOST_BYTES:
             gathered: list[Delivery] = []
@@ -45,8 +45,21 @@ class ResultUploader:
         # A caller that stops waiting stops no other; what it delivered may be stored.
         return (await asyncio.shield(sending))[place]
 
-    async def _send(self, gathered: list[Delivery]) -> list[PolarError | None]:
+    async def _deliver_alone(self, delivery: Delivery) -> Exception | None:
+        try:
+            (problem,) = await self._client.deliver(self._node, [delivery])
+        except Exception as error:
+            return error
+        return problem
+
+    async def _send(self, gathered: list[Delivery]) -> list[Exception | None]:
         async with self._turn:
             if self._next is not None and self._next[0] is gathered:
                 self._next = None
-            return await self._client.deliver(self._node, gathered)
+            try:
+                return [*await self._client.deliver(self._node, gathered)]
+            except Unavailable:
+                raise
+            except Exception:
+                # One of them may be what cannot be sent, read or stored: the others must not fail with it.
+                return [await self._deliver_alone(delivery) for delivery in gathered]

@@ -44,10 +44,10 @@ class Body(Enum):
     LARGE = "large"
     """Tasks with their files: read into memory as a whole."""
     STREAMED = "streamed"
-    """Bytes that go to the disk as they come."""
+    """Bytes that go to the disk as they come: a session may have a GiB of recording and one of artifacts."""
 
 
-BODY_LIMITS: Mapping[Body, int] = {Body.SMALL: 4 << 20, Body.LARGE: 64 << 20, Body.STREAMED: 1 << 30}
+BODY_LIMITS: Mapping[Body, int] = {Body.SMALL: 4 << 20, Body.LARGE: 64 << 20, Body.STREAMED: 3 << 30}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from polar.store.blobs import CHUNK, PART, Blobs
 from polar.store.store import Store
 
 MOST_JSON_BYTES = 64 << 20
+"""Of all deliveries in a body: they are in memory together."""
 MOST_IN_MEMORY = 1 << 18
 """A recording or an archive of more bytes goes to a file as it comes."""
 
@@ -40,8 +41,9 @@ async def uploaded(chunks: AsyncIterator[bytes], store: Store) -> AsyncIterator[
 
 async def _delivery(body: _UploadBody, store: Store) -> Delivery:
     text_bytes, recording_bytes, artifacts_bytes = SIZES.unpack(await body.read(SIZES.size))
-    if text_bytes > MOST_JSON_BYTES:
-        raise InvalidInput(f"body: the JSON of a delivery may have at most {MOST_JSON_BYTES} bytes")
+    body.json_bytes += text_bytes
+    if body.json_bytes > MOST_JSON_BYTES:
+        raise InvalidInput(f"body: the JSON of deliveries may have at most {MOST_JSON_BYTES} bytes together")
     try:
         delivery = Delivery.model_validate_json(await body.read(text_bytes))
     except ValidationError as error:
@@ -66,6 +68,7 @@ class _UploadBody:
     def __init__(self, chunks: AsyncIterator[bytes]) -> None:
         self.parts: list[Path] = []
         """Files that were made of it."""
+        self.json_bytes = 0
         self._chunks = chunks
         self._ready = bytearray()
 

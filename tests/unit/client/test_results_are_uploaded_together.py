@@ -14,8 +14,10 @@ from polar.client.uploader import ResultUploader
 from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError
 from polar.models.delivery import SIZES, Delivery
-from polar.models.session import Lease, LeaseKey
+from polar.models.session import Lease, LeaseKey, TrajectoryStats
 from polar.models.views import LeaseRequest
+from polar.rollout import uploads
+from polar.rollout.access import BODY_LIMITS, Body
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.control_plane import idle_task, result_of
@@ -93,6 +95,52 @@ async def test_one_that_is_refused_harms_no_other(client: Counting) -> None:
     assert len([result async for result in client.results()]) == 2
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"error": "half a character: \udc80"},
+        {"session_id": "no id"},
+        {"stats": TrajectoryStats(sampled_tokens=2**70)},
+    ],
+    ids=["cannot be sent", "cannot be read", "cannot be stored"],
+)
+async def test_one_that_breaks_its_request_harms_no_other(
+    client: Counting, broken: dict[str, object]
+) -> None:
+    first, second, third = await leased(client, 3)
+    uploader = ResultUploader(client, "n")
+    bad = delivery(second)
+    bad = bad.model_copy(update={"result": bad.result.model_copy(update=broken)})
+    outcomes = await asyncio.gather(
+        *(uploader.deliver(one) for one in (delivery(first), bad, delivery(third))), return_exceptions=True
+    )
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], Exception)
+    assert outcomes[2] is None
+    stored = {result.session_id async for result in client.results()}
+    assert stored == {first.session_id, third.session_id}
+
+
+async def test_recording_that_is_gone_harms_no_other(client: Counting, tmp_path: Path) -> None:
+    first, second = await leased(client, 2)
+    path = tmp_path / "recording"
+    path.write_bytes(b"a recording")
+    uploader = ResultUploader(client, "n")
+    result = result_of(second, has_recording=True)
+    client.gate.clear()
+    deliveries = [
+        asyncio.create_task(uploader.deliver(one))
+        for one in (delivery(first), Delivery(key=second.key, result=result, recording=path))
+    ]
+    while not client.sizes:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    path.unlink()
+    client.gate.set()
+    outcomes = await asyncio.gather(*deliveries, return_exceptions=True)
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], FileNotFoundError)
+
+
 async def test_a_caller_that_gives_up_takes_no_other_with_it(client: Counting) -> None:
     first, second = await leased(client, 2)
     uploader = ResultUploader(client, "n")
@@ -150,12 +198,32 @@ async def test_body_that_is_not_what_its_sizes_say_is_refused(client: Counting, 
             await upload(SIZES.pack(len(text), size, 0) + text + b"short")
     with pytest.raises(InvalidInput, match="body: ends before a delivery does"):
         await upload(SIZES.pack(len(text), 5, 0) + text + b"rightmore")
-    with pytest.raises(InvalidInput, match="JSON of a delivery may have at most"):
+    with pytest.raises(InvalidInput, match="JSON of deliveries may have at most"):
         await upload(SIZES.pack(1 << 60, 0, 0))
     (problem,) = await client.deliver("n", [Delivery(key=lease.key, result=result)])
     assert isinstance(problem, InvalidInput)
     assert [result async for result in client.results()] == []
     assert not list(tmp_path.glob("recordings/**/.part-*"))
+
+
+async def test_all_json_of_a_body_is_bounded_together(
+    client: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = await leased(client, 3)
+    deliveries = [Delivery(key=lease.key, result=result_of(lease)) for lease in leases]
+    most = max(len(one.model_dump_json()) for one in deliveries)
+    monkeypatch.setattr(uploads, "MOST_JSON_BYTES", 2 * most)
+    with pytest.raises(InvalidInput, match="JSON of deliveries may have at most"):
+        await client.deliver("n", deliveries)
+    # Those that fit one by one are stored nevertheless.
+    uploader = ResultUploader(client, "n")
+    await asyncio.gather(*map(uploader.deliver, deliveries))
+    assert len([result async for result in client.results()]) == 3
+
+
+def test_long_recording_and_long_artifacts_fit_one_body() -> None:
+    gibibyte = 1 << 30
+    assert BODY_LIMITS[Body.STREAMED] >= SIZES.size + uploads.MOST_JSON_BYTES + 2 * gibibyte
 
 
 async def test_a_path_in_the_json_of_a_delivery_is_not_read(client: Counting, tmp_path: Path) -> None:
