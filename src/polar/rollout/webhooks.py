@@ -22,6 +22,7 @@ from polar.config.settings import WebhookSettings
 from polar.errors import Backoff, InvalidInput, PolarError
 from polar.models.task import TaskSpec
 from polar.models.views import Notice
+from polar.models.webhook import WebhookEvent
 from polar.rollout.long_poll import POLL_SECONDS, Notifier
 from polar.runtimes.allow_list import AllowList, Destination
 from polar.store.webhooks import Target, Webhooks
@@ -126,13 +127,17 @@ class WebhookSender:
         self._behind.discard(id)
         has_all = False
         try:
-            # Long enough for a batch and its report: whoever claims after that finds this server dead.
-            seconds = (BATCH / MAX_AT_ONCE + 1) * self._settings.timeout_seconds + 30
+            # Long enough for a batch and its report, where each result brings a notice of every event:
+            # whoever claims after that finds this server dead.
+            rounds = len(WebhookEvent) * BATCH / MAX_AT_ONCE + 1
+            seconds = rounds * self._settings.timeout_seconds + 30
             while not has_all:
                 async with self._claimed(id, seconds) as target:
                     if target is None:
                         break
                     has_all = await self._deliver(target)
+                if len(self._under_way) >= MAX_TARGETS and self._behind - self._under_way:
+                    break  # Others wait for their turn.
         except PolarError as error:
             log.error("webhook %d could not be read or noted, will try again: %s", id, error)
         except Exception:
@@ -158,8 +163,7 @@ class WebhookSender:
         batch = await self._store.read(target, limit=BATCH)
         delivered, error = await self._send(target, batch.notices)
         if error is None:
-            await self._store.settle(target, batch.cursor)
-            return batch.is_last
+            return await self._store.settle(target, batch.cursor) and batch.is_last
         cursor = max(batch.notices[delivered][0] - 1, target.cursor)
         failures = 1 if cursor > target.cursor else target.failures + 1
         later = self._backoff.pause(failures)

@@ -75,8 +75,9 @@ class Webhooks:
         return await self._database.read(look)
 
     async def find_due(self, ids: Collection[int]) -> list[int]:
-        """Those of these targets that nobody delivers to and that wait for no retry."""
+        """Those of these targets that nobody delivers to and that wait for no retry, longest due first."""
         due = select(webhooks.c.id).where(webhooks.c.id.in_(ids), webhooks.c.due_at <= self._database.now())
+        due = due.order_by(webhooks.c.due_at)
         if not ids:
             return []
         return await self._database.read(lambda connection: list(connection.execute(due).scalars()))
@@ -123,19 +124,20 @@ class Webhooks:
 
     async def settle(
         self, target: Target, cursor: int, *, error: str | None = None, retry_seconds: float = 0.0
-    ) -> None:
-        """End a claim: what lies before `cursor` was delivered, and with an error what follows failed."""
+    ) -> bool:
+        """End a claim: what lies before `cursor` was delivered, and with an error what follows failed.
+
+        False if the claim was over: another server has begun, and knows better.
+        """
         now = self._database.now()
         values: dict[str, Any] = {"cursor": cursor, "error": error, "due_at": now + retry_seconds}
         has_moved = cursor > target.cursor
         values["failures"] = 0 if error is None else 1 if has_moved else target.failures + 1
         if has_moved:
             values["delivered_at"] = now
-        # Where the claim was over, another server has begun, and knows better.
         mine = (webhooks.c.id == target.id) & (webhooks.c.due_at == target.claim)
-        await self._database.write(
-            lambda connection: connection.execute(update(webhooks).where(mine).values(values))
-        )
+        change = update(webhooks).where(mine).values(values)
+        return await self._database.write(lambda connection: connection.execute(change).rowcount > 0)
 
     async def skip_idle(self, behind: Collection[int], end: int) -> None:
         """Move the cursors of all other targets on: the feed holds nothing for them up to `end`."""
