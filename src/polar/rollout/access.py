@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from ipaddress import ip_address
 from typing import Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -20,8 +21,10 @@ from fastapi.security.base import SecurityBase
 from starlette.types import Message, Receive
 
 from polar.models.access import TokenRole
+from polar.rollout.long_poll import Gone
 from polar.rollout.problems import RESPONSES, problem_of
 from polar.rollout.tokens import Authenticator, Holder
+from polar.store.tokens import without_secrets
 from polar.telemetry.page import is_local
 
 audit = logging.getLogger("polar.audit")
@@ -128,6 +131,22 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
+def gone(request: Request) -> Gone:
+    """For a request that takes its time: whether its caller has hung up, or its token opens the route no
+    more."""
+
+    async def is_gone() -> bool:
+        if await request.is_disconnected():
+            return True
+        try:
+            await _check(request, replace(caller_of(request)))
+        except HTTPException:
+            return True
+        return False
+
+    return is_gone
+
+
 def guarded(tag: str) -> APIRouter:
     """A router whose routes each say which role they need."""
     return APIRouter(prefix=PREFIX, responses=RESPONSES, tags=[tag], route_class=GuardedRoute)
@@ -150,8 +169,9 @@ class GuardedRoute(APIRoute):
 
         async def guarded(request: Request) -> Response:
             about = next(iter(request.path_params.values()), None)
-            address = request.client.host if request.client else None
-            caller = Caller(self.name, self.access, address, about=None if about is None else str(about))
+            caller = Caller(
+                self.name, self.access, _address(request), about=None if about is None else str(about)
+            )
             request.state.caller = caller
             is_change = request.method != "GET"
             try:
@@ -213,8 +233,19 @@ def _bounded(request: Request, limit: int) -> Receive:
     return receive
 
 
+def _address(request: Request) -> str | None:
+    """Who asks, or for whom a proxy on this machine says that it asks, where that is an address."""
+    address = request.client.host.partition("%")[0] if request.client else ""
+    try:
+        ip_address(address)
+    except ValueError:
+        return None
+    return address
+
+
 def _one_line(text: str | None) -> str | None:
-    """What came from outside, so that it cannot pass for a line of its own."""
-    if text is None or text.isprintable():
-        return text and text[:1_000]
-    return repr(text[:1_000])
+    """What came from outside, so that it cannot pass for a line of its own, and without secrets."""
+    if not text:
+        return text
+    shown = without_secrets(text)[:1_000]
+    return shown if shown.isprintable() else repr(shown)

@@ -42,6 +42,7 @@ from polar.rollout.access import (
     Body,
     allow,
     caller_of,
+    gone,
     guarded,
 )
 from polar.rollout.policy import PolicyService
@@ -198,7 +199,7 @@ def _add_feed_routes(router: APIRouter, service: RolloutService) -> None:
     ) -> ResultPage:
         """Results in the order in which they were stored; waits for the first where there is none yet."""
         page = await service.results(
-            cursor, limit=limit, task_ids=task_id, wait_seconds=wait_seconds, gone=request.is_disconnected
+            cursor, limit=limit, task_ids=task_id, wait_seconds=wait_seconds, gone=gone(request)
         )
         return await service.mark_stale(page, max_staleness)
 
@@ -215,7 +216,7 @@ def node_routes(service: RolloutService) -> APIRouter:
     @router.post("/nodes/{node}/policy", dependencies=[allow(NODES, audited=False)])
     async def follow_policy(node: Id, body: PolicyReport, request: Request) -> PolicyOrder:
         """Report what a node has done, and get its next order; waits for one that is new."""
-        return await service.policy.follow(node, body, request.is_disconnected)
+        return await service.policy.follow(node, body, gone(request))
 
     @router.get("/nodes", dependencies=[allow(READERS)])
     async def list_nodes() -> NodeList:
@@ -240,7 +241,7 @@ def node_routes(service: RolloutService) -> APIRouter:
     @router.post("/nodes/{node}/lease", dependencies=[allow(NODES, audited=False)])
     async def lease_sessions(node: Id, body: LeaseRequest, request: Request) -> Leases:
         """Lease waiting sessions to a node; waits for the first where there is none."""
-        return await service.lease(node, body, request.is_disconnected)
+        return await service.lease(node, body, gone(request))
 
     @router.post("/nodes/{node}/heartbeat", dependencies=[allow(NODES, audited=False)])
     async def heartbeat(node: Id, body: Heartbeat) -> HeartbeatAnswer:

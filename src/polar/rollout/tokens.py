@@ -55,7 +55,8 @@ class Authenticator:
 
     def clear_cache(self) -> None:
         """Look every token up anew, after one was revoked."""
-        self._cache.clear()
+        # What is being looked up just now is noted in the old one.
+        self._cache = {}
 
     async def holder(self, authorization: str | None) -> Holder | None:
         """Who brings the bearer token of this header; None: nobody that is known."""
@@ -77,16 +78,17 @@ class Authenticator:
         return None if self._tokens.has_expired(stored) else Holder(stored.name, stored.role)
 
     async def _stored(self, id: str) -> StoredToken | None:
-        found, expires = self._cache.get(id, (None, 0.0))
+        cache = self._cache
+        found, expires = cache.get(id, (None, 0.0))
         if found is not None and expires > self._clock():
             return found
         found = await self._tokens.find(id)
         if found is None:
-            self._cache.pop(id, None)
+            cache.pop(id, None)
             return None
-        if len(self._cache) >= CACHE_SIZE:
-            self._cache.clear()
-        self._cache[id] = found, self._clock() + CACHE_SECONDS
+        if len(cache) >= CACHE_SIZE:
+            cache.clear()
+        cache[id] = found, self._clock() + CACHE_SECONDS
         return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from polar.store.tables import tokens
 PREFIX = "polar"
 OWNER = "owner"
 """Whoever can read the data directory's token, which is not in the store."""
+
+_TOKEN = re.compile(rf"{PREFIX}_([0-9a-f]+)_[0-9a-f]{{64}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,11 @@ def id_in(token: str) -> str | None:
     return parts[1] if len(parts) == 3 and parts[0] == PREFIX else None
 
 
+def without_secrets(text: str) -> str:
+    """The text with the ids of the tokens in it instead of their secrets."""
+    return _TOKEN.sub(rf"{PREFIX}_\1_…", text)
+
+
 class TokenStore:
     """All tokens that were ever made; a name has at most one that is live."""
 
@@ -68,7 +76,9 @@ class TokenStore:
         return await self._database.write(change)
 
     async def revoke(self, name_or_id: str) -> tuple[TokenView, ...]:
-        """End the token of this id, or all of this name, at once."""
+        """End the token of this id, or all of this name, at once; a whole token stands for its id."""
+        if (whole := _TOKEN.fullmatch(name_or_id)) is not None:
+            name_or_id = whole[1]
 
         def change(connection: Connection) -> tuple[TokenView, ...]:
             now = self._database.now()

@@ -169,3 +169,44 @@ async def test_what_callers_name_cannot_pass_for_a_line_of_the_log(
     (line,) = refusals(caplog)
     assert "\n" not in line["object"] + line["reason"]
     assert all("\n" not in record.getMessage() for record in caplog.records if record.name == "polar.audit")
+
+
+async def test_a_token_that_is_named_in_an_address_is_not_logged(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = (await http.post("/tokens", json={"name": "alice", "role": "trainer"})).json()
+    secret = made["token"].rpartition("_")[2]
+    mine = {"Authorization": f"Bearer {made['token']}"}
+    for path in ("tokens/{}/revoke", "tasks/{}/cancel", "sessions/of-{}/cancel"):
+        await http.post(f"/{path.format(made['token'])}", headers=mine)
+    assert len(refusals(caplog)) == 3
+    assert made["view"]["id"] in caplog.text
+    assert secret not in caplog.text + repr(audited(caplog))
+
+
+async def test_a_token_can_be_revoked_by_itself(http: httpx.AsyncClient) -> None:
+    made = (await http.post("/tokens", json={"name": "alice", "role": "trainer"})).json()
+    answer = await http.post(f"/tokens/{made['token']}/revoke")
+    assert [token["state"] for token in answer.json()["tokens"]] == ["revoked"]
+
+
+@pytest.mark.parametrize(
+    "said", ["10.0.0.7: 200 by owner", "10.0.0.7\x85create_token by owner", "[fe80::1%: 200 by owner]:1"]
+)
+async def test_an_address_that_a_caller_writes_cannot_pass_for_more(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, said: str
+) -> None:
+    headers = {"Authorization": "Bearer none", "X-Forwarded-For": said}
+    encoded = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
+    await http.get("/tasks", headers=encoded)
+    (line,) = refusals(caplog)
+    assert line["address"] in (None, "fe80::1")
+    assert "owner" not in caplog.text
+
+
+async def test_the_address_that_a_proxy_names_is_logged(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    await http.get("/tasks", headers={"Authorization": "Bearer none", "X-Forwarded-For": "10.0.0.7"})
+    (line,) = refusals(caplog)
+    assert line["address"] == "10.0.0.7"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import httpx
@@ -13,12 +15,13 @@ from fastapi import APIRouter
 from starlette.routing import BaseRoute, Mount
 
 from polar.errors import Unavailable
-from polar.models.access import TokenRole
+from polar.models.access import NewToken, TokenRole
 from polar.rollout.access import GuardedRoute, names_of
 from polar.rollout.app import create_app
 from polar.rollout.dashboard.files import ASSETS, PAGES
 from polar.rollout.tokens import Authenticator
 from polar.store.store import Store
+from polar.store.tokens import StoredToken
 from tests.fakes.control_plane import idle_task
 
 DOCS = Path(__file__).parents[3] / "docs" / "security.md"
@@ -123,6 +126,56 @@ async def test_a_revoked_token_opens_nothing_at_once(http: httpx.AsyncClient) ->
     assert (await http.get("/tasks", headers=mine)).status_code == 200
     assert (await http.post("/tokens/alice/revoke")).json()["tokens"][0]["state"] == "revoked"
     assert (await http.get("/tasks", headers=mine)).status_code == 401
+
+
+async def test_a_revoked_token_watches_no_longer(http: httpx.AsyncClient) -> None:
+    made = (await http.post("/tokens", json={"name": "alice", "role": "read-only"})).json()
+    mine = {"Authorization": f"Bearer {made['token']}"}
+    async with asyncio.timeout(10), http.stream("GET", "/dashboard/live", headers=mine) as frames:
+        lines = frames.aiter_lines()
+        assert await anext(lines) == "event: overview"
+        await http.post("/tokens/alice/revoke")
+        assert [line async for line in lines if line.startswith("event: ")] == []
+
+
+async def test_a_revoked_token_leases_nothing_that_comes_later(
+    http: httpx.AsyncClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, claim = asyncio.Event(), store.leases.claim
+
+    async def noted(*arguments: Any, **options: Any) -> Any:
+        looked.set()
+        return await claim(*arguments, **options)
+
+    monkeypatch.setattr(store.leases, "claim", noted)
+    made = (await http.post("/tokens", json={"name": "north", "role": "node"})).json()
+    mine = {"Authorization": f"Bearer {made['token']}"}
+    request = {"max_sessions": 1, "runtimes": ["idle"], "wait_seconds": 5}
+    waiting = asyncio.create_task(http.post("/nodes/north/lease", json=request, headers=mine))
+    await looked.wait()
+    await http.post("/tokens/north/revoke")
+    await http.post("/tasks", json=idle_task("t").model_dump(mode="json"))
+    assert (await waiting).json() == {"leases": []}
+    assert (await http.get("/sessions/t.0")).json()["status"] == "queued"
+
+
+async def test_a_lookup_that_a_revocation_overtakes_is_not_remembered(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await store.tokens.create(NewToken(name="alice", role=TokenRole.TRAINER))
+    authenticator = Authenticator("owner", store.tokens)
+    find = store.tokens.find
+
+    async def overtaken(id: str) -> StoredToken | None:
+        found = await find(id)
+        await store.tokens.revoke("alice")
+        authenticator.clear_cache()
+        return found
+
+    monkeypatch.setattr(store.tokens, "find", overtaken)
+    await authenticator.holder(f"Bearer {made.token}")
+    monkeypatch.setattr(store.tokens, "find", find)
+    assert await authenticator.holder(f"Bearer {made.token}") is None
 
 
 async def test_tokens_of_this_process_are_stored_nowhere(store: Store) -> None:

@@ -33,7 +33,7 @@ from polar.models.dashboard import (
 from polar.models.session import SessionStatus
 from polar.models.task import TaskStatus
 from polar.models.views import SessionView, TaskView
-from polar.rollout.access import READERS, allow, caller_of, guarded
+from polar.rollout.access import READERS, allow, caller_of, gone, guarded
 from polar.rollout.dashboard.live import Live
 from polar.rollout.dashboard.reading import Reader
 from polar.rollout.dashboard.runs import curves, runs
@@ -76,7 +76,7 @@ def _add_overview_routes(router: APIRouter, live: Live) -> None:
     @router.get("/dashboard/live", response_class=StreamingResponse)
     async def watch(request: Request) -> StreamingResponse:
         """Server-sent events: `changes` holds an `EventPage`, `overview` an `Overview`."""
-        frames = live.stream(request.is_disconnected)
+        frames = live.stream(gone(request))
         return StreamingResponse(
             frames, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
