@@ -88,8 +88,14 @@ class NodeProcesses:
                 await asyncio.wait_for(self._draining.wait(), backoff)
                 return
             backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
-            with suppress(Unavailable):  # The node has said why itself, and has ended.
+            try:
                 await node.start()
+            except Unavailable:
+                continue  # The node has said why itself, and has ended.
+            except OSError as error:
+                log.error("node %s could not be started: %s", node.name, error)
+            if self._draining.is_set():
+                node.terminate()
 
     async def _stop(self) -> None:
         await asyncio.gather(*(node.stop() for node in self._nodes))
