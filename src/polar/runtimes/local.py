@@ -72,7 +72,7 @@ class LocalOptions(BaseModel):
 
     model_config = {"extra": "forbid", "frozen": True}
 
-    output_limit: int = Field(default=DEFAULT_OUTPUT_LIMIT, ge=1024)
+    output_limit: int = Field(default=DEFAULT_OUTPUT_LIMIT, ge=1024, le=256 * MIB)
     """Bytes kept of each command's stdout and of its stderr."""
     limits: Limits = Limits()
 
