@@ -98,11 +98,12 @@ class LeaseStore:
 
         return await self._database.write(change)
 
-    async def find_leased(self, keys: Mapping[str, LeaseKey]) -> frozenset[str]:
-        """Which of these sessions are still leased under the key that is named with them."""
-        query = select(*_HOLD).where(sessions.c.id.in_(keys))
-        rows = await self._database.read(lambda connection: connection.execute(query).all())
-        return frozenset(row.id for row in rows if is_held(row, keys[row.id]))
+    async def find_leased(self, keys: Sequence[tuple[str, LeaseKey]]) -> list[bool]:
+        """Of each of these sessions, which may be named with several keys: whether it is leased under it."""
+        query = select(*_HOLD).where(sessions.c.id.in_({id for id, _ in keys}))
+        found = await self._database.read(lambda connection: connection.execute(query).all())
+        rows = {row.id: row for row in found}
+        return [id in rows and is_held(rows[id], key) for id, key in keys]
 
     async def release(self, session_id: str, key: LeaseKey) -> None:
         """Put a session back into the queue as if it had not been leased; again: nothing happens."""

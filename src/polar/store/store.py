@@ -88,10 +88,8 @@ class Store:
         For each: whether its result is new, or what is wrong with it, which harms no other. Where a session's
         infrastructure failed, it is run again.
         """
-        held = await self.leases.find_leased({delivery.session_id: delivery.key for delivery in deliveries})
-        problems = await asyncio.gather(
-            *(self._put(delivery, delivery.session_id in held) for delivery in deliveries)
-        )
+        held = await self.leases.find_leased([(delivery.session_id, delivery.key) for delivery in deliveries])
+        problems = await asyncio.gather(*map(self._put, deliveries, held))
         sound = [delivery for delivery, problem in zip(deliveries, problems, strict=True) if problem is None]
         completed = await self.database.write(
             lambda connection: complete_rows(connection, sound, self.database.now(), retries)

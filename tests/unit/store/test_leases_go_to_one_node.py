@@ -216,7 +216,7 @@ async def test_a_node_cannot_speak_for_a_session_that_another_was_given(store: S
         await complete(store, guessed, result_of(theirs))
     with pytest.raises(Conflict):
         await store.leases.release(theirs.session_id, guessed)
-    assert await store.leases.find_leased({theirs.session_id: guessed}) == frozenset()
+    assert await store.leases.find_leased([(theirs.session_id, guessed)]) == [False]
     assert await complete(store, theirs.key, result_of(theirs))
     with pytest.raises(Conflict):
         await complete(store, guessed, result_of(theirs))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.errors import Conflict, InvalidInput, NotFound, Unavailable
+from polar.models.delivery import Delivery
 from polar.models.session import Lease
 from polar.store.blobs import BlobName, recording_path
 from polar.store.file_blobs import FileBlobs
@@ -132,3 +133,27 @@ async def test_uploads_that_broke_off_long_ago_are_removed(tmp_path: Path) -> No
 def test_a_file_s_name_tells_whose_it_is(session_id: str, token: int) -> None:
     name = BlobName(session_id, token)
     assert BlobName.of(f"bucket/recordings/{name.path}") == name
+
+
+@pytest.mark.parametrize("is_late_last", [True, False])
+async def test_two_leases_of_a_session_in_one_request_are_told_apart(
+    store: Store, clock: Clock, is_late_last: bool
+) -> None:
+    await store.tasks.submit(idle_task("t"))
+    late = await lease_one(store)
+    clock.now += 20
+    await store.leases.expire(max_attempts=3)
+    clock.now += 400
+    own = await lease_one(store)
+    deliveries = [
+        Delivery(key=lease.key, result=result_of(lease, has_recording=True), recording=data)
+        for lease, data in ((own, b"own"), (late, b"late"))
+    ]
+    outcomes = await store.deliver(deliveries if is_late_last else deliveries[::-1])
+    taken, refused = outcomes if is_late_last else outcomes[::-1]
+    assert taken is True
+    assert isinstance(refused, Conflict)
+    assert [chunk async for chunk in (await store.recording(own.session_id)).chunks()] == [b"own"]
+    assert [stored.name for stored in await store.recordings.found()] == [
+        BlobName(own.session_id, own.fencing_token)
+    ]
