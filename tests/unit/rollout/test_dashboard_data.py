@@ -8,6 +8,7 @@ import json
 import zipfile
 
 import httpx
+import pytest
 
 from polar.models.delivery import Delivery
 from polar.models.views import Leases
@@ -68,6 +69,19 @@ async def test_artifacts_are_listed_and_read_as_text(http: httpx.AsyncClient) ->
     assert text == {"name": "logs/agent.stderr", "text": "it went well", "is_cut": False}
     assert (await http.get(f"{url}/artifact", params={"name": "picture.bin"})).json()["text"] is None
     assert (await http.get(f"{url}/artifact", params={"name": "../token"})).status_code == 404
+
+
+async def test_an_archive_on_the_disk_is_not_read_whole(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"/dashboard/sessions/{await end_with_recording(http)}"
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it may have a GiB")
+
+    monkeypatch.setattr("polar.store.file_blobs.FileBlobs.read", refuse)
+    assert (await http.get(f"{url}/artifacts")).status_code == 200
+    assert (await http.get(f"{url}/artifact", params={"name": "logs/agent.stderr"})).status_code == 200
 
 
 async def test_damaged_recording_leaves_a_page_that_says_so(http: httpx.AsyncClient) -> None:

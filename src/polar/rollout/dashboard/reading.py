@@ -48,14 +48,14 @@ class Reader:
         return await asyncio.to_thread(_tokens, opened, segment, start, count)
 
     async def artifacts(self, session_id: str) -> ArtifactList:
-        data = await _whole(await self._store.artifact_archive(session_id))
-        with _archive(session_id, data) as archive:
+        blob = await self._store.artifact_archive(session_id)
+        with _archive(session_id, blob.path or io.BytesIO(await _whole(blob))) as archive:
             files = [ArtifactLine(name=one.filename, size=one.file_size) for one in archive.infolist()]
         return ArtifactList(files=tuple(files))
 
     async def artifact(self, session_id: str, name: str) -> ArtifactText:
-        data = await _whole(await self._store.artifact_archive(session_id))
-        with _archive(session_id, data) as archive:
+        blob = await self._store.artifact_archive(session_id)
+        with _archive(session_id, blob.path or io.BytesIO(await _whole(blob))) as archive:
             try:
                 member = archive.open(name)
             except KeyError:
@@ -69,9 +69,9 @@ async def _whole(blob: Blob) -> bytes:
     return b"".join([chunk async for chunk in blob.chunks()])
 
 
-def _archive(session_id: str, data: bytes) -> zipfile.ZipFile:
+def _archive(session_id: str, source: Path | io.BytesIO) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(io.BytesIO(data))
+        return zipfile.ZipFile(source)
     except zipfile.BadZipFile as error:
         raise PolarError(f"the artifacts of session {session_id!r} are damaged: {error}") from None
 
