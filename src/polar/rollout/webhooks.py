@@ -129,7 +129,7 @@ class WebhookSender:
         try:
             # Long enough for a batch and its report, where each result brings a notice of every event:
             # whoever claims after that finds this server dead.
-            rounds = len(WebhookEvent) * BATCH / MAX_AT_ONCE + 1
+            rounds = len(WebhookEvent) * BATCH / MAX_AT_ONCE + 2
             seconds = rounds * self._settings.timeout_seconds + 30
             while not has_all:
                 async with self._claimed(id, seconds) as target:
@@ -179,8 +179,9 @@ class WebhookSender:
         if not notices:
             return 0, None
         try:
-            url, host = await self._pinned(target.url)
-        except (InvalidInput, OSError) as error:
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                url, host = await self._pinned(target.url)
+        except (InvalidInput, OSError, ValueError) as error:
             return 0, _words(error)
         done = 0
         # For one target only: a connection that was made to one name must not carry what is for another.

@@ -290,6 +290,23 @@ async def test_a_listed_name_that_leads_inside_is_not_called(
     assert receiver.requests == []
 
 
+@pytest.mark.parametrize(("address", "said"), [(None, "TimeoutError"), ("fe80::1%eth0", "ValueError")])
+async def test_a_name_that_cannot_be_resolved_is_told_and_tried_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, address: str | None, said: str
+) -> None:
+    async def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
+        if address is None:
+            await asyncio.Event().wait()
+        return [(10, 1, 6, "", (address, 443, 0, 2))]
+
+    async with serving(store, "hooks.example:443", timeout_seconds=0.1) as http:
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve, raising=False)
+        await complete(http, store, "t", "https://hooks.example/hook")
+        async with asyncio.timeout(10):
+            view = await until(store, lambda view: view.failures > 1)
+    assert said in (view.error or "")
+
+
 async def test_redirects_are_not_followed(store: Store, receiver: Receiver) -> None:
     async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
