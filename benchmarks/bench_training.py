@@ -38,7 +38,7 @@ from polar.training.settings import Lora, ModelSettings
 from polar.trajectory.packing.batch import TrainingRow
 
 ROOT = Path(__file__).parents[1]
-SESSIONS = ROOT / ".device" / "sessions"
+SESSIONS = ROOT / ".offline" / "sessions"
 BUSY = 0.9
 CALLS = 6
 """Of each session, on a CPU."""
@@ -76,7 +76,7 @@ def arguments() -> argparse.Namespace:
     is_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "--sessions", type=Path, help="recordings; else .device/sessions, else a few are made"
+        "--sessions", type=Path, help="recordings; else .offline/sessions, else a few are made"
     )
     parser.add_argument("--model", help="a name or directory; `shape`, `small`: random weights")
     parser.add_argument("--budget", type=int, default=32_768 if is_gpu else 4_096, help="tokens of a pass")

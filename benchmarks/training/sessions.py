@@ -1,7 +1,7 @@
 """Makes recorded sessions to train on: a real harness, its real prompts, a scripted policy.
 
-    python -m benchmarks.training.sessions .device/sessions --tasks 4 --samples 16
-    python -m benchmarks.training.sessions .device/long --tasks 2 --samples 4 --turns 101 --context 131072
+    python -m benchmarks.training.sessions .offline/sessions --tasks 4 --samples 16
+    python -m benchmarks.training.sessions .offline/long --tasks 2 --samples 4 --turns 101 --context 131072
 
 Everything is real (sandbox, harness, gateway, capture, tools and their results, evaluator) but the engine,
 which plays a script instead of sampling: its logprobs are made up. Tasks whose sessions are there are not
