@@ -122,7 +122,7 @@ def test_plain_text_beyond_this_machine_can_be_asked_for() -> None:
 async def test_the_whole_system_works_over_tls_whatever_name_the_certificate_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "polar.audit")
+    caplog.set_level(logging.DEBUG, "polar.audit")
     elsewhere = trustme.CA().issue_cert("trainer.example")
     cert, key = tmp_path / "cert", tmp_path / "key"
     for blob in elsewhere.cert_chain_pems:
