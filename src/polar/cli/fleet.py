@@ -19,7 +19,7 @@ Nodes = Annotated[
     str | None,
     typer.Option(
         metavar="per-host|N|MIN..MAX",
-        help="One node on every machine (default), so many, or as many as the queue asks for.",
+        help="One node on every machine (default), a fixed number, or as many as the queue needs.",
     ),
 ]
 Resource = Annotated[

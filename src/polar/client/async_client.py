@@ -288,7 +288,7 @@ class AsyncClient(AccessCalls):
             try:
                 await self.resume_policy(name)
             except Conflict as error:
-                log.warning("this process did not hold the pause any more: %s", error)
+                log.warning("this process no longer held the pause: %s", error)
 
     async def nodes(self) -> tuple[NodeOverview, ...]:
         """The nodes that report or hold sessions, and how full they are."""

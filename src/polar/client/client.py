@@ -69,7 +69,7 @@ class Client:
         self.server = self._client.server
         self._loop = asyncio.new_event_loop()
         closing = asyncio.Event()
-        # It must not refer to this client, which is closed when nobody refers to it any more.
+        # It must not refer to this client, which is closed when nothing refers to it.
         run = partial(_keep_open, self._client, self._loop, closing)
         self._thread = threading.Thread(target=run, name="polar-client", daemon=True)
         self._thread.start()

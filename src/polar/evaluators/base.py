@@ -38,7 +38,7 @@ class JudgeEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
-    """What an evaluator may look at. No process of the agent is alive any more."""
+    """What an evaluator may look at. Every process of the agent has ended."""
 
     task: TaskSpec
     sandbox: Sandbox

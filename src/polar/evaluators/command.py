@@ -25,7 +25,7 @@ _PRELUDE = """IFS= read -r polar_key
 exec < /dev/null
 reward() { printf '\\n%s %s\\n' "$polar_key" "$*"; }
 """
-"""Takes the key off the input, where no program that the command starts finds it any more."""
+"""Takes the key off the input, so that no program that the command starts can read it."""
 
 
 class RewardSource(StrEnum):

@@ -189,7 +189,7 @@ class GroupView(Frozen):
     priority: int
     """0 to 100, higher first."""
     early_stop: int | None = None
-    """After so many usable samples the others are cancelled; None: never."""
+    """The number of usable samples after which the others are cancelled; None: never."""
     files: tuple[str, ...] = ()
     """Paths that were put into the workspace."""
     mean: float | None = None

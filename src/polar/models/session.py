@@ -84,7 +84,7 @@ class Progress(Frozen):
     completions: int = 0
     """Model calls that were recorded."""
     sampled_tokens: int = 0
-    """In these."""
+    """Tokens sampled in those calls."""
 
 
 class StageEntry(Frozen):

@@ -92,7 +92,7 @@ class SamplingPin(Frozen):
     top_p: float | None = Field(default=None, gt=0, le=1)
     """Only the likeliest tokens up to this share of the probability."""
     top_k: int | None = Field(default=None, ge=0)
-    """Only so many of the likeliest tokens; 0: all."""
+    """Sample from this number of the likeliest tokens only; 0: from all."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """Sample k of the task gets seed + k; each completion of a session a seed derived from it."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -141,7 +141,7 @@ class TaskSpec(Frozen):
     samples: int = Field(default=1, ge=1, le=1024)
     """Sessions: attempts that make up its group."""
     early_stop: int | None = Field(default=None, ge=1)
-    """Once so many samples have completed with trainable tokens, the others are cancelled."""
+    """Once this number of samples have completed with trainable tokens, the others are cancelled."""
     files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
     """Put into the workspace before the agent starts."""
     prepare: tuple[PrepareStep, ...] = Field(default=(), max_length=100)

@@ -72,7 +72,7 @@ class Snapshots:
             await self._forget_unused(_UNUSED_SNAPSHOTS)
 
     async def close(self) -> None:
-        """Remove all; no session uses one any more."""
+        """Remove all snapshots, once no session uses them."""
         await self._forget_unused(0)
 
     async def _forget_unused(self, kept: int) -> None:

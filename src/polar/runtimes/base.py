@@ -267,7 +267,7 @@ class Runtime(ABC):
         """Make a sandbox; one that is cancelled or fails leaves nothing behind."""
 
     async def discard(self, snapshot: str, host: Host) -> None:
-        """Remove a snapshot that no sandbox uses any more."""
+        """Remove a snapshot that no sandbox uses."""
         raise SandboxError("this runtime keeps no snapshots")
 
     @classmethod

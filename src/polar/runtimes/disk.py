@@ -174,7 +174,7 @@ def fitting(size: int, room: int) -> int:
 
 
 def remove_disk(root: Path) -> None:
-    """Unmount what is mounted below `root` and remove it; no process may use it any more."""
+    """Unmount what is mounted below `root` and remove it; no process may still use it."""
     unmount_below(root)
     (root / IMAGE).unlink(missing_ok=True)
     remove_tree(root / FILES)

@@ -69,7 +69,7 @@ def complete_rows(
 def _run_again(
     connection: Connection, row: Row[Any], result: SessionResult, now: float, retries: Retries
 ) -> None:
-    """Queue a session whose attempt failed through no fault of its agent, unless nobody wants it any more."""
+    """Queue a session whose attempt failed through no fault of its agent, unless it is no longer wanted."""
     if row.cancel_requested:
         cancelled = ended_by_server(row, SessionStatus.CANCELLED, result.error or "cancelled")
         end(connection, [(row, cancelled)], now)

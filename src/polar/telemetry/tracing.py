@@ -104,7 +104,7 @@ async def _closed(spans: Spans) -> None:
 
     def close() -> None:
         spans.close()
-        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits
             loop.call_soon_threadsafe(sent.set)
 
     threading.Thread(target=close, name="polar-last-spans", daemon=True).start()

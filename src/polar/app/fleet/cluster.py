@@ -84,7 +84,7 @@ class RayCluster:
         kill(PREFIX + name, "end")
 
     def wish(self, nodes: int) -> None:
-        """Ask the autoscaler, if there is one, for machines for so many nodes."""
+        """Ask the autoscaler, if there is one, for machines for this number of nodes."""
         if nodes != self._wished:
             request_resources(bundles=[self._need] * nodes)
             self._wished = nodes

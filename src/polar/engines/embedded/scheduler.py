@@ -386,7 +386,7 @@ class SlotTable:
             slot.length = 0
 
     def expire(self) -> None:
-        """The weights are replaced: what is cached of the old ones serves no other request any more."""
+        """Forget what is cached of the old weights once they have been replaced."""
         for slot in self.slots:
             if slot.is_free:
                 slot.length = 0

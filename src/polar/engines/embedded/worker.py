@@ -38,7 +38,7 @@ class Worker:
         self._scores: dict[int, asyncio.Future[list[float] | None]] = {}
         self._state = _WorkerState.RUNNING
         self._held: dict[int, Command] = {}
-        """Request → what begins it, once there is no pause any more."""
+        """Requests that wait for the end of a pause, and what begins each."""
         self._when_paused: list[Command] = []
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="polar-engine", daemon=True)
@@ -221,7 +221,7 @@ class Worker:
 
     def _deliver(self, batch: list[Sampled]) -> None:
         for sampled in batch:
-            # A request that was aborted a moment ago has no stream any more.
+            # A request that was aborted a moment ago no longer has a stream.
             if stream := self._streams.get(sampled.request):
                 stream.put_nowait(sampled)
 
