@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import shutil
@@ -51,6 +52,7 @@ Say = Callable[[str], None]
 
 PROBE = "<|im_start|>user\nA 1,024-token probe: naïve 東京 </s>\n\t<tool_call>{}<|im_end|>"
 """Told apart by tokenizers of different models, also where they share a vocabulary's beginning."""
+TRIM_SECONDS = 10.0
 YOUNG_OBJECTS = 10_000
 """How many more objects than before make the garbage collector look for cycles among them.
 
@@ -158,6 +160,7 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
     async with (
         opened_store(settings) as store,
         RolloutServer(store, token, settings.server, webhook_secret=secret) as server,
+        _in_background(_return_freed_memory()),
     ):
         _collect_rarely()
         tls = settings.server.tls
@@ -284,6 +287,7 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
         say("starting the gateway")
         gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
         _collect_rarely()
+        await parts.enter_async_context(_in_background(_return_freed_memory()))
         yield DataPlane(gateway, model, (gateway.metric_families, _families_of(engine)))
 
 
@@ -296,6 +300,14 @@ def _collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
+
+
+async def _return_freed_memory() -> None:
+    """Give the system back what sessions have freed: in fragments, it would make a long run ever larger."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    while trim is not None:
+        await asyncio.sleep(TRIM_SECONDS)
+        await asyncio.to_thread(trim, 0)
 
 
 @asynccontextmanager
