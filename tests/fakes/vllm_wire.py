@@ -47,6 +47,8 @@ class VllmWire:
     """Of what may follow any prompt: then a completion that is not streamed tells the likeliest."""
     counts_temperature: bool = False
     """As --logprobs-mode processed_logprobs."""
+    authorization: str | None = None
+    """What the last request showed."""
     connections: set[asyncio.Transport] = field(default_factory=set)
     url: str = ""
 
@@ -61,6 +63,7 @@ class VllmWire:
     async def connected(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         assert isinstance(request.transport, asyncio.Transport)
         self.connections.add(request.transport)
+        self.authorization = request.headers.get("Authorization")
         return await handler(request)
 
     async def models(self, request: web.Request) -> web.Response:

@@ -44,6 +44,11 @@ class GenerateRequest:
     session: str = ""
     """Whose request it is: requests of one session share a prefix, and so belong on one replica."""
 
+    @property
+    def is_guided(self) -> bool:
+        """Whether tokens are drawn from other logits than the model's own."""
+        return self.constraint is not None or self.sampling.is_reshaped
+
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:

@@ -7,17 +7,14 @@ what is recorded does not depend on how it was asked for.
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import aclosing
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import orjson
 
 from polar.engines.base import ChatCall, ChatChunk, EngineError, TokenChunk
-from polar.engines.http import reason_in
+from polar.engines.http import Reader
 from polar.models.chat import (
     ChatRequest,
     FinishReason,
@@ -97,89 +94,62 @@ def _response_format(output: JsonOutput) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
-class Versioned(Protocol):
-    """What knows the version of the weights in use, where the server's answers do not tell it."""
+class ChatReader(Reader[ChatChunk]):
+    """Tokens whose ids or logprobs are missing or do not add up do not fail the answer: it is delivered,
+    and its last chunk says why it can never be trained."""
 
-    @property
-    def policy_version(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """A version that is known when a request begins, and stays."""
-
-    policy_version: int
-
-
-class ChatReader:
-    """Turns one answer into chunks.
-
-    Tokens whose ids or logprobs are missing or do not add up do not fail the answer: it is delivered,
-    and its last chunk says why it can never be trained.
-    """
-
-    def __init__(self, sampling: Sampling, engine: Versioned, *, has_tokens: bool = True) -> None:
-        self._stops = sampling.stop
-        self._engine = engine
-        self._begun_with = self._version = engine.policy_version
+    def __init__(
+        self, url: str, version: Callable[[], int], stops: tuple[str, ...], *, has_tokens: bool = True
+    ) -> None:
+        super().__init__(url, version)
+        self._stops = stops
+        self._begun_with = version()
         self._has_tokens = has_tokens
         self._has_prompt = False
-        self._tokens = 0
         self._calls = _OpenCalls()
         self._usage: Usage | None = None
-        self._untrainable: str | None = None
-        self._held: Callable[..., ChatChunk] | None = None
-        """The last chunk but for what is only known at the end."""
+        self._untrainable = None if has_tokens else "the engine gives no token ids"
+
+    def chunks(self, events: Iterable[dict[str, Any]]) -> Iterator[ChatChunk]:
+        return filter(None, map(self.read, events))
 
     def read(self, event: dict[str, Any]) -> ChatChunk | None:
-        """The chunk to pass on now. The finishing one waits for the usage that follows it."""
+        self.raise_error(event)
         try:
-            return self._read(event)
+            if usage := event.get("usage"):
+                self._usage = _usage(usage)
+            choices = event.get("choices")
+            return self._chunk(event, choices[0]) if choices else None
         except (AttributeError, KeyError, TypeError, ValueError, struct.error) as error:
             raise EngineError(f"the engine's answer is not one of a chat: {error!r}") from error
 
-    def _read(self, event: dict[str, Any]) -> ChatChunk | None:
-        if event.get("error") or event.get("object") == "error":
-            raise EngineError(f"the engine failed: {reason_in(orjson.dumps(event))}")
-        self._version = int(event.get("policy_version", self._engine.policy_version))
-        if usage := event.get("usage"):
-            self._usage = _usage(usage)
-        choices = event.get("choices")
-        if not choices:
-            return None
-        choice = choices[0]
+    def _chunk(self, event: dict[str, Any], choice: dict[str, Any]) -> ChatChunk | None:
         reason = choice.get("finish_reason")
-        tokens = self._new_tokens(choice) if self._has_tokens else None
+        tokens = self._new_tokens(event, choice) if self._has_tokens else None
         ids = self._prompt_ids(event, choice) if self._has_tokens else None
         delta = self._delta(choice, is_last=reason is not None)
         if reason is not None:
-            finish, stop = self._end(choice, reason)
-            self._held = partial(ChatChunk, delta, tokens, ids, finish, stop_sequence=stop)
+            if reason not in _FINISH:
+                raise EngineError(f"the engine ended the completion with {reason!r}")
+            matched = choice.get("stop_reason", choice.get("matched_stop"))
+            stop = matched if matched in self._stops else None
+            self._held = ChatChunk(delta, tokens, ids, _FINISH[reason], stop_sequence=stop)
         elif delta or tokens or ids is not None:
             return ChatChunk(delta, tokens, ids, untrainable=self._untrainable)
         return None
 
     def last(self) -> ChatChunk:
-        if self._held is None:
-            raise EngineError("the engine's answer ended before the completion did")
-        return self._held(usage=self._usage, untrainable=self._why_untrainable())
+        return replace(super().last(), usage=self._usage, untrainable=self._why_untrainable())
 
     def _why_untrainable(self) -> str | None:
-        if not self._has_tokens:
-            return "the engine gives no token ids"
-        if self._untrainable is None and not self._has_prompt:
+        if self._untrainable is not None:
+            return self._untrainable
+        if not self._has_prompt:
             return "the engine gave no prompt ids"
         counted = self._usage.sampled_tokens if self._usage else self._tokens
-        if self._untrainable is None and counted != self._tokens:
+        if counted != self._tokens:
             return f"the engine counts {counted} sampled tokens but sent {self._tokens} token ids"
-        return self._untrainable
-
-    def _end(self, choice: dict[str, Any], reason: Any) -> tuple[FinishReason, str | None]:
-        """Why it ended, and with which stop sequence."""
-        if reason not in _FINISH:
-            raise EngineError(f"the engine ended the completion with {reason!r}")
-        matched = choice.get("stop_reason", choice.get("matched_stop"))
-        return _FINISH[reason], matched if matched in self._stops else None
+        return None
 
     def _delta(self, choice: dict[str, Any], *, is_last: bool) -> MessageDelta:
         part = choice.get("delta") or choice.get("message") or {}
@@ -206,13 +176,13 @@ class ChatReader:
         # Sooner than numpy reads a list.
         return np.frombuffer(struct.pack(f"{len(ids)}i", *ids), np.int32)
 
-    def _new_tokens(self, choice: dict[str, Any]) -> TokenChunk | None:
+    def _new_tokens(self, event: dict[str, Any], choice: dict[str, Any]) -> TokenChunk | None:
         ids = choice.get("token_ids")
         if ids is None:
             ids = choice.get("response_token_ids")
-        self._read_version(choice.get("meta_info"))
-        logprobs = _logprobs(choice)
-        if "message" in choice and self._engine.policy_version != self._begun_with:
+        entries = (choice.get("logprobs") or {}).get("content") or []
+        logprobs = [entry["logprob"] for entry in entries]
+        if "message" in choice and self._known_version() != self._begun_with:
             self._untrainable = "the weights were replaced while it was sampled, in one piece"
         if not ids:
             if logprobs:
@@ -223,23 +193,12 @@ class ChatReader:
             self._untrainable = f"the engine sent {len(ids)} token ids with {len(logprobs)} logprobs"
             # Aligned all the same, and invalid wherever they are looked at.
             logprobs = [float("nan")] * len(ids)
-        return TokenChunk(ids, logprobs, self._version)
+        return TokenChunk(ids, logprobs, self._version(event, choice.get("meta_info")))
 
-    def _read_version(self, meta: Any) -> None:
+    def _version(self, event: dict[str, Any], meta: Any) -> int:
         if isinstance(meta, dict) and (named := meta.get("weight_version")) is not None:
-            self._version = weight_version(named)
-
-
-async def chunks(
-    arrivals: AsyncGenerator[Iterator[dict[str, Any]], None], reader: ChatReader
-) -> AsyncGenerator[ChatChunk, None]:
-    """What the reader makes of an answer, as it comes."""
-    async with aclosing(arrivals):
-        async for events in arrivals:
-            for chunk in map(reader.read, events):
-                if chunk is not None:
-                    yield chunk
-    yield reader.last()
+            return weight_version(named)
+        return int(event.get("policy_version", self._known_version()))
 
 
 class _OpenCalls:
@@ -272,11 +231,6 @@ class _OpenCalls:
         return (call,)
 
 
-def _logprobs(choice: dict[str, Any]) -> list[float]:
-    entries = (choice.get("logprobs") or {}).get("content")
-    return [entry["logprob"] for entry in entries] if entries else []
-
-
 def _usage(usage: dict[str, Any]) -> Usage:
     prompt = usage.get("prompt_tokens_details") or {}
     sampled = usage.get("completion_tokens_details") or {}
@@ -292,19 +246,3 @@ def weight_version(named: Any) -> int:
     """SGLang's is free text, "default" until somebody sets it: no number is what the server started with."""
     is_number = isinstance(named, int) or (isinstance(named, str) and named.isdecimal())
     return int(named) if is_number else 0
-
-
-def token_count(answer: bytes) -> int | None:
-    """The `count` in a server's answer to /tokenize, if that is what it is."""
-    try:
-        return int(orjson.loads(answer)["count"])
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def model_cards(answer: bytes) -> dict[str, dict[str, Any]]:
-    """What a server's answer to /v1/models says of each model; nothing where it is no such list."""
-    try:
-        return {card["id"]: card for card in orjson.loads(answer)["data"]}
-    except (ValueError, KeyError, TypeError):
-        return {}

@@ -1,26 +1,26 @@
-"""What clients of engines over HTTP share: connections, events, and patience before the first of them."""
+"""Engines at a URL: questions, orders, and answers that are read as they arrive."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, suppress
 from itertools import chain, groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
 import orjson
 
 from polar.engines.base import (
     ChatCall,
+    ChatChunk,
     ContextOverflow,
     Engine,
     EngineDown,
     EngineError,
     GenerateRequest,
-    Mode,
     RequestUnfit,
     TokenChunk,
     Unconstrainable,
@@ -28,10 +28,9 @@ from polar.engines.base import (
 from polar.engines.connections import Connections, Disconnected, Response
 from polar.errors import Backoff
 from polar.models.chat import ChatRequest, Message, Role, Sampling, ToolDefinition
-from polar.models.session import PROCESSED, RAW
-from polar.telemetry.readings import Readings, read
 
-log = logging.getLogger(__name__)
+Chunk = TypeVar("Chunk", TokenChunk, ChatChunk)
+Asked = TypeVar("Asked", GenerateRequest, ChatCall)
 
 ATTEMPTS = 5
 FIRST_BACKOFF_SECONDS = 0.1
@@ -43,8 +42,6 @@ SILENCE_SECONDS = 1_800.0
 ends it earlier. This only frees connections whose peer vanished without a word."""
 QUESTION_SECONDS = 30.0
 """For questions that an engine answers without sampling."""
-READINGS_SECONDS = 2.0
-"""For an engine's page of metrics: whoever waits for ours has a limit too."""
 ORDER_SECONDS = 1_200.0
 """For pauses, which may wait for what is being sampled, and for weights, which may be large."""
 DRAIN_SECONDS = 0.5
@@ -65,11 +62,6 @@ _PROMPT_LENGTH = re.compile(
 """How the engines' versions tell the length of a prompt that, or whose answer, does not fit."""
 _DONE = b"[DONE]"
 """What stands in the last event of a stream instead of JSON."""
-PROBE_TEMPERATURES = (1.0, 2.0)
-"""What an engine that does not say so is asked at, to see whether temperature counts in its logprobs."""
-PROBE_TOLERANCE = 0.05
-"""Logprobs of one token that are closer than this are the same: engines round, and add up in any order."""
-_PROBE_TOOL = ToolDefinition("probe", "Does nothing.", {"type": "object", "properties": {}})
 
 
 class NotAccepted(RequestUnfit):
@@ -81,14 +73,65 @@ class NotAccepted(RequestUnfit):
         """What the engine says, without where it is."""
 
 
+class Reader(ABC, Generic[Chunk]):
+    """Turns the events of one answer into chunks."""
+
+    def __init__(self, url: str, version: Callable[[], int]) -> None:
+        self._url = url
+        self._known_version = version
+        """The version of the weights in use, where the server's answers do not tell it."""
+        self._tokens = 0
+        """How many were read."""
+        self._held: Chunk | None = None
+
+    @abstractmethod
+    def read(self, event: dict[str, Any]) -> Chunk | None:
+        """The chunk to pass on now. The finishing one is held for what may follow it."""
+
+    @abstractmethod
+    def chunks(self, events: Iterable[dict[str, Any]]) -> Iterator[Chunk]:
+        """What events that have arrived at once amount to."""
+
+    def last(self) -> Chunk:
+        """The finishing chunk, after the last event."""
+        if self._held is None:
+            raise EngineError("the engine's answer ended before the completion did")
+        return self._held
+
+    def failure(self, status: int, reason: str) -> EngineError:
+        """An error inside an answer; only before the first token may the request be tried elsewhere."""
+        error = refusal(self._url, status, reason)
+        return error if self._tokens == 0 else EngineError(error.message)
+
+    def raise_error(self, event: dict[str, Any], *, status: int = 500) -> None:
+        """An event may be an error, with a status of its own or without: a grammar, say, is compiled, and
+        refused, only after the stream has begun."""
+        error = event.get("error")
+        if error or event.get("object") == "error":
+            code = (error if isinstance(error, dict) else event).get("code")
+            raise self.failure(code if isinstance(code, int) else status, reason_in(orjson.dumps(event)))
+
+
+class TokenReader(Reader[TokenChunk]):
+    """Refuses tokens without ids or logprobs."""
+
+    def chunks(self, events: Iterable[dict[str, Any]]) -> Iterator[TokenChunk]:
+        return coalesce_chunks(map(self.read, events))
+
+
+class Question(NamedTuple, Generic[Chunk]):
+    """What to ask a server for, and how to read its answer."""
+
+    path: str
+    body: dict[str, Any]
+    reader: Reader[Chunk]
+
+
 class HttpEngine(Engine):
     """An engine at a URL."""
 
     requirement: ClassVar[str]
-    """What the server must be for its tokens to be usable: the hint when the start-up check fails."""
-
-    chat_requirement: ClassVar[str]
-    """What the server must be for chat mode: the hint when its check fails."""
+    """What the server must be for its tokens to be usable: the hint when it is not."""
 
     def __init__(
         self,
@@ -100,105 +143,49 @@ class HttpEngine(Engine):
     ) -> None:
         """`model` and `max_context` are what the settings say, for servers that do not say it themselves."""
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._logprobs_mode: str | None = None
-        """What `check` has found out."""
         self.policy_version = 0
         """Stamped on tokens, as they come, when the server does not name the version itself."""
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._model = ""
+        """What the server calls its model, once it was asked."""
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._connections = Connections(
-            self.url, self._headers, connect_seconds=CONNECT_SECONDS, silence_seconds=SILENCE_SECONDS
+            self.url, headers, connect_seconds=CONNECT_SECONDS, silence_seconds=SILENCE_SECONDS
         )
-
-    async def check(self, mode: Mode = Mode.TOKENS) -> None:
-        """Sample one token: whether ids and logprobs come back shows only in an answer."""
-        requirement = self.requirement if mode is Mode.TOKENS else self.chat_requirement
-        try:
-            problem = await (self._try_tokens() if mode is Mode.TOKENS else self._try_chat())
-        except EngineDown:
-            raise
-        except EngineError as error:
-            raise EngineError(
-                f"the engine at {self.url} cannot be used: {error}", hint=f"it must be {requirement}"
-            ) from error
-        if problem is not None:
-            raise EngineError(
-                f"the engine at {self.url} cannot be used: {problem}", hint=f"it must be {requirement}"
-            )
-        self._logprobs_mode = await self._shown_logprobs_mode()
-        if mode is Mode.CHAT:
-            await self._try_tools()
-
-    async def _try_tokens(self) -> str | None:
-        """What is wrong with a sampled token, if anything."""
-        async with aclosing(self.generate(_probe(temperature=1.0))) as chunks:
-            sampled = sum([len(chunk.ids) async for chunk in chunks])
-        return None if sampled else "it samples without returning token ids"
-
-    async def _shown_logprobs_mode(self) -> str | None:
-        """Of which distribution logprobs are: the likeliest token is the same at any temperature, and its
-        logprob is too where temperature does not count."""
-        try:
-            cool, hot = [await self._likeliest(_probe(each)) for each in PROBE_TEMPERATURES]
-        except EngineDown:
-            raise
-        except (EngineError, LookupError, TypeError, ValueError, AttributeError) as error:
-            log.info("the engine at %s does not show of what its logprobs are: %r", self.url, error)
-            return None
-        if abs(cool - hot) > PROBE_TOLERANCE:
-            return PROCESSED
-        # Of a token that is certain, both are 0.
-        return RAW if cool < -PROBE_TOLERANCE else None
-
-    async def _likeliest(self, probe: GenerateRequest) -> float:
-        """The logprob of the token that most probably follows the prompt, as a session would get it."""
-        raise EngineError(f"{type(self).__name__} shows only what it samples")
-
-    async def _try_chat(self, *tools: ToolDefinition) -> str | None:
-        """What is wrong with a short answer that the server renders the prompt of; None: nothing."""
-        sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
-        chat = ChatRequest("", (Message(Role.USER, "Hi"),), tools)
-        call = ChatCall(f"check-{uuid4().hex}", chat, sampling)
-        async with aclosing(self.chat(call)) as chunks:
-            return [chunk.untrainable async for chunk in chunks][-1]
-
-    async def _try_tools(self) -> None:
-        """Whether the server reads tool calls out of what the model says; agents without tools do without."""
-        try:
-            await self._try_chat(_PROBE_TOOL)
-        except NotAccepted as error:
-            log.warning("the engine at %s refuses requests with tools: %s", self.url, error)
-
-    async def tokenize(self, text: str) -> list[int] | None:
-        body = {"prompt": text, "add_special_tokens": False}
-        status, answer = await self._ask("POST", "/tokenize", body)
-        if status != 200:
-            return None
-        try:
-            return [int(id) for id in orjson.loads(answer)["tokens"]]
-        except (ValueError, KeyError, TypeError):
-            return None
-
-    async def readings(self) -> dict[str, Readings | None]:
-        try:
-            status, page = await self._ask("GET", "/metrics", seconds=READINGS_SECONDS)
-        except EngineDown:
-            return {self.url: None}
-        return {self.url: read(page.decode(errors="replace")) if status == 200 else Readings()}
 
     async def close(self) -> None:
         self._connections.close()
 
-    async def _served_model(self) -> tuple[dict[str, Any], str, int]:
-        """The list of models as the server gives it, and the first one's name and context."""
-        document = await self._get("/v1/models")
+    async def _served_name(self) -> str:
+        if not self._model:
+            await self.model_info()
+        return self._model
+
+    async def _try_chat(self, *tools: ToolDefinition) -> str | None:
+        """What is wrong with a short answer that the server renders the prompt of, if anything."""
+        sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
+        chat = ChatRequest("", (Message(Role.USER, "Hi"),), tools)
+        async with aclosing(self.chat(ChatCall(f"check-{uuid4().hex}", chat, sampling))) as chunks:
+            return [chunk.untrainable async for chunk in chunks][-1]
+
+    async def _answer(
+        self, asked: Asked, question: Callable[[Asked], Awaitable[Question[Chunk]]]
+    ) -> AsyncGenerator[Chunk, None]:
+        path, body, reader = await question(asked)
         try:
-            entry = document["data"][0]
-            return document, str(entry["id"]), int(entry["max_model_len"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise EngineError(
-                f"the engine at {self.url} lists no model with a max_model_len",
-                hint=f"it must be {self.requirement}; for another server say --engine-kind",
-            ) from error
+            async with aclosing(self._events(path, body)) as arrivals:
+                async for events in arrivals:
+                    await self._recognise()
+                    for chunk in reader.chunks(events):
+                        yield chunk
+        except NotAccepted as error:
+            # Everything else in a request is the gateway's own and was accepted at start-up.
+            if isinstance(asked, GenerateRequest) and asked.is_guided:
+                raise Unconstrainable(f"the model cannot be held to what is asked: {error.reason}") from error
+            raise
+        yield reader.last()
+
+    async def _recognise(self) -> None:
+        """Called before events are read: find out whose they are."""
 
     async def _get(self, path: str, *, older: str | None = None) -> dict[str, Any]:
         """The object at a path, or at the one it has on older servers; EngineDown if there is none (yet)."""
@@ -208,15 +195,12 @@ class HttpEngine(Engine):
         if status != 200:
             raise EngineDown(f"the engine at {self.url} answers {status} to {path}: {reason_in(answer)}")
         try:
-            document = orjson.loads(answer)
-        except orjson.JSONDecodeError:
-            document = None
-        if not isinstance(document, dict):
+            return _object(answer)
+        except EngineError as error:
             raise EngineError(
                 f"the engine at {self.url} answers {path} with no JSON object",
                 hint=f"it must be {self.requirement}",
-            )
-        return document
+            ) from error
 
     async def _ask(
         self, method: str, path: str, body: Any = None, *, seconds: float = QUESTION_SECONDS
@@ -245,36 +229,19 @@ class HttpEngine(Engine):
         return answer
 
     async def _document(self, path: str, body: Any) -> dict[str, Any]:
-        """A generation in one piece; trouble with an engine that is down or busy is tried again.
-
-        Cancelling this closes the connection, which aborts the request.
-        """
-        data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        patience = _Patience()
-        while True:
-            try:
-                async with self._connections.request("POST", path, data) as response:
-                    answer = await response.read()
-                if response.status != 200:
-                    raise refusal(self.url, response.status, reason_in(answer))
-                return _object(answer)
-            except EngineDown as error:
-                problem = error
-            except Disconnected as error:
-                problem = EngineDown(f"the engine at {self.url} cannot be reached: {error}")
-            await patience.wait(problem)
+        """An answer that comes in one piece."""
+        async with aclosing(self._events(path, body)) as arrivals:
+            return next(await anext(arrivals))
 
     async def _events(self, path: str, body: Any) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
         """The events of a generation, or its one document where the server does not stream.
 
-        Those that have arrived at once come at once, to be read before the next.
-
-        Trouble before the first one is tried again, later trouble is not.
-
-        Closing the iterator closes the connection, which aborts the request.
+        Those that have arrived at once come at once, to be read before the next. Trouble with an engine
+        that is down or busy before the first one is tried again, later trouble is not. Closing the
+        iterator closes the connection, which aborts the request.
         """
         data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        patience = _Patience()
+        pauses = Backoff(FIRST_BACKOFF_SECONDS, CONNECT_SECONDS, attempts=ATTEMPTS).pauses()
         while True:
             has_begun = False
             try:
@@ -295,21 +262,10 @@ class HttpEngine(Engine):
                 if has_begun:
                     raise EngineError(f"the engine at {self.url} broke off: {error}") from error
                 problem = EngineDown(f"the engine at {self.url} cannot be reached: {error}")
-            await patience.wait(problem)
-
-
-class _Patience:
-    """How long a request waits for an engine that is down or busy."""
-
-    def __init__(self) -> None:
-        self._pauses = Backoff(FIRST_BACKOFF_SECONDS, CONNECT_SECONDS, attempts=ATTEMPTS).pauses()
-
-    async def wait(self, problem: EngineDown) -> None:
-        """Return when it is time to try again; raise the problem once there is no more patience."""
-        pause = next(self._pauses, None)
-        if pause is None:
-            raise problem
-        await asyncio.sleep(pause)
+            pause = next(pauses, None)
+            if pause is None:
+                raise problem
+            await asyncio.sleep(pause)
 
 
 async def _parsed(response: Response) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
@@ -324,7 +280,10 @@ async def _parsed(response: Response) -> AsyncGenerator[Iterator[dict[str, Any]]
         if sent:
             yield map(_object, sent)
         if is_done:
-            await _drain(response)
+            # Read to its end, so that the next request can use its connection.
+            with suppress(Disconnected, TimeoutError):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await response.read()
             return
 
 
@@ -338,45 +297,31 @@ def _object(data: bytes) -> dict[str, Any]:
     return value
 
 
-async def _drain(response: Response) -> None:
-    """Read a finished stream to its end, so that the next request can use its connection."""
-    with suppress(Disconnected, TimeoutError):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            await response.read()
-
-
 def refusal(url: str, status: int, reason: str) -> EngineError:
     """The error that an engine means by refusing a request before it sampled anything."""
     if status == 400 and any(words in reason.lower() for words in _OVERFLOW_WORDS):
         told = _PROMPT_LENGTH.search(reason)
         return ContextOverflow(reason, prompt_tokens=int(next(filter(None, told.groups()))) if told else None)
+    message = f"the engine at {url} answers {status}: {reason}"
     if status in BUSY:
-        return EngineDown(f"the engine at {url} answers {status}: {reason}")
-    if status in (400, 422):
-        return NotAccepted(f"the engine at {url} answers {status}: {reason}", reason=reason)
-    return EngineError(f"the engine at {url} answers {status}: {reason}")
+        return EngineDown(message)
+    return NotAccepted(message, reason=reason) if status in (400, 422) else EngineError(message)
 
 
 def reason_in(body: bytes) -> str:
     """The message in an error body of any of the shapes seen, else its beginning."""
-    try:
+    with suppress(orjson.JSONDecodeError):
         document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return body[:300].decode("utf-8", "replace").strip() or "no reason given"
-    if isinstance(document, dict):
-        error = document.get("error")
-        inner = error if isinstance(error, dict) else document
-        message = inner.get("message") or inner.get("detail") or (error if isinstance(error, str) else None)
-        code = inner.get("code")
-        if message:
-            return f"{message} [{code}]" if isinstance(code, str) else str(message)
-    return body[:300].decode("utf-8", "replace")
-
-
-def _probe(temperature: float) -> GenerateRequest:
-    """Asks for one token, on behalf of no session."""
-    sampling = Sampling(temperature=temperature, top_p=1.0, top_k=0, max_tokens=1)
-    return GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
+        if isinstance(document, dict):
+            error = document.get("error")
+            inner = error if isinstance(error, dict) else document
+            message = (
+                inner.get("message") or inner.get("detail") or (error if isinstance(error, str) else None)
+            )
+            code = inner.get("code")
+            if message:
+                return f"{message} [{code}]" if isinstance(code, str) else str(message)
+    return body[:300].decode("utf-8", "replace").strip() or "no reason given"
 
 
 def coalesce_chunks(read: Iterable[TokenChunk | None]) -> Iterator[TokenChunk]:
@@ -405,17 +350,3 @@ def _joined(chunks: list[TokenChunk], version: int) -> TokenChunk:
         policy_version=version,
         cached_tokens=max(chunk.cached_tokens for chunk in chunks),
     )
-
-
-@contextmanager
-def guided(request: GenerateRequest) -> Iterator[None]:
-    """An engine that does not accept a guided request is taken to refuse the guidance.
-
-    Everything else in a request is the gateway's own and was accepted at start-up.
-    """
-    try:
-        yield
-    except NotAccepted as error:
-        if request.constraint is None and not request.sampling.is_reshaped:
-            raise
-        raise Unconstrainable(f"the model cannot be held to what is asked: {error.reason}") from error

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import orjson
+
 from polar.engines import chat_wire
 from polar.engines.base import (
     ChatCall,
@@ -17,9 +19,8 @@ from polar.engines.base import (
     ModelInfo,
     TokenChunk,
 )
-from polar.engines.http import HttpEngine, NotAccepted
+from polar.engines.http import HttpEngine, NotAccepted, Question
 from polar.errors import InvalidInput
-from polar.telemetry.readings import Readings
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,6 @@ _OPTIONAL = (
 class OpenAIEngine(HttpEngine):
     modes = frozenset({Mode.CHAT})
     requirement = "an engine that returns token ids: openai gives text only"
-    chat_requirement = "an OpenAI-compatible endpoint with /v1/chat/completions; is engine.api_key right?"
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class OpenAIEngine(HttpEngine):
         max_context: int | None = None,
     ) -> None:
         super().__init__(url, api_key)
-        self._model = model
+        self._model = model or ""
         self._max_context = max_context
         self._refused: set[str] = set()
         """Parameters that this endpoint does not take."""
@@ -64,23 +64,20 @@ class OpenAIEngine(HttpEngine):
         raise EngineError("an openai engine takes no tokens", hint="set engine.mode to chat")
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
-        model = self._model or (await self.model_info()).name
         while True:
-            reader = chat_wire.ChatReader(call.sampling, self, has_tokens=False)
-            body = self._body(call, model)
             try:
-                async with aclosing(chat_wire.chunks(self._events(chat_wire.PATH, body), reader)) as chunks:
+                async with aclosing(self._answer(call, self._question)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 return
             except NotAccepted as error:
-                self._do_without(error, body)
+                self._do_without(error, self._body(call))
 
     async def model_info(self) -> ModelInfo:
         """As the endpoint lists it; one that lists nothing is taken at the settings' word."""
         status, answer = await self._ask("GET", "/v1/models")
-        cards = chat_wire.model_cards(answer) if status == 200 else {}
-        if self._model is None and len(cards) != 1:
+        cards = _cards(answer) if status == 200 else {}
+        if not self._model and len(cards) != 1:
             known = f"one of {', '.join(sorted(cards)[:20])}" if cards else "as the endpoint calls it"
             raise InvalidInput(f"the engine at {self.url} needs a model", hint=f"name it: --model, {known}")
         self._model = self._model or next(iter(cards))
@@ -97,19 +94,18 @@ class OpenAIEngine(HttpEngine):
         except NotAccepted as error:
             raise EngineError(
                 f"the engine at {self.url} cannot be used: {error}",
-                hint=f"it must be {self.chat_requirement}",
+                hint="it must be an OpenAI-compatible endpoint with /v1/chat/completions;"
+                " is engine.api_key right?",
             ) from error
 
-    async def tokenize(self, text: str) -> list[int] | None:
-        return None
+    async def _question(self, call: ChatCall) -> Question[ChatChunk]:
+        await self._served_name()
+        reader = chat_wire.ChatReader(self.url, int, call.sampling.stop, has_tokens=False)
+        return Question(chat_wire.PATH, self._body(call), reader)
 
-    async def readings(self) -> dict[str, Readings | None]:
-        """Nothing: a provider shows no page of metrics, and need not be asked for one every few seconds."""
-        return {}
-
-    def _body(self, call: ChatCall, model: str) -> dict[str, Any]:
+    def _body(self, call: ChatCall) -> dict[str, Any]:
         stream = call.chat.stream and "stream" not in self._refused
-        body = chat_wire.request_body(call, model, stream=stream)
+        body = chat_wire.request_body(call, self._model, stream=stream)
         if "max_tokens" in self._refused and "max_tokens" in body:
             body["max_completion_tokens"] = body.pop("max_tokens")
         return {
@@ -125,3 +121,11 @@ class OpenAIEngine(HttpEngine):
             raise error
         log.warning("the engine at %s does without %s from now on: %s", self.url, blamed, error.message)
         self._refused.add(blamed)
+
+
+def _cards(answer: bytes) -> dict[str, dict[str, Any]]:
+    """What a server's list of models says of each; nothing where it is no such list."""
+    try:
+        return {card["id"]: card for card in orjson.loads(answer)["data"]}
+    except (ValueError, KeyError, TypeError):
+        return {}

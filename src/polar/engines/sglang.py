@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -14,8 +14,6 @@ from polar.engines import chat_wire
 from polar.engines.base import (
     ChatCall,
     ChatChunk,
-    ContextOverflow,
-    EngineDown,
     EngineError,
     GenerateRequest,
     Mode,
@@ -23,8 +21,9 @@ from polar.engines.base import (
     TokenChunk,
     WeightUpdate,
 )
-from polar.engines.http import HttpEngine, guided, reason_in, refusal
-from polar.models.chat import ChatRequest, FinishReason
+from polar.engines.http import Asked, Chunk, Question, TokenReader, reason_in
+from polar.engines.model_server import ModelServer
+from polar.models.chat import FinishReason
 from polar.models.policy import PauseMode
 
 log = logging.getLogger(__name__)
@@ -39,63 +38,55 @@ in place they would keep what the old weights computed, and the cache could not 
 _PAUSABLE = "it must be SGLang 0.5 or newer, reached directly"
 
 
-class SglangEngine(HttpEngine):
+class SglangEngine(ModelServer):
     requirement = "SGLang 0.5 or newer, reached directly: its router may strip token ids"
     chat_requirement = (
         "SGLang 0.5.17 or newer, whose chat API returns token ids, reached directly: its router strips them;"
         " or set engine.mode to tokens"
     )
+    resume_path = "/continue_generation"
 
-    _model: str | None = None
     _first_name: str | None = None
     _first_path: str | None = None
     """What the model is called, and where its weights are, as long as none were replaced."""
-    _asked = 0
-    """Generations that are not answered yet."""
 
-    def __init__(
-        self,
-        url: str,
-        api_key: str | None = None,
-        *,
-        model: str | None = None,
-        max_context: int | None = None,
-    ) -> None:
-        super().__init__(url, api_key, model=model, max_context=max_context)
+    def __init__(self, url: str, api_key: str | None = None, **settings: Any) -> None:
+        super().__init__(url, api_key, **settings)
+        self._asked = 0
+        """Generations that are not answered yet."""
         self._answered = asyncio.Event()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        stream = _SglangStream(self)
+    async def _answer(
+        self, asked: Asked, question: Callable[[Asked], Awaitable[Question[Chunk]]]
+    ) -> AsyncGenerator[Chunk, None]:
+        has_ended = False
+        self._asked += 1
         try:
-            with self._asking(), guided(request):
-                async with aclosing(self._events("/generate", _request_body(request))) as arrivals:
-                    async for events in arrivals:
-                        for chunk in map(stream.read, events):
-                            if chunk is not None:
-                                yield chunk
-            yield stream.last()
+            async with aclosing(super()._answer(asked, question)) as chunks:
+                async for chunk in chunks:
+                    has_ended = chunk.finish_reason is not None
+                    yield chunk
         except (GeneratorExit, asyncio.CancelledError):
-            if not stream.has_ended:
-                await self._abort(request.request_id)
+            if not has_ended:
+                await self._abort(asked.request_id)
             raise
+        finally:
+            self._asked -= 1
+            if not self._asked:
+                self._answered.set()
 
-    async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+    async def _tokens_of(self, request: GenerateRequest) -> Question[TokenChunk]:
+        return Question("/generate", _request_body(request), _SglangReader(self.url, self._version))
+
+    async def _chat_of(self, call: ChatCall) -> Question[ChatChunk]:
         """Always in one piece: SGLang refuses to give token ids with a chat that streams."""
-        reader = chat_wire.ChatReader(call.sampling, self)
         body = _chat_body(call, await self._served_name())
-        try:
-            with self._asking():
-                reader.read(await self._document(chat_wire.PATH, body))
-        except asyncio.CancelledError:
-            await self._abort(call.request_id)
-            raise
-        yield reader.last()
+        return Question(
+            chat_wire.PATH, body, chat_wire.ChatReader(self.url, self._version, call.sampling.stop)
+        )
 
-    async def count_tokens(self, chat: ChatRequest) -> int | None:
-        body = chat_wire.prompt_body(chat, await self._served_name())
-        # Servers whose /tokenize takes only text refuse this.
-        status, answer = await self._ask("POST", "/tokenize", body)
-        return chat_wire.token_count(answer) if status == 200 else None
+    def _version(self) -> int:
+        return self.policy_version
 
     async def score(self, ids: list[int]) -> list[float]:
         body = {
@@ -113,14 +104,9 @@ class SglangEngine(HttpEngine):
         answer = await self._document("/generate", body)
         return float(answer["meta_info"]["output_top_logprobs"][0][0][0])
 
-    async def _served_name(self) -> str:
-        if self._model is None:
-            _, self._model, _ = await self._served_model()
-        return self._model
-
     async def model_info(self) -> ModelInfo:
         # Not /server_info: its context_length is null unless it was given on the command line.
-        _, self._model, context = await self._served_model()
+        _, context = await self._served_model()
         info = await self._get("/model_info", older="/get_model_info")
         # A server that started anew has no version, and the weights that it starts with.
         self.policy_version = chat_wire.weight_version(info.get("weight_version"))
@@ -138,12 +124,6 @@ class SglangEngine(HttpEngine):
                 self._answered.clear()
                 await self._answered.wait()
         await self._order("/pause_generation", {"mode": _PAUSES[mode]}, needs=_PAUSABLE)
-
-    async def resume(self) -> None:
-        status, answer = await self._ask("POST", "/continue_generation", {})
-        # A server without pauses is not paused.
-        if status not in (200, 404):
-            raise EngineError(f"the engine at {self.url} does not resume: {reason_in(answer)}")
 
     async def update_weights(self, update: WeightUpdate) -> None:
         if (await self.model_info()).policy_version == update.version:
@@ -176,16 +156,6 @@ class SglangEngine(HttpEngine):
             )
         return self._first_path
 
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        self._asked += 1
-        try:
-            yield
-        finally:
-            self._asked -= 1
-            if not self._asked:
-                self._answered.set()
-
     async def check(self, mode: Mode = Mode.TOKENS) -> None:
         await super().check(mode)
         if mode is Mode.CHAT:
@@ -207,51 +177,31 @@ class SglangEngine(HttpEngine):
             log.info("the engine at %s could not be told to abort %s: %s", self.url, rid, error)
 
 
-class _SglangStream:
-    """Turns the events of one response into chunks, refusing tokens without ids or logprobs.
+class _SglangReader(TokenReader):
+    """An event holds all tokens so far, or only the new ones where the server streams incrementally;
+    the server's own count of tokens tells which."""
 
-    An event holds all tokens so far, or only the new ones where the server streams incrementally;
-    the server's own count of tokens tells which.
-    """
-
-    def __init__(self, engine: HttpEngine) -> None:
-        self._url = engine.url
-        self._engine = engine
-        self._version = 0
-        self._tokens = 0
-        self._held: TokenChunk | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        return self._held is not None
+    _version = 0
 
     def read(self, event: dict[str, Any]) -> TokenChunk | None:
-        """The chunk to pass on now. The finishing one waits for the end of the stream."""
-        if event.get("error"):
-            code = event["error"].get("code") if isinstance(event["error"], dict) else None
-            raise self._failure(code if isinstance(code, int) else 400, reason_in(orjson.dumps(event)))
+        self.raise_error(event, status=400)
         meta = event.get("meta_info")
         if not isinstance(meta, dict):
             raise EngineError("the engine sent an event without meta_info")
-        if self.has_ended:
+        if self._held is not None:
             raise EngineError("the engine went on after it had ended the completion")
         finish = self._finish(meta.get("finish_reason"))
         ids, logprobs = self._new_tokens(event, meta, is_last=finish is not None)
         self._tokens += len(ids)
         named = meta.get("weight_version")
         # Where the server does not say, the version is the last that is known.
-        known = max(self._version, self._engine.policy_version)
+        known = max(self._version, self._known_version())
         self._version = known if named is None else chat_wire.weight_version(named)
         chunk = TokenChunk(ids, logprobs, self._version, finish, int(meta.get("cached_tokens") or 0))
         if finish is not None:
             self._held = chunk
             return None
         return chunk if ids else None
-
-    def last(self) -> TokenChunk:
-        if self._held is None:
-            raise EngineError("the engine's stream ended before the completion did")
-        return self._held
 
     def _new_tokens(
         self, event: dict[str, Any], meta: dict[str, Any], *, is_last: bool
@@ -296,14 +246,7 @@ class _SglangStream:
         # Aborted without a word of blame, as when weights are updated: the same request may succeed.
         status = detail.get("status_code")
         message = f"ended the completion with {kind!r}: {detail.get('message') or 'no reason given'}"
-        raise self._failure(status if isinstance(status, int) else 503, message)
-
-    def _failure(self, status: int, reason: str) -> EngineError:
-        """An error inside a stream; only before the first token may the request be tried elsewhere."""
-        error = refusal(self._url, status, reason)
-        if self._tokens == 0 or not isinstance(error, EngineDown | ContextOverflow):
-            return error
-        return EngineError(error.message)
+        raise self.failure(status if isinstance(status, int) else 503, message)
 
 
 def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:

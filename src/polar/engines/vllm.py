@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ from polar.engines.base import (
     TokenChunk,
     WeightUpdate,
 )
-from polar.engines.chat_wire import Fixed, Versioned
-from polar.engines.http import HttpEngine, NotAccepted, coalesce_chunks, guided, reason_in
-from polar.models.chat import ChatRequest, FinishReason
+from polar.engines.http import Question, TokenReader
+from polar.engines.model_server import ModelServer
+from polar.models.chat import FinishReason
 from polar.models.policy import PauseMode
 from polar.rendering.constraints import Constraint
 
@@ -53,13 +52,13 @@ _REPLACING = "being-replaced"
 """What the weights are called while some of them may be old and others new."""
 
 
-class VllmEngine(HttpEngine):
+class VllmEngine(ModelServer):
     requirement = "polar engine, or vLLM 0.10.2 or newer, which returns token ids and logprobs"
     chat_requirement = (
         "polar engine, or vLLM 0.10.2 or newer with a chat template, reached directly: a router may strip ids"
     )
+    resume_path = "/resume"
 
-    _model: str | None = None
     _root: str | None = None
     """Where vLLM's first weights are."""
     _names_version = False
@@ -69,38 +68,15 @@ class VllmEngine(HttpEngine):
     _known_in = 0
     """The epoch of the connections in which vLLM was last asked for its version."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        self._refuse_half_replaced(request.session)
-        body = _request_body(request, await self._sampled_name())
-        stream = _VllmStream(self._versions())
-        with guided(request):
-            async with aclosing(self._events("/v1/completions", body)) as arrivals:
-                async for events in arrivals:
-                    await self._recognise()
-                    for chunk in coalesce_chunks(map(stream.read, events)):
-                        yield chunk
-        yield stream.last()
+    async def _tokens_of(self, request: GenerateRequest) -> Question[TokenChunk]:
+        body = _request_body(request, await self._sampled_name(request.session))
+        return Question("/v1/completions", body, _VllmReader(self.url, self._version_of_tokens()))
 
-    async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
-        self._refuse_half_replaced(call.session)
-        body = _chat_body(call, await self._sampled_name())
-        reader = chat_wire.ChatReader(call.sampling, self._versions())
-        if call.chat.stream:
-            async with aclosing(self._events(chat_wire.PATH, body)) as arrivals:
-                async for events in arrivals:
-                    await self._recognise()
-                    for chunk in filter(None, map(reader.read, events)):
-                        yield chunk
-        else:
-            answer = await self._document(chat_wire.PATH, body)
-            await self._recognise()
-            reader.read(answer)
-        yield reader.last()
-
-    async def count_tokens(self, chat: ChatRequest) -> int | None:
-        body = chat_wire.prompt_body(chat, await self._served_name())
-        status, answer = await self._ask("POST", "/tokenize", body)
-        return chat_wire.token_count(answer) if status == 200 else None
+    async def _chat_of(self, call: ChatCall) -> Question[ChatChunk]:
+        body = chat_wire.request_body(call, await self._sampled_name(call.session), stream=call.chat.stream)
+        body |= _OURS | {"logprobs": True, "request_id": call.request_id}
+        reader = chat_wire.ChatReader(self.url, self._version_of_tokens(), call.sampling.stop)
+        return Question(chat_wire.PATH, body, reader)
 
     async def score(self, ids: list[int]) -> list[float]:
         body = {
@@ -118,28 +94,22 @@ class VllmEngine(HttpEngine):
         answer = await self._document("/v1/completions", body)
         return float(max(answer["choices"][0]["logprobs"]["top_logprobs"][0].values()))
 
-    async def _served_name(self) -> str:
-        if self._model is None:
-            self._model = (await self.model_info()).name
-        return self._model
-
-    async def _sampled_name(self) -> str:
+    async def _sampled_name(self, session: str = "") -> str:
         """What a request names to be sampled with the weights of now."""
+        # What a check samples is nobody's; a session's tokens must have a version.
+        if session and self.policy_version == HALF_REPLACED:
+            raise EngineDown(f"the engine at {self.url} has weights that are half replaced")
         if self._adapter is not None:
             await self._recognise()
         return self._adapter or await self._served_name()
 
-    def _refuse_half_replaced(self, session: str) -> None:
-        """What a check samples is nobody's; a session's tokens must have a version."""
-        if session and self.policy_version == HALF_REPLACED:
-            raise EngineDown(f"the engine at {self.url} has weights that are half replaced")
-
-    def _versions(self) -> Versioned:
-        """Where a request's tokens have their version from: one that names an adapter keeps it."""
-        return self if self._adapter is None else Fixed(self.policy_version)
+    def _version_of_tokens(self) -> Callable[[], int]:
+        """A request that names an adapter keeps it."""
+        version = self.policy_version
+        return (lambda: self.policy_version) if self._adapter is None else (lambda: version)
 
     async def model_info(self) -> ModelInfo:
-        document, self._model, context = await self._served_model()
+        document, context = await self._served_model()
         card = document["data"][0]
         version = card.get("policy_version", document.get("policy_version"))
         self._names_version = version is not None
@@ -155,12 +125,6 @@ class VllmEngine(HttpEngine):
     async def pause(self, mode: PauseMode) -> None:
         # The cache is cleared when the weights are replaced, that of requests that are kept included.
         await self._order(f"/pause?mode={_PAUSES[mode]}&clear_cache=false", needs=_DEV_MODE)
-
-    async def resume(self) -> None:
-        status, answer = await self._ask("POST", "/resume")
-        # A server without pauses is not paused.
-        if status not in (200, 404):
-            raise EngineError(f"the engine at {self.url} does not resume: {reason_in(answer)}")
 
     async def update_weights(self, update: WeightUpdate) -> None:
         await self.model_info()
@@ -271,52 +235,35 @@ class VllmEngine(HttpEngine):
             await asyncio.sleep(0.2)
 
 
-class _VllmStream:
-    """Turns the events of one response into chunks, refusing tokens without ids or logprobs."""
-
-    def __init__(self, engine: Versioned) -> None:
-        self._engine = engine
-        self._held: TokenChunk | None = None
-        self._tokens = 0
-        self._reported: int | None = None
+class _VllmReader(TokenReader):
+    _counted: int | None = None
+    """The server's own count of tokens."""
 
     def read(self, event: dict[str, Any]) -> TokenChunk | None:
-        """The chunk to pass on now. The finishing one waits for the usage that follows it."""
-        if event.get("error") or event.get("object") == "error":
-            raise self._failure(event)
-        version = int(event.get("policy_version", self._engine.policy_version))
+        self.raise_error(event)
         self._read_usage(event.get("usage"))
         choices = event.get("choices")
         if not choices:
             return None
-        chunk = self._chunk(choices[0], version)
+        chunk = self._chunk(choices[0], int(event.get("policy_version", self._known_version())))
         self._tokens += len(chunk.ids)
         if chunk.finish_reason is not None:
             self._held = chunk
             return None
         return chunk if chunk.ids else None
 
-    def _failure(self, event: dict[str, Any]) -> EngineError:
-        """A grammar is compiled only after the stream has begun, and refused inside it."""
-        error, reason = event.get("error"), reason_in(orjson.dumps(event))
-        code = (error if isinstance(error, dict) else event).get("code")
-        if code == 400 and self._tokens == 0:
-            return NotAccepted(f"the engine does not accept the request: {reason}", reason=reason)
-        return EngineError(f"the engine failed: {reason}")
-
     def last(self) -> TokenChunk:
-        if self._held is None:
-            raise EngineError("the engine's stream ended before the completion did")
-        if self._reported is not None and self._reported != self._tokens:
+        chunk = super().last()
+        if self._counted not in (None, self._tokens):
             raise EngineError(
-                f"the engine counts {self._reported} sampled tokens but sent {self._tokens} token ids"
+                f"the engine counts {self._counted} sampled tokens but sent {self._tokens} token ids"
             )
-        return self._held
+        return chunk
 
     def _read_usage(self, usage: Any) -> None:
         if not isinstance(usage, dict) or self._held is None:
             return
-        self._reported = usage.get("completion_tokens")
+        self._counted = usage.get("completion_tokens")
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         self._held = replace(self._held, cached_tokens=int(cached))
 
@@ -365,11 +312,6 @@ def _request_body(request: GenerateRequest, model: str) -> dict[str, Any]:
         **chat_wire.sampling_fields(request.sampling),
         **{name: value for name, value in wishes.items() if value is not None},
     }
-
-
-def _chat_body(call: ChatCall, model: str) -> dict[str, Any]:
-    body = chat_wire.request_body(call, model, stream=call.chat.stream)
-    return body | _OURS | {"logprobs": True, "request_id": call.request_id}
 
 
 def _structured(constraint: Constraint | None) -> dict[str, str] | None:

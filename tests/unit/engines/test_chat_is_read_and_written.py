@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,8 +42,7 @@ def body(**changes: Any) -> dict[str, Any]:
 
 
 def read(answer: list[dict[str, Any]], *, has_tokens: bool = True, stop: str = "") -> list[ChatChunk]:
-    engine = SimpleNamespace(policy_version=7)
-    reader = ChatReader(Sampling(stop=(stop,) if stop else ()), engine, has_tokens=has_tokens)
+    reader = ChatReader("http://x", lambda: 7, (stop,) if stop else (), has_tokens=has_tokens)
     return [*filter(None, map(reader.read, answer)), reader.last()]
 
 

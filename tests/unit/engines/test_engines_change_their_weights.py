@@ -283,7 +283,7 @@ async def test_tokens_of_a_server_that_names_no_version_carry_that_of_the_moment
 def test_a_whole_answer_that_spans_an_update_is_never_trained() -> None:
     """It does not say which tokens are of which weights."""
     engine = SimpleNamespace(policy_version=0)
-    reader = ChatReader(Sampling(), engine)
+    reader = ChatReader("http://x", lambda: engine.policy_version, ())
     engine.policy_version = 1
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     reader.read(document(Said("hello"), body | {"return_token_ids": True, "logprobs": True}))

@@ -22,7 +22,7 @@ from polar.engines.base import (
     ModelInfo,
     TokenChunk,
 )
-from polar.engines.sglang import SglangEngine, _SglangStream
+from polar.engines.sglang import SglangEngine, _SglangReader
 from polar.models.chat import FinishReason, Sampling
 from tests.fakes.sglang_wire import event, sglang_wire
 
@@ -49,14 +49,22 @@ async def generated(url: str, request: GenerateRequest = REQUEST) -> list[TokenC
         await engine.close()
 
 
+def tokens(chunks: list[TokenChunk]) -> list[tuple[int, float, int]]:
+    """Each with its logprob and version, however many arrived at once."""
+    return [
+        (id, logprob, chunk.policy_version)
+        for chunk in chunks
+        for id, logprob in zip(chunk.ids, chunk.logprobs, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("events", [WHOLE, DELTAS], ids=["cumulative", "incremental"])
 async def test_tokens_come_once_with_logprobs_version_and_cache_hits(events: list[Any]) -> None:
     async with sglang_wire([*events, "[DONE]"]) as wire:
-        assert await generated(wire.url) == [
-            TokenChunk([5], [-0.5], 4, None, 2),
-            TokenChunk([6], [-1.0], 4, None, 2),
-            TokenChunk([2], [-0.1], 4, FinishReason.STOP, 2),
-        ]
+        *first, last = await generated(wire.url)
+        assert tokens(first) == [(5, -0.5, 4), (6, -1.0, 4)]
+        assert {chunk.cached_tokens for chunk in first} == {2}
+        assert last == TokenChunk([2], [-0.1], 4, FinishReason.STOP, 2)
     body = wire.bodies[0]
     assert (body["input_ids"], body["rid"]) == ([1, 2, 3], "r1")
     assert (body["return_logprob"], body["stream"]) == (True, True)
@@ -97,7 +105,7 @@ def test_every_token_is_passed_on_exactly_once(
 ) -> None:
     """However the server cuts its stream, and though its lists may run ahead of its counts."""
     bounds = sorted({0, len(ids)} | {cut for cut in cuts if cut < len(ids)})
-    stream = _SglangStream(SglangEngine("http://x"))
+    stream = _SglangReader("http://x", int)
     got: list[TokenChunk] = []
     for start, stop in pairwise(bounds):
         is_last = stop == len(ids)
@@ -175,7 +183,7 @@ async def test_an_overlong_prompt_is_a_context_overflow(answer: Any) -> None:
 async def test_trouble_before_the_first_token_is_tried_again() -> None:
     busy = (503, {"error": {"message": "loading"}})
     async with sglang_wire(busy, [ConnectionError()], [*WHOLE, "[DONE]"]) as wire:
-        assert len(await generated(wire.url)) == 3
+        assert [id for id, _, _ in tokens(await generated(wire.url))] == [5, 6, 2]
         assert len(wire.bodies) == 3
 
 

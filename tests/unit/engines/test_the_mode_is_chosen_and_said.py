@@ -16,7 +16,6 @@ from polar.app.stack import data_plane
 from polar.cli.main import app
 from polar.config.settings import EngineSettings, GatewaySettings, Settings
 from polar.engines.base import EngineError
-from polar.engines.http import HttpEngine
 from polar.engines.replicas import engine_client
 from polar.errors import InvalidInput, NotInstalled
 from polar.gateway.server import Gateway
@@ -100,9 +99,11 @@ async def test_an_openai_engine_is_chat_mode_and_nothing_else(tmp_path: Path) ->
 
 
 async def test_the_engine_is_shown_its_key() -> None:
-    engine = engine_client(EngineSettings(url="http://a", api_key="sk-file"), ("http://a",))
-    assert isinstance(engine, HttpEngine)
-    assert engine._headers == {"Authorization": "Bearer sk-file"}
+    async with vllm_wire([]) as wire:
+        engine = engine_client(EngineSettings(url=wire.url, api_key="sk-file"), (wire.url,))
+        await engine.model_info()
+        await engine.close()
+    assert wire.authorization == "Bearer sk-file"
 
 
 ENGINE = ("--engine-kind", "openai", "--engine-mode", "chat", "--model", "gpt")

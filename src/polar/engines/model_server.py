@@ -1,0 +1,157 @@
+"""What vLLM and SGLang share: they are tried out at start, give tokens, tokenise, and can be paused."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, ClassVar
+from uuid import uuid4
+
+import orjson
+
+from polar.engines import chat_wire
+from polar.engines.base import (
+    ChatCall,
+    ChatChunk,
+    EngineDown,
+    EngineError,
+    GenerateRequest,
+    Mode,
+    TokenChunk,
+)
+from polar.engines.http import HttpEngine, NotAccepted, Question, reason_in
+from polar.models.chat import ChatRequest, Sampling, ToolDefinition
+from polar.models.session import PROCESSED, RAW
+from polar.telemetry.readings import Readings, read
+
+log = logging.getLogger(__name__)
+
+READINGS_SECONDS = 2.0
+"""For an engine's page of metrics: whoever waits for ours has a limit too."""
+PROBE_TEMPERATURES = (1.0, 2.0)
+"""What an engine that does not say so is asked at, to see whether temperature counts in its logprobs."""
+PROBE_TOLERANCE = 0.05
+"""Logprobs of one token that are closer than this are the same: engines round, and add up in any order."""
+_PROBE_TOOL = ToolDefinition("probe", "Does nothing.", {"type": "object", "properties": {}})
+
+
+class ModelServer(HttpEngine):
+    """An inference server that gives ids and logprobs of what it samples."""
+
+    chat_requirement: ClassVar[str]
+    """What the server must be for chat mode: the hint when its check fails."""
+    resume_path: ClassVar[str]
+
+    _logprobs_mode: str | None = None
+    """What `check` has found out."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        return self._answer(request, self._tokens_of)
+
+    def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+        return self._answer(call, self._chat_of)
+
+    @abstractmethod
+    async def _tokens_of(self, request: GenerateRequest) -> Question[TokenChunk]:
+        """How the server is asked for tokens."""
+
+    @abstractmethod
+    async def _chat_of(self, call: ChatCall) -> Question[ChatChunk]:
+        """How the server is asked for a chat."""
+
+    @abstractmethod
+    async def _likeliest(self, probe: GenerateRequest) -> float:
+        """The logprob of the token that most probably follows the prompt, as a session would get it."""
+
+    async def check(self, mode: Mode = Mode.TOKENS) -> None:
+        """Sample one token: whether ids and logprobs come back shows only in an answer."""
+        is_chat = mode is Mode.CHAT
+        try:
+            problem = await (self._try_chat() if is_chat else self._try_tokens())
+            if problem is not None:
+                raise EngineError(problem)
+        except EngineDown:
+            raise
+        except EngineError as error:
+            raise EngineError(
+                f"the engine at {self.url} cannot be used: {error}",
+                hint=f"it must be {self.chat_requirement if is_chat else self.requirement}",
+            ) from error
+        self._logprobs_mode = await self._shown_logprobs_mode()
+        if is_chat:
+            try:
+                await self._try_chat(_PROBE_TOOL)
+            except NotAccepted as error:
+                # Agents without tools do without.
+                log.warning("the engine at %s refuses requests with tools: %s", self.url, error)
+
+    async def _try_tokens(self) -> str | None:
+        """What is wrong with a sampled token, if anything."""
+        async with aclosing(self.generate(_probe(temperature=1.0))) as chunks:
+            sampled = sum([len(chunk.ids) async for chunk in chunks])
+        return None if sampled else "it samples without returning token ids"
+
+    async def _shown_logprobs_mode(self) -> str | None:
+        """Of which distribution logprobs are: the likeliest token is the same at any temperature, and its
+        logprob is too where temperature does not count."""
+        try:
+            cool, hot = [await self._likeliest(_probe(each)) for each in PROBE_TEMPERATURES]
+        except EngineDown:
+            raise
+        except (EngineError, LookupError, TypeError, ValueError, AttributeError) as error:
+            log.info("the engine at %s does not show of what its logprobs are: %r", self.url, error)
+            return None
+        if abs(cool - hot) > PROBE_TOLERANCE:
+            return PROCESSED
+        # Of a token that is certain, both are 0.
+        return RAW if cool < -PROBE_TOLERANCE else None
+
+    async def count_tokens(self, chat: ChatRequest) -> int | None:
+        # Servers whose /tokenize takes only text refuse this.
+        count = await self._tokenized(chat_wire.prompt_body(chat, await self._served_name()), "count")
+        return count if isinstance(count, int) else None
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        ids = await self._tokenized({"prompt": text, "add_special_tokens": False}, "tokens")
+        return ids if isinstance(ids, list) else None
+
+    async def _tokenized(self, body: dict[str, Any], field: str) -> Any:
+        status, answer = await self._ask("POST", "/tokenize", body)
+        try:
+            return orjson.loads(answer)[field] if status == 200 else None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    async def readings(self) -> dict[str, Readings | None]:
+        try:
+            status, page = await self._ask("GET", "/metrics", seconds=READINGS_SECONDS)
+        except EngineDown:
+            return {self.url: None}
+        return {self.url: read(page.decode(errors="replace")) if status == 200 else Readings()}
+
+    async def resume(self) -> None:
+        status, answer = await self._ask("POST", self.resume_path, {})
+        # A server without pauses is not paused.
+        if status not in (200, 404):
+            raise EngineError(f"the engine at {self.url} does not resume: {reason_in(answer)}")
+
+    async def _served_model(self) -> tuple[dict[str, Any], int]:
+        """The list of models as the server gives it, and the context of the first, whose name is kept."""
+        document = await self._get("/v1/models")
+        try:
+            card = document["data"][0]
+            self._model, context = str(card["id"]), int(card["max_model_len"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineError(
+                f"the engine at {self.url} lists no model with a max_model_len",
+                hint=f"it must be {self.requirement}; for another server say --engine-kind",
+            ) from error
+        return document, context
+
+
+def _probe(temperature: float) -> GenerateRequest:
+    """Asks for one token, on behalf of no session."""
+    sampling = Sampling(temperature=temperature, top_p=1.0, top_k=0, max_tokens=1)
+    return GenerateRequest(f"check-{uuid4().hex}", [1], sampling)
