@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.report import Row, at_least, at_most, report
 from polar.config.settings import EngineSettings
 from polar.engines.embedded.model import load
+from polar.engines.embedded.sampler import Draw
 from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
 from polar.engines.embedded.weights import ensure_model
 
@@ -70,7 +71,7 @@ def timed_generate(model: Any, ids: list[int], new: int) -> float:
 
 
 def ask(ids: list[int], new: int) -> Generation:
-    return Generation(ids, new, seed=0)
+    return Generation(ids, new, Draw(seed=0))
 
 
 def decode(best: Best, scheduler: Scheduler, plain: Any, round: int) -> None:

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_tokenizer
-from polar.engines.embedded.wire import CompletionBody, TokenizeBody, Tokens, WireAnswer
+from polar.engines.embedded.wire import CompletionAnswer, CompletionBody, TokenizeBody, Tokens
 from polar.models.chat import FinishReason, Message, Role, ToolCall
 from polar.models.component import Component
 from polar.rendering.chatml import END, START, assistant_text
@@ -116,13 +116,11 @@ class TeacherServer:
             text=text,
             policy_version=0,
             finish_reason=finish,
-            stop_reason=None,
         )
-        answer = WireAnswer(
+        answer = CompletionAnswer(
             "teacher", self._model, list(body.prompt), returns_ids=True, returns_logprobs=True
         )
-        root = answer.root("text_completion", 0, [])
-        events = [answer.completion(said, is_first=True), {**root, "usage": answer.usage(len(ids), 0)}]
+        events = [*answer.chunks(said, is_first=True), answer.last_chunk(0, answer.usage(len(ids), 0))]
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for event in events:

@@ -9,6 +9,7 @@ from polar.config.settings import EngineSettings
 from polar.engines.embedded import attention
 from polar.engines.embedded.attention import AttentionSegment
 from polar.engines.embedded.model import SlotModel, load
+from polar.engines.embedded.sampler import Draw
 from polar.engines.embedded.scheduler import Generation, Scheduler
 from tests.fakes.tiny_llama import write_tiny_llama
 
@@ -27,7 +28,7 @@ def test_sampled_tokens_and_logprobs_are_those_of_the_plain_model(model: SlotMod
     scheduler = Scheduler(model)
     prompts = [[(11 * i + slot) % 250 for i in range(30 + slot)] for slot in range(6)]
     for number, ids in enumerate(prompts):
-        scheduler.submit(number, Generation(ids, 40, seed=number))
+        scheduler.submit(number, Generation(ids, 40, Draw(seed=number)))
     sampled: dict[int, list[tuple[int, float]]] = {number: [] for number in range(len(prompts))}
     while scheduler.has_work:
         for token in scheduler.step():

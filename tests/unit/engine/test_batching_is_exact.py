@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from polar.engines.embedded import attention
 from polar.engines.embedded.model import SlotModel
+from polar.engines.embedded.sampler import Draw
 from polar.engines.embedded.scheduler import Chunks, Generation, Sampled, Scheduler
 from polar.models.chat import FinishReason
 
@@ -43,7 +44,7 @@ def logprobs(answer: list[Sampled]) -> list[float]:
 def test_logprobs_are_those_of_a_teacher_forced_forward(
     tiny: SlotModel, reference_logprobs: Reference
 ) -> None:
-    (answer,) = run(Scheduler(tiny), Generation(prompt(1, 60), 40, seed=1))
+    (answer,) = run(Scheduler(tiny), Generation(prompt(1, 60), 40, Draw(seed=1)))
     assert len(answer) == 40
     assert logprobs(answer) == pytest.approx(reference_logprobs(prompt(1, 60), ids(answer)), abs=TOLERANCE)
 
@@ -51,7 +52,7 @@ def test_logprobs_are_those_of_a_teacher_forced_forward(
 def test_a_request_samples_the_same_alone_and_among_others(tiny: SlotModel) -> None:
     lengths = (3, 150, 40, 90, 7, 60, 200)
     asked = [
-        Generation(prompt(at, length), 20 + at, temperature=at % 2, seed=at)
+        Generation(prompt(at, length), 20 + at, Draw(temperature=at % 2, seed=at))
         for at, length in enumerate(lengths)
     ]
     together = run(Scheduler(tiny, Chunks(shared=16, alone=48)), *asked)
@@ -78,7 +79,7 @@ def test_any_mix_of_shared_prefixes_gives_the_reference_logprobs(
 ) -> None:
     tiny = _loaded(str(tiny_directory))
     asked = [
-        Generation(prompt(family, shared) + prompt(100 + at, own), tokens, seed=at)
+        Generation(prompt(family, shared) + prompt(100 + at, own), tokens, Draw(seed=at))
         for at, (family, shared, own, tokens) in enumerate(mix)
     ]
     for generation, answer in zip(asked, run(Scheduler(tiny, Chunks(chunk, 2 * chunk)), *asked), strict=True):
@@ -103,12 +104,12 @@ def _loaded(directory: str) -> SlotModel:
 
 def test_second_turn_prefills_only_new_tokens(tiny: SlotModel, reference_logprobs: Reference) -> None:
     scheduler = Scheduler(tiny)
-    (first,) = run(scheduler, Generation(prompt(1, 80), 20, seed=1))
+    (first,) = run(scheduler, Generation(prompt(1, 80), 20, Draw(seed=1)))
     longer = prompt(1, 80) + ids(first) + prompt(2, 10)
-    (second,) = run(scheduler, Generation(longer, 20, seed=2))
+    (second,) = run(scheduler, Generation(longer, 20, Draw(seed=2)))
     # The last sampled token was never fed back, so it is computed with the new ones.
     assert second[0].cached_tokens == 80 + 20 - 1
-    (fresh,) = run(Scheduler(tiny), Generation(longer, 20, seed=2))
+    (fresh,) = run(Scheduler(tiny), Generation(longer, 20, Draw(seed=2)))
     assert fresh[0].cached_tokens == 0
     assert ids(second) == ids(fresh)
     assert logprobs(second) == pytest.approx(reference_logprobs(longer, ids(second)), abs=TOLERANCE)
@@ -118,7 +119,7 @@ def test_prompts_that_arrive_together_prefill_their_shared_prefix_once(
     tiny: SlotModel, reference_logprobs: Reference
 ) -> None:
     shared = prompt(1, 150)
-    asked = [Generation([*shared, at, 7, 9], 12, seed=at) for at in range(4)]
+    asked = [Generation([*shared, at, 7, 9], 12, Draw(seed=at)) for at in range(4)]
     answers = run(Scheduler(tiny, Chunks(shared=32, alone=64)), *asked)
     assert [answer[0].cached_tokens for answer in answers] == [0, 150, 150, 150]
     for generation, answer in zip(asked, answers, strict=True):
@@ -130,7 +131,9 @@ def test_a_long_chunk_is_attended_in_parts(
     tiny: SlotModel, reference_logprobs: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "MASKED_AT_ONCE", 10)
-    (answer,) = run(Scheduler(tiny, Chunks(shared=64, alone=64)), Generation(prompt(1, 150), 12, seed=1))
+    (answer,) = run(
+        Scheduler(tiny, Chunks(shared=64, alone=64)), Generation(prompt(1, 150), 12, Draw(seed=1))
+    )
     assert logprobs(answer) == pytest.approx(reference_logprobs(prompt(1, 150), ids(answer)), abs=TOLERANCE)
 
 
@@ -146,7 +149,7 @@ def test_a_shared_prefix_does_not_overwrite_another_conversation(tiny: SlotModel
 def test_an_aborted_request_frees_its_slot_and_the_rest_go_on(tiny: SlotModel) -> None:
     scheduler = Scheduler(tiny)
     for number in range(6):
-        scheduler.submit(number, Generation(prompt(number, 20), 30, seed=number))
+        scheduler.submit(number, Generation(prompt(number, 20), 30, Draw(seed=number)))
     for _ in range(5):
         scheduler.step()
     assert scheduler.table.free == 0
@@ -160,7 +163,7 @@ def test_an_aborted_request_frees_its_slot_and_the_rest_go_on(tiny: SlotModel) -
 
 def test_a_long_prompt_does_not_stall_a_decoding_request(tiny: SlotModel) -> None:
     scheduler = Scheduler(tiny, Chunks(shared=8, alone=64))
-    scheduler.submit(0, Generation(prompt(0, 5), 40, seed=0))
+    scheduler.submit(0, Generation(prompt(0, 5), 40, Draw(seed=0)))
     scheduler.step()
     scheduler.submit(1, Generation(prompt(1, 160), 1))
     order = [sampled.request for sampled in _drain(scheduler)]

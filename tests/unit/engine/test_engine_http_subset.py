@@ -251,7 +251,7 @@ async def test_a_disconnected_request_stops_and_frees_its_slot(
         await asyncio.gather(request, return_exceptions=True)
     async with asyncio.timeout(60):
         while server.scheduler.has_work:
-            await server.worker.settled()
+            await server.worker.resume()
     assert steps < 200
     assert server.scheduler.table.free == 4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import aiohttp
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 
 from polar.config.settings import EngineSettings
 from polar.engines.base import ContextOverflow, EngineError, GenerateRequest
-from polar.engines.embedded import scorer
-from polar.engines.embedded.model import SlotModel, load
+from polar.engines.embedded import scheduler
+from polar.engines.embedded.model import NewWeights, SlotModel, load
+from polar.engines.embedded.sampler import Draw
 from polar.engines.embedded.scheduler import Generation
 from polar.engines.embedded.server import EmbeddedServer
+from polar.engines.embedded.worker import Worker
 from polar.engines.replicas import Replicas
 from polar.engines.vllm import VllmEngine
 from polar.models.chat import Sampling
@@ -28,6 +31,11 @@ def tokens(seed: int, length: int) -> list[int]:
     return [int(id) for id in np.random.default_rng(seed).integers(0, 256, length)]
 
 
+async def scored(worker: Worker, ids: list[int]) -> list[float] | None:
+    batches = [batch async for batch in worker.generate(Generation(ids, 1, scores_prompt=True))]
+    return batches[0][0].prompt_logprobs
+
+
 @pytest.fixture
 async def engine(server: EmbeddedServer) -> AsyncIterator[VllmEngine]:
     client = VllmEngine(server.url)
@@ -38,11 +46,11 @@ async def engine(server: EmbeddedServer) -> AsyncIterator[VllmEngine]:
 async def test_scores_are_those_of_a_teacher_forced_forward(
     tiny: SlotModel, reference_logprobs: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scorer, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(scheduler, "SCORED_BYTES", 0)
     ids = tokens(1, 150)
     async with EmbeddedServer(tiny) as server:
-        scores = await server.worker.score(ids)
-        assert await server.worker.score(ids[:1]) == []
+        scores = await scored(server.worker, ids)
+        assert await scored(server.worker, ids[:1]) == []
     assert scores == pytest.approx(reference_logprobs(ids[:1], ids[1:]), abs=TOLERANCE)
 
 
@@ -67,37 +75,53 @@ async def test_scoring_and_sampling_share_one_slot_without_harm(
         async def sampled(prompt: list[int]) -> list[int]:
             return [
                 token.token_id
-                async for batch in worker.generate(Generation(prompt, 12, seed=5))
+                async for batch in worker.generate(Generation(prompt, 12, Draw(seed=5)))
                 for token in batch
             ]
 
         alone = [await sampled(one) for one in ids]
-        answers = await asyncio.gather(*map(worker.score, ids), *map(sampled, ids), *map(worker.score, ids))
+        score = partial(scored, worker)
+        answers = await asyncio.gather(*map(score, ids), *map(sampled, ids), *map(score, ids))
     for one, scores in zip([*ids, *ids], [*answers[:3], *answers[6:]], strict=True):
         assert scores == pytest.approx(reference_logprobs(one[:1], one[1:]), abs=TOLERANCE)
     assert answers[3:6] == alone
 
 
 async def test_a_scoring_that_is_given_up_frees_its_slot(server: EmbeddedServer) -> None:
-    scorings = [asyncio.create_task(server.worker.score(tokens(seed, 200))) for seed in range(6)]
+    scorings = [asyncio.create_task(scored(server.worker, tokens(seed, 200))) for seed in range(6)]
     await asyncio.sleep(0)
     for scoring in scorings:
         scoring.cancel()
     await asyncio.wait(scorings)
-    await server.worker.settled()
+    await server.worker.resume()
     assert server.scheduler.table.free == len(server.scheduler.table.slots)
-    assert await server.worker.score(tokens(0, 20)) is not None
+    assert await scored(server.worker, tokens(0, 20)) is not None
+
+
+async def test_a_prompt_that_meets_new_weights_in_part_is_scored_anew(
+    tiny: SlotModel, reference_logprobs: Reference
+) -> None:
+    ids = tokens(4, 60)
+    slow = scheduler.Scheduler(tiny, scheduler.Chunks(shared=16, alone=16))
+    slow.submit(0, Generation(ids, 1, scores_prompt=True))
+    slow.step()
+    slow.use(NewWeights(1, {}))
+    found: list[scheduler.Sampled] = []
+    while not found:
+        found = slow.step()
+    assert found[0].policy_version == 1
+    assert found[0].prompt_logprobs == pytest.approx(reference_logprobs(ids[:1], ids[1:]), abs=TOLERANCE)
 
 
 async def test_a_failing_score_is_an_error_and_the_next_is_served(
     server: EmbeddedServer, engine: VllmEngine, tiny: SlotModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def out_of_memory(_segment: object) -> None:
+    def out_of_memory(_segments: object) -> None:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as broken:
-        broken.setattr(tiny, "logits", out_of_memory)
-        with pytest.raises(EngineError, match="failed while it scored"):
+        broken.setattr(tiny, "forward", out_of_memory)
+        with pytest.raises(EngineError, match="failed while it computed"):
             await engine.score(tokens(0, 20))
     assert len(await engine.score(tokens(0, 20))) == 20
 

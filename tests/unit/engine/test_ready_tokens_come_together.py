@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from polar.engines.embedded.model import NewWeights, SlotModel
+from polar.engines.embedded.sampler import Draw
 from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
 from polar.engines.embedded.worker import Worker
 from polar.models.chat import FinishReason
@@ -14,7 +15,7 @@ PROMPT = list(range(20, 40))
 
 
 def asked(tokens: int) -> Generation:
-    return Generation(PROMPT, tokens, seed=3)
+    return Generation(PROMPT, tokens, Draw(seed=3))
 
 
 async def test_a_slow_reader_gets_the_same_tokens_in_fewer_pieces(tiny: SlotModel) -> None:

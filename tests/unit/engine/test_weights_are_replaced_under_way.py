@@ -320,5 +320,5 @@ async def test_a_client_that_leaves_during_a_pause_leaves_nothing_behind(
     held.cancel()
     await asyncio.wait({held})
     await engine.resume()
-    await server.worker.settled()
+    await server.worker.resume()
     assert server.scheduler.table.free == 4

@@ -9,6 +9,7 @@ and any model with transformers' attention interface works unchanged.
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 from collections.abc import Sequence
@@ -33,8 +34,8 @@ class AttentionSegment:
     start: int
     """Position of the first token; everything before it is in the slot's buffer already."""
     ids: Sequence[int]
-    wants_logits: bool
-    """Whether the token after the last one is to be sampled."""
+    logits: int
+    """Of how many of its last tokens logits are wanted."""
 
     @property
     def end(self) -> int:
@@ -79,46 +80,36 @@ class SlotCache:
         return torch.frombuffer(memory, dtype=sample.dtype).view(shape)
 
 
-class Packed:
-    """Segments in one row of tokens, single tokens first."""
-
-    def __init__(self, segments: Sequence[AttentionSegment]) -> None:
-        self.singles = sorted((s for s in segments if len(s.ids) == 1), key=lambda s: s.slot)
-        self.chunks = [s for s in segments if len(s.ids) > 1]
-        self.segments = [*self.singles, *self.chunks]
-        """In the order of the row; logits come back in this order."""
-        self.ids = [id for s in self.segments for id in s.ids]
-        self.positions = [p for s in self.segments for p in range(s.start, s.end)]
-        self.rows = [s.slot for s in self.segments for _ in s.ids]
-        self.lasts: list[int] = []
-        """Where the tokens stand whose logits are wanted."""
-        offset = 0
-        for segment in self.segments:
-            offset += len(segment.ids)
-            if segment.wants_logits:
-                self.lasts.append(offset - 1)
-
-
 class Step:
-    """One forward pass over a packed row, and how each of its tokens attends."""
+    """One forward pass over a packed row of segments, single tokens first, and how each token attends."""
 
-    def __init__(self, cache: SlotCache, packed: Packed, device: Any, dtype: Any) -> None:
-        self.cache = cache
-        self.ids = torch.tensor(packed.ids, device=device)
-        self.positions = torch.tensor(packed.positions, device=device)
-        self.rows = torch.tensor(packed.rows, device=device)
-        self.lasts = torch.tensor(packed.lasts, dtype=torch.long, device=device)
-        self._single_count = len(packed.singles)
-        self._singles = _singles(packed.singles, device, dtype)
-        self._chunks = [_Chunk(part, device, dtype) for s in packed.chunks for part in _parts(s)]
+    def __init__(
+        self, cache: SlotCache, segments: Sequence[AttentionSegment], device: Any, dtype: Any
+    ) -> None:
+        singles = sorted((s for s in segments if len(s.ids) == 1), key=lambda s: s.slot)
+        chunks = [s for s in segments if len(s.ids) > 1]
+        self.segments = [*singles, *chunks]
+        """In the order of the row; logits come back in this order."""
+        ends = itertools.accumulate(len(s.ids) for s in self.segments)
+        wanted = [at for s, end in zip(self.segments, ends, strict=True) for at in range(end - s.logits, end)]
+        self.wanted = torch.tensor(wanted, dtype=torch.long, device=device)
+        """Where the tokens stand whose logits are wanted."""
+        self.ids = torch.tensor([id for s in self.segments for id in s.ids], device=device)
+        positions = [p for s in self.segments for p in range(s.start, s.end)]
+        self.positions = torch.tensor(positions, device=device)
+        self._rows = torch.tensor([s.slot for s in self.segments for _ in s.ids], device=device)
+        self._cache = cache
+        self._single_count = len(singles)
+        self._singles = _singles(singles, device, dtype)
+        self._chunks = [_Chunk(part, device, dtype) for s in chunks for part in _parts(s)]
 
     def attend(
         self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """[1, heads, tokens, size] → [1, tokens, heads, size], with keys and values stored."""
-        layer = self.cache.layer(index, key, value)
-        layer.keys[self.rows, :, self.positions] = key[0].transpose(0, 1)
-        layer.values[self.rows, :, self.positions] = value[0].transpose(0, 1)
+        layer = self._cache.layer(index, key, value)
+        layer.keys[self._rows, :, self.positions] = key[0].transpose(0, 1)
+        layer.values[self._rows, :, self.positions] = value[0].transpose(0, 1)
         query = query[0].transpose(0, 1)
         offset = self._single_count
         parts = [single.attend(layer, query[:offset], scale) for single in self._singles]
@@ -144,8 +135,7 @@ class _Singles:
             for s in segments:
                 ends[s.slot - self.low] = s.end
             seen = torch.arange(self.longest, device=device) < torch.tensor(ends, device=device)[:, None]
-            self.mask = torch.zeros(seen.shape, dtype=dtype, device=device)
-            self.mask = self.mask.masked_fill(~seen, -math.inf)[:, None, None]
+            self.mask = _hiding(~seen, dtype)[:, None, None]
         self.at = torch.tensor([s.slot - self.low for s in segments], device=device)
 
     def attend(self, layer: Layer, query: torch.Tensor, scale: float) -> torch.Tensor:
@@ -194,9 +184,7 @@ class _Chunk:
         if self.start:
             positions = torch.arange(self.end, device=device)
             hidden = positions[None] > positions[self.start :, None]
-            # Added to the scores: the CPU kernel is a third slower with a boolean mask.
-            self.mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
-            self.mask = self.mask.masked_fill(hidden, -math.inf)[None, None]
+            self.mask = _hiding(hidden, dtype)[None, None]
 
     def attend(self, layer: Layer, query: torch.Tensor, scale: float) -> torch.Tensor:
         keys = layer.keys[self.slot, :, : self.end].unsqueeze(0)
@@ -211,6 +199,11 @@ class _Chunk:
             enable_gqa=True,
         )
         return out[0].transpose(0, 1)
+
+
+def _hiding(hidden: torch.Tensor, dtype: Any) -> torch.Tensor:
+    """A mask to add to the scores: the CPU kernel is a third slower with a boolean one."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, -math.inf)
 
 
 def _attention(

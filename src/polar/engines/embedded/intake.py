@@ -7,6 +7,7 @@ from typing import Any
 
 from polar.engines.embedded.grammar import Grammars, Guide
 from polar.engines.embedded.model import SlotModel
+from polar.engines.embedded.sampler import Draw
 from polar.engines.embedded.scheduler import Generation
 from polar.engines.embedded.wire import BadRequest, ChatBody, CompletionBody
 from polar.errors import InvalidInput
@@ -79,20 +80,18 @@ class Intake:
             )
         eos = frozenset() if body.ignore_eos else self._model.eos_token_ids
         stops = eos.union(body.stop_token_ids or ())
-        return Generation(
-            prompt_ids=prompt,
-            max_tokens=context - len(prompt) if limit is None else limit,
+        draw = Draw(
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=1.0 if body.top_p is None else body.top_p,
             top_k=max(body.top_k or 0, 0),
             seed=body.seed,
-            stop=body.stop_strings,
-            stop_token_ids=stops,
             logit_bias=self._biases(body),
+            guide=await self._guide(body, stops),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
-            guide=await self._guide(body, stops),
         )
+        left = context - len(prompt) if limit is None else limit
+        return Generation(prompt, left, draw, body.stop_strings, stops)
 
     def _biases(self, body: CompletionBody | ChatBody) -> tuple[tuple[int, float], ...]:
         biases = body.logit_bias or {}

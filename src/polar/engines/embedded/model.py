@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from polar.config.settings import EngineSettings
 from polar.engines.embedded import attention
-from polar.engines.embedded.attention import AttentionSegment, Packed, SlotCache, Step
+from polar.engines.embedded.attention import AttentionSegment, SlotCache, Step
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.rendering.tokenizer import unlimited
@@ -63,28 +63,18 @@ class SlotModel:
         return str(self._device.type) == "cpu"
 
     def forward(self, segments: Sequence[AttentionSegment]) -> tuple[list[AttentionSegment], torch.Tensor]:
-        """Compute the segments; the ones that want logits, and a row of logits for each."""
-        packed = Packed(segments)
-        step = Step(self.cache, packed, self._device, self._dtype)
-        return [s for s in packed.segments if s.wants_logits], self._compute(step, step.lasts)
-
-    def logits(self, segment: AttentionSegment) -> torch.Tensor:
-        """Compute one segment; a row of logits for each of its tokens."""
-        return self._compute(Step(self.cache, Packed([segment]), self._device, self._dtype), 0)
-
-    def _compute(self, step: Step, kept: torch.Tensor | int) -> torch.Tensor:
-        """The logits of the kept positions of the packed row; 0 keeps all."""
+        """Compute the segments; the ones that want logits, and their rows of logits."""
+        step = Step(self.cache, segments, self._device, self._dtype)
         with torch.inference_mode():
             out = self._model(
                 input_ids=step.ids[None],
                 position_ids=step.positions[None],
                 attention_mask=self._mask,
                 use_cache=False,
-                logits_to_keep=kept,
+                logits_to_keep=step.wanted,
                 slot_step=step,
             )
-            logits: torch.Tensor = out.logits[0]
-            return logits
+        return [s for s in step.segments if s.logits], out.logits[0]
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:

@@ -2,7 +2,9 @@
 
 A step is one forward pass over a packed row: the last token of each decoding request, then up
 to a chunk of prompt tokens. Prompts are prefilled one after the other, in order of arrival, so
-a prompt that begins like the one before it finds those tokens computed and copies them.
+a prompt that begins like the one before it finds those tokens computed and copies them. A prompt
+that is to be scored is computed from its first token on, whatever is cached of it, since each
+position's logits are needed.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
 from polar.engines.embedded.attention import AttentionSegment
-from polar.engines.embedded.grammar import Guide
 from polar.engines.embedded.model import NewWeights, SlotModel
-from polar.engines.embedded.sampler import Draw, sample
+from polar.engines.embedded.sampler import Draw, sample, score
 from polar.engines.vocabulary import Detokenizer
 from polar.models.chat import FinishReason
 from polar.models.completion import Ids
@@ -43,24 +45,24 @@ CPU_CHUNKS = Chunks(shared=128, alone=512)
 GPU_CHUNKS = Chunks(shared=2048, alone=4096)
 
 
+SCORED_BYTES = 64 * 2**20
+"""What the logits of prompt tokens that are scored in a step may take, in single precision."""
+SCORED_MIN, SCORED_MAX = 16, 512
+"""Tokens of a prompt that are scored in a step, whatever the size of the vocabulary."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """What is asked of the scheduler; the prompt and max_tokens fit the context together."""
 
     prompt_ids: list[int]
     max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
+    draw: Draw = field(default_factory=Draw)
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     """The model's own end tokens included, unless the caller ignores them."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    guide: Guide | None = None
-    """Made for this generation alone: it follows the sampled text."""
+    scores_prompt: bool = False
+    """Whether the first token is to come with the logprobs of the prompt's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +80,13 @@ class Sampled:
     """Set on the last token; ERROR carries no token."""
     stop_reason: str | int | None = None
     """The stop string or stop token that ended the request."""
+    prompt_logprobs: list[float] | None = None
+    """On the first token, if asked for: of every token of the prompt but its first."""
 
     def goes_with(self, other: Sampled) -> bool:
         """Whether one answer may carry both: it has one version, and a failure stands alone."""
         is_token = self.finish_reason is not FinishReason.ERROR
         return is_token and self.policy_version == other.policy_version
-
-
-@dataclass(slots=True)
-class SchedulerCounts:
-    """Since the engine started; written by the thread that computes, read by the one that serves."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that were in a slot already."""
-    sampled_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +100,7 @@ class _Running:
     draw: Draw
     text: Detokenizer
     sampled: list[int] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
 
     @property
     def slot(self) -> Slot:
@@ -127,12 +122,15 @@ class Scheduler:
     def __init__(self, model: SlotModel, chunks: Chunks | None = None) -> None:
         self.model = model
         self.policy_version = 0
-        self.counts = SchedulerCounts()
         self.table = SlotTable(model.cache.slots, model.context)
         self._chunks = chunks or (CPU_CHUNKS if model.is_on_cpu else GPU_CHUNKS)
         self._waiting: deque[tuple[int, Generation]] = deque()
         self._running: dict[int, _Running] = {}
         """By slot index."""
+        fitting = SCORED_BYTES // (4 * model.vocabulary)
+        self._scored_at_once = max(SCORED_MIN, min(SCORED_MAX, fitting))
+        self._prompt_tokens = self._cached_tokens = self._sampled_tokens = 0
+        """Since the start; cached ones are tokens of prompts that were in a slot already."""
 
     @property
     def has_work(self) -> bool:
@@ -146,9 +144,9 @@ class Scheduler:
             requests_running=len(self._running),
             requests_waiting=len(self._waiting),
             kv_usage_ratio=sum(s.length for s in table.slots) / (len(table.slots) * self.model.context),
-            prompt_tokens=self.counts.prompt_tokens,
-            cached_tokens=self.counts.cached_tokens,
-            sampled_tokens=self.counts.sampled_tokens,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            sampled_tokens=self._sampled_tokens,
         )
 
     def submit(self, number: int, asked: Generation) -> None:
@@ -183,39 +181,57 @@ class Scheduler:
             if not running.is_prefilled:
                 running.slot.length, running.slot.is_stale = 0, False
                 running.placement = Placement(running.slot, 0)
+                running.prompt_logprobs.clear()
 
     def step(self) -> list[Sampled]:
         """Compute one batch and return the tokens sampled in it."""
         try:
             segments = self._batch()
-            if not segments:
-                # Requests wait for a slot that the scorer holds.
-                return []
             wanting, logits = self.model.forward(segments)
             for segment in segments:
                 self._running[segment.slot].slot.extend(np.asarray(segment.ids, dtype=np.int32))
-            runs = [self._running[segment.slot] for segment in wanting]
+            runs, rows = self._read(wanting, logits)
             if not runs:
                 return []
-            ids, logprobs = sample(logits, [running.draw for running in runs])
+            ids, logprobs = sample(rows, [running.draw for running in runs])
         except Exception:
             # Out of memory, most likely: the requests of this step are lost, the next ones are not.
             log.exception("a step over %d requests failed", len(self._running))
-            return self._fail()
+            ended = [self._end_with_error(running) for running in list(self._running.values())]
+            self.table.forget()
+            return ended
         return [self._advance(*row) for row in zip(runs, ids, logprobs, strict=True)]
 
     def _batch(self) -> list[AttentionSegment]:
         decoding = [running for running in self._running.values() if running.is_prefilled]
-        segments = [AttentionSegment(r.slot.index, r.slot.length, r.sampled[-1:], True) for r in decoding]
+        segments = [AttentionSegment(r.slot.index, r.slot.length, r.sampled[-1:], 1) for r in decoding]
         budget = self._chunks.shared if decoding else self._chunks.alone
         for running in self._prefilling():
-            start = running.slot.length
-            ids = running.asked.prompt_ids[start : start + budget]
-            segments.append(AttentionSegment(running.slot.index, start, ids, len(ids) == running.pending))
+            start, is_scored = running.slot.length, running.asked.scores_prompt
+            end = start + (min(budget, self._scored_at_once) if is_scored else budget)
+            ids = running.asked.prompt_ids[start:end]
+            wanted = len(ids) if is_scored else int(len(ids) == running.pending)
+            segments.append(AttentionSegment(running.slot.index, start, ids, wanted))
             budget -= len(ids)
             if budget <= 0:
                 break
         return segments
+
+    def _read(
+        self, wanting: list[AttentionSegment], logits: torch.Tensor
+    ) -> tuple[list[_Running], torch.Tensor]:
+        """Score what is to be scored; the requests to sample a token for, and its logits in a row each."""
+        runs, lasts, at = [], [], 0
+        for segment in wanting:
+            running = self._running[segment.slot]
+            if running.asked.scores_prompt and not running.is_prefilled:
+                following = running.asked.prompt_ids[segment.start + 1 : segment.end + 1]
+                running.prompt_logprobs += score(logits[at : at + len(following)], following)
+            at += segment.logits
+            if running.pending <= 0:
+                runs.append(running)
+                lasts.append(at - 1)
+        return runs, logits if len(lasts) == len(logits) else logits[lasts]
 
     def _prefilling(self) -> Iterable[_Running]:
         """Requests with prompt tokens to compute, admitting waiting ones as the caller has room."""
@@ -241,17 +257,15 @@ class Scheduler:
         return max(common_prefix(running.prompt, prompt) for running in ahead) - now >= WORTH_WAITING_FOR
 
     def _start(self, number: int, asked: Generation, prompt: Ids, placement: Placement) -> _Running:
+        if asked.scores_prompt:
+            placement = Placement(placement.slot, 0)
+            placement.slot.length = 0
         if placement.source:
             self.model.cache.copy_prefix(placement.source.index, placement.slot.index, placement.reused)
-        draw = Draw(
-            *(asked.temperature, asked.top_p, asked.top_k, asked.seed, asked.logit_bias, asked.guide),
-            presence_penalty=asked.presence_penalty,
-            frequency_penalty=asked.frequency_penalty,
-        )
+        self._prompt_tokens += len(prompt)
+        self._cached_tokens += placement.reused
         text = Detokenizer(self.model.text_tokenizer, asked.stop)
-        self.counts.prompt_tokens += len(prompt)
-        self.counts.cached_tokens += placement.reused
-        running = _Running(number, asked, prompt, placement, draw, text)
+        running = _Running(number, asked, prompt, placement, replace(asked.draw), text)
         self._running[placement.slot.index] = running
         return running
 
@@ -260,8 +274,9 @@ class Scheduler:
             log.error("request %d: the model gave a logprob of %s", running.number, logprob)
             running.slot.length = 0
             return self._end_with_error(running)
+        is_first = not running.sampled
         running.sampled.append(token_id)
-        self.counts.sampled_tokens += 1
+        self._sampled_tokens += 1
         asked = running.asked
         text = running.text.feed(token_id)
         finish: FinishReason | None = None
@@ -271,7 +286,7 @@ class Scheduler:
             stop_reason = None if token_id in self.model.eos_token_ids else token_id
         elif running.text.matched is not None:
             finish, stop_reason = FinishReason.STOP, running.text.matched
-        elif asked.guide is not None and not asked.guide.accept(token_id):
+        elif running.draw.guide is not None and not running.draw.guide.accept(token_id):
             log.error("request %d: its grammar is beyond what can be computed", running.number)
             return self._end_with_error(running)
         elif len(running.sampled) >= asked.max_tokens:
@@ -288,12 +303,8 @@ class Scheduler:
             cached_tokens=running.placement.reused,
             finish_reason=finish,
             stop_reason=stop_reason,
+            prompt_logprobs=running.prompt_logprobs if asked.scores_prompt and is_first else None,
         )
-
-    def _fail(self) -> list[Sampled]:
-        ended = [self._end_with_error(running) for running in list(self._running.values())]
-        self.table.forget()
-        return ended
 
     def _end_with_error(self, running: _Running) -> Sampled:
         self._release(running)

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -31,13 +32,14 @@ from polar.config.settings import EngineSettings
 from polar.engines.embedded.intake import Intake
 from polar.engines.embedded.model import SlotModel, load, read_weights
 from polar.engines.embedded.sampler import LOGPROBS_MODE
-from polar.engines.embedded.scheduler import Sampled, Scheduler
+from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
 from polar.engines.embedded.wire import (
     BadRequest,
+    ChatAnswer,
     ChatBody,
+    CompletionAnswer,
     CompletionBody,
     LoadWeightsBody,
-    PromptLogprob,
     TokenizeBody,
     Tokens,
     WireAnswer,
@@ -178,92 +180,74 @@ class EmbeddedServer:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await _parse(request, CompletionBody)
         self._intake.check_model(body.model)
+        if body.stream and body.prompt_logprobs is not None:
+            raise BadRequest("prompt_logprobs: not available when stream=True", "prompt_logprobs")
         prompt = await self._intake.prompt(body.prompt)
         asked = await self._intake.generation(body, prompt, body.max_tokens)
-        answer = WireAnswer(
-            id=f"cmpl-{uuid.uuid4().hex}",
-            model=self.model.name,
-            prompt_ids=prompt,
-            returns_ids=bool(body.return_token_ids),
-            returns_logprobs=body.logprobs is not None,
-            prompt_logprobs=await self._prompt_logprobs(body, prompt),
-        )
-        async with aclosing(self.worker.generate(asked)) as tokens:
-            if not body.stream:
-                whole, usage = await self._collect(answer, tokens)
-                return _json({**answer.completion(whole, is_first=True), "usage": usage})
-
-            async def chunks() -> AsyncIterator[dict[str, Any]]:
-                cached, count = 0, 0
-                async for sampled in _checked(tokens):
-                    yield answer.completion(self._tokens(sampled), is_first=count == 0)
-                    cached, count = sampled[0].cached_tokens, count + len(sampled)
-                if body.wants_usage_chunk:
-                    root = answer.root("text_completion", self.scheduler.policy_version, [])
-                    yield {**root, "usage": answer.usage(count, cached)}
-
-            return await _stream(request, chunks())
-
-    async def _prompt_logprobs(self, body: CompletionBody, prompt: list[int]) -> list[PromptLogprob] | None:
-        if body.prompt_logprobs is None:
-            return None
-        if body.stream:
-            raise BadRequest("prompt_logprobs: not available when stream=True", "prompt_logprobs")
-        logprobs = await self.worker.score(prompt)
-        if logprobs is None:
-            raise BadRequest("the engine failed while it scored this prompt", status=500)
-        decode = self.model.text_tokenizer.decode
-        return [
-            PromptLogprob(id, logprob, decode([id], skip_special_tokens=False))
-            for id, logprob in zip(prompt[1:], logprobs, strict=True)
-        ]
+        if body.prompt_logprobs is not None:
+            asked = replace(asked, scores_prompt=True)
+        return await self._answer(request, body, asked, CompletionAnswer, "cmpl")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await _parse(request, ChatBody)
         self._intake.check_model(body.model)
         prompt = await self._intake.render(body.messages, body.tools, add_generation_prompt=True)
         asked = await self._intake.generation(body, prompt, body.max_completion_tokens or body.max_tokens)
-        answer = WireAnswer(
-            id=f"chatcmpl-{uuid.uuid4().hex}",
+        return await self._answer(request, body, asked, ChatAnswer, "chatcmpl")
+
+    async def _answer(
+        self,
+        request: web.Request,
+        body: CompletionBody | ChatBody,
+        asked: Generation,
+        kind: type[WireAnswer],
+        prefix: str,
+    ) -> web.StreamResponse:
+        answer = kind(
+            id=f"{prefix}-{uuid.uuid4().hex}",
             model=self.model.name,
-            prompt_ids=prompt,
+            prompt_ids=asked.prompt_ids,
             returns_ids=bool(body.return_token_ids),
-            returns_logprobs=bool(body.logprobs),
+            # Of a completion it is a number, which may be 0.
+            returns_logprobs=body.logprobs is not None and body.logprobs is not False,
         )
         async with aclosing(self.worker.generate(asked)) as tokens:
-            if not body.stream:
-                whole, usage = await self._collect(answer, tokens)
-                return _json({**answer.chat(whole), "usage": usage})
+            if body.stream:
+                return await _stream(request, self._chunks(answer, tokens, has_usage=body.wants_usage_chunk))
+            sampled = [token async for batch in _checked(tokens) for token in batch]
+        usage = answer.usage(len(sampled), sampled[-1].cached_tokens)
+        return _json(answer.whole(self._tokens(sampled, asked.prompt_ids)) | {"usage": usage})
 
-            async def chunks() -> AsyncIterator[dict[str, Any]]:
-                cached, count = 0, 0
-                async for sampled in _checked(tokens):
-                    if count == 0:
-                        yield answer.chat_role_chunk(sampled[0].policy_version)
-                    yield answer.chat_chunk(self._tokens(sampled))
-                    cached, count = sampled[0].cached_tokens, count + len(sampled)
-                if body.wants_usage_chunk:
-                    root = answer.root("chat.completion.chunk", self.scheduler.policy_version, [])
-                    yield {**root, "usage": answer.usage(count, cached)}
+    async def _chunks(
+        self, answer: WireAnswer, tokens: AsyncIterator[list[Sampled]], *, has_usage: bool
+    ) -> AsyncIterator[dict[str, Any]]:
+        cached, count = 0, 0
+        async for sampled in _checked(tokens):
+            for chunk in answer.chunks(self._tokens(sampled, answer.prompt_ids), is_first=count == 0):
+                yield chunk
+            cached, count = sampled[0].cached_tokens, count + len(sampled)
+        if has_usage:
+            yield answer.last_chunk(self.scheduler.policy_version, answer.usage(count, cached))
 
-            return await _stream(request, chunks())
+    def _tokens(self, sampled: list[Sampled], prompt: list[int]) -> Tokens:
+        def text(id: int) -> str:
+            return self.model.text_tokenizer.decode([id], skip_special_tokens=False)
 
-    async def _collect(
-        self, answer: WireAnswer, tokens: AsyncIterator[list[Sampled]]
-    ) -> tuple[Tokens, dict[str, Any]]:
-        sampled = [token async for batch in _checked(tokens) for token in batch]
-        return self._tokens(sampled), answer.usage(len(sampled), sampled[-1].cached_tokens)
-
-    def _tokens(self, sampled: list[Sampled]) -> Tokens:
-        decode = self.model.text_tokenizer.decode
+        scores = sampled[0].prompt_logprobs
+        entries: list[dict[str, Any] | None] | None = None
+        if scores is not None:
+            entries = [None]
+            for id, logprob in zip(prompt[1:], scores, strict=True):
+                entries.append({str(id): {"logprob": logprob, "rank": None, "decoded_token": text(id)}})
         return Tokens(
             ids=[token.token_id for token in sampled],
-            texts=[decode([token.token_id], skip_special_tokens=False) for token in sampled],
+            texts=[text(token.token_id) for token in sampled],
             logprobs=[token.logprob for token in sampled],
             text="".join(token.text for token in sampled),
             policy_version=sampled[-1].policy_version,
             finish_reason=sampled[-1].finish_reason,
             stop_reason=sampled[-1].stop_reason,
+            prompt_logprobs=entries,
         )
 
 

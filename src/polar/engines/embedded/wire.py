@@ -6,7 +6,7 @@ Beyond vLLM, every answer and every chunk carries `policy_version` at its root.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -177,65 +177,29 @@ class Tokens:
     text: str
     policy_version: int
     finish_reason: FinishReason | None
-    stop_reason: str | int | None
+    stop_reason: str | int | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    """An entry for each token of the prompt, none for its first; None: not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLogprob:
-    """How likely a token of the prompt was."""
-
-    id: int
-    logprob: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class WireAnswer:
-    """What stays the same through all chunks of an answer."""
+class WireAnswer(ABC):
+    """What stays the same through all chunks of an answer, and how they are written."""
 
     id: str
     model: str
     prompt_ids: list[int]
     returns_ids: bool
     returns_logprobs: bool
-    prompt_logprobs: list[PromptLogprob] | None = None
-    """Of every token of the prompt but the first; None: not asked for."""
 
-    def completion(self, tokens: Tokens, *, is_first: bool) -> dict[str, Any]:
-        """Body of /v1/completions, whole or one chunk of it."""
-        choice: dict[str, Any] = {
-            "index": 0,
-            "text": tokens.text,
-            "logprobs": self._completion_logprobs(tokens),
-            "finish_reason": tokens.finish_reason,
-            "stop_reason": tokens.stop_reason,
-        }
-        if self.returns_ids:
-            choice["token_ids"] = tokens.ids
-            choice["prompt_token_ids"] = self.prompt_ids if is_first else None
-        if self.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = [None, *map(_by_id, self.prompt_logprobs)]
-        return self.root("text_completion", tokens.policy_version, [choice])
+    @abstractmethod
+    def whole(self, tokens: Tokens) -> dict[str, Any]: ...
 
-    def chat(self, tokens: Tokens) -> dict[str, Any]:
-        """Body of /v1/chat/completions."""
-        choice = {
-            **self._chat_choice(tokens),
-            "message": {"role": "assistant", "content": tokens.text, "tool_calls": []},
-        }
-        body = self.root("chat.completion", tokens.policy_version, [choice])
-        return {**body, "prompt_token_ids": self.prompt_ids} if self.returns_ids else body
+    @abstractmethod
+    def chunks(self, tokens: Tokens, *, is_first: bool) -> list[dict[str, Any]]: ...
 
-    def chat_role_chunk(self, policy_version: int) -> dict[str, Any]:
-        """The first chunk of a chat stream: the role, and the prompt's ids."""
-        delta = {"role": "assistant", "content": ""}
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-        body = self.root("chat.completion.chunk", policy_version, [choice])
-        return {**body, "prompt_token_ids": self.prompt_ids} if self.returns_ids else body
-
-    def chat_chunk(self, tokens: Tokens) -> dict[str, Any]:
-        choice = {**self._chat_choice(tokens), "delta": {"content": tokens.text}}
-        return self.root("chat.completion.chunk", tokens.policy_version, [choice])
+    @abstractmethod
+    def last_chunk(self, policy_version: int, usage: dict[str, Any]) -> dict[str, Any]: ...
 
     def usage(self, sampled: int, cached: int) -> dict[str, Any]:
         return {
@@ -245,7 +209,7 @@ class WireAnswer:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
-    def root(self, kind: str, policy_version: int, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _root(self, kind: str, policy_version: int, *choices: dict[str, Any]) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": kind,
@@ -255,36 +219,72 @@ class WireAnswer:
             "choices": choices,
         }
 
-    def _completion_logprobs(self, tokens: Tokens) -> dict[str, Any] | None:
-        if not self.returns_logprobs:
-            return None
+    def _choice(self, tokens: Tokens, logprobs: dict[str, Any]) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "logprobs": logprobs if self.returns_logprobs else None,
+            "finish_reason": tokens.finish_reason,
+            "stop_reason": tokens.stop_reason,
+        }
+        return choice | {"token_ids": tokens.ids} if self.returns_ids else choice
+
+
+class CompletionAnswer(WireAnswer):
+    """Of /v1/completions."""
+
+    def whole(self, tokens: Tokens) -> dict[str, Any]:
+        return self._body(tokens, is_first=True)
+
+    def chunks(self, tokens: Tokens, *, is_first: bool) -> list[dict[str, Any]]:
+        return [self._body(tokens, is_first=is_first)]
+
+    def last_chunk(self, policy_version: int, usage: dict[str, Any]) -> dict[str, Any]:
+        return self._root("text_completion", policy_version) | {"usage": usage}
+
+    def _body(self, tokens: Tokens, *, is_first: bool) -> dict[str, Any]:
         pairs = zip(tokens.texts, tokens.logprobs, strict=True)
-        return {
+        logprobs = {
             "tokens": tokens.texts,
             "token_logprobs": tokens.logprobs,
             "top_logprobs": [{text: logprob} for text, logprob in pairs],
         }
+        choice = self._choice(tokens, logprobs) | {"text": tokens.text}
+        if self.returns_ids:
+            choice["prompt_token_ids"] = self.prompt_ids if is_first else None
+        if tokens.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = tokens.prompt_logprobs
+        return self._root("text_completion", tokens.policy_version, choice)
+
+
+class ChatAnswer(WireAnswer):
+    """Of /v1/chat/completions."""
+
+    def whole(self, tokens: Tokens) -> dict[str, Any]:
+        message = {"role": "assistant", "content": tokens.text, "tool_calls": []}
+        choice = self._chat_choice(tokens) | {"message": message}
+        return self._with_prompt(self._root("chat.completion", tokens.policy_version, choice))
+
+    def chunks(self, tokens: Tokens, *, is_first: bool) -> list[dict[str, Any]]:
+        """The role and the prompt's ids are in a chunk of their own, before the first token."""
+        written = [self._chat_choice(tokens) | {"delta": {"content": tokens.text}}]
+        if is_first:
+            delta = {"role": "assistant", "content": ""}
+            written.insert(0, {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
+        chunks = [self._root("chat.completion.chunk", tokens.policy_version, choice) for choice in written]
+        return [self._with_prompt(chunks[0]), *chunks[1:]] if is_first else chunks
+
+    def last_chunk(self, policy_version: int, usage: dict[str, Any]) -> dict[str, Any]:
+        return self._root("chat.completion.chunk", policy_version) | {"usage": usage}
+
+    def _with_prompt(self, body: dict[str, Any]) -> dict[str, Any]:
+        return body | {"prompt_token_ids": self.prompt_ids} if self.returns_ids else body
 
     def _chat_choice(self, tokens: Tokens) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": 0,
-            "logprobs": None,
-            "finish_reason": tokens.finish_reason,
-            "stop_reason": tokens.stop_reason,
-        }
-        if self.returns_logprobs:
-            content = [
-                {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-                for text, logprob in zip(tokens.texts, tokens.logprobs, strict=True)
-            ]
-            choice["logprobs"] = {"content": content}
-        if self.returns_ids:
-            choice["token_ids"] = tokens.ids
-        return choice
-
-
-def _by_id(token: PromptLogprob) -> dict[str, Any]:
-    return {str(token.id): {"logprob": token.logprob, "rank": None, "decoded_token": token.text}}
+        content = [
+            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, logprob in zip(tokens.texts, tokens.logprobs, strict=True)
+        ]
+        return self._choice(tokens, {"content": content})
 
 
 def error_body(error: BadRequest) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import itertools
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from enum import Enum, auto
 from functools import partial
 
 from polar.engines.embedded.model import NewWeights
 from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
-from polar.engines.embedded.scorer import Scored, Scorer
 from polar.models.policy import PauseMode
 
 Command = Callable[[], None]
@@ -23,24 +23,23 @@ class _WorkerState(Enum):
     DRAINING = auto()
     """What has come is computed to its end; what comes is held."""
     PAUSED = auto()
+    STOPPED = auto()
 
 
 class Worker:
-    """Runs a scheduler in a thread of its own. All methods are called from the asyncio loop."""
+    """Runs a scheduler in a thread of its own. Public methods are called from the asyncio loop."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        """What the thread is to do between two steps."""
         self._numbers = itertools.count()
         self._streams: dict[int, asyncio.Queue[Sampled]] = {}
-        self._scorer = Scorer(scheduler.model, scheduler.table)
-        self._scores: dict[int, asyncio.Future[list[float] | None]] = {}
         self._state = _WorkerState.RUNNING
-        self._held: dict[int, Command] = {}
-        """Requests that wait for the end of a pause, and what begins each."""
-        self._when_paused: list[Command] = []
-        self._is_stopping = False
+        self._paused = asyncio.Event()
+        self._held: dict[int, Generation] = {}
+        """Requests that wait for the end of a pause."""
         self._thread = threading.Thread(target=self._run, name="polar-engine", daemon=True)
         self._thread.start()
 
@@ -59,7 +58,7 @@ class Worker:
         """
         number = next(self._numbers)
         stream = self._streams[number] = asyncio.Queue()
-        self._commands.put(lambda: self._begin(number, lambda: self.scheduler.submit(number, asked)))
+        self._commands.put(partial(self._begin, number, asked))
         has_ended = False
         following: Sampled | None = None
         try:
@@ -77,143 +76,94 @@ class Worker:
         finally:
             del self._streams[number]
             if not has_ended:
-                self._commands.put(lambda: self._abort(number))
-
-    async def score(self, ids: list[int]) -> list[float] | None:
-        """The logprob of each token but the first; None if computing them failed."""
-        if len(ids) < 2:
-            return []
-        number = next(self._numbers)
-        future: asyncio.Future[list[float] | None] = self._loop.create_future()
-        self._scores[number] = future
-        self._commands.put(lambda: self._begin(number, lambda: self._scorer.submit(number, ids)))
-        try:
-            return await future
-        finally:
-            del self._scores[number]
-            if future.cancelled():
-                self._commands.put(lambda: self._abort(number))
+                self._commands.put(partial(self._abort, number))
 
     async def pause(self, mode: PauseMode) -> None:
         """Compute nothing more; return once that is so. What comes meanwhile is held."""
-        done = asyncio.Event()
-        self._commands.put(lambda: self._pause(mode, lambda: self._call(done.set)))
-        await done.wait()
+        await self._do(partial(self._pause, mode))
+        await self._paused.wait()
 
     async def resume(self) -> None:
-        self._commands.put(self._resume)
-        await self.settled()
+        await self._do(self._resume)
 
     async def use(self, policy: NewWeights) -> None:
         """Replace the weights between two steps."""
-        done: asyncio.Future[None] = self._loop.create_future()
-
-        def replace() -> None:
-            try:
-                self._finish_scoring()
-                self.scheduler.use(policy)
-            except Exception as error:
-                self._call(partial(_fail, done, error))
-            else:
-                self._call(partial(_succeed, done))
-
-        self._commands.put(replace)
-        await done
-
-    async def settled(self) -> None:
-        """Return when the thread has carried out every command given so far."""
-        done = asyncio.Event()
-        self._commands.put(lambda: self._call(done.set))
-        await done.wait()
+        await self._do(partial(self.scheduler.use, policy))
 
     async def stop(self) -> None:
         """End the thread after its current step."""
-        self._commands.put(self._set_stopping)
+        self._commands.put(self._stop)
         await asyncio.to_thread(self._thread.join)
 
-    def _set_stopping(self) -> None:
-        self._is_stopping = True
+    async def _do(self, command: Command) -> None:
+        """Have the thread carry out a command; raise what it raises."""
+        done: Future[None] = Future()
+
+        def carry_out() -> None:
+            try:
+                command()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._commands.put(carry_out)
+        await asyncio.shield(asyncio.wrap_future(done))
 
     def _run(self) -> None:
-        while not self._is_stopping:
+        while self._state is not _WorkerState.STOPPED:
             self._obey()
-            if self._is_stopping or not self._has_work:
-                continue
-            if self.scheduler.has_work and (sampled := self.scheduler.step()):
+            if self._has_work and (sampled := self.scheduler.step()):
                 self._call(partial(self._deliver, sampled))
-            if self._scorer.has_work:
-                self._score()
-            self._settle_if_drained()
+            if self._state is _WorkerState.DRAINING and not self._has_work:
+                self._rest()
 
     @property
     def _has_work(self) -> bool:
-        has_any = self.scheduler.has_work or self._scorer.has_work
-        return has_any and self._state is not _WorkerState.PAUSED
+        is_computing = self._state in (_WorkerState.RUNNING, _WorkerState.DRAINING)
+        return is_computing and self.scheduler.has_work
 
     def _obey(self) -> None:
         """Carry out the commands that have come, waiting for one while there is nothing to compute."""
         if not self._has_work:
             self._commands.get()()
-        while True:
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                return
-            command()
+        while not self._commands.empty():
+            self._commands.get()()
 
-    def _begin(self, number: int, begin: Command) -> None:
+    def _begin(self, number: int, asked: Generation) -> None:
         if self._state is _WorkerState.RUNNING:
-            begin()
+            self.scheduler.submit(number, asked)
         else:
-            self._held[number] = begin
+            self._held[number] = asked
 
     def _abort(self, number: int) -> None:
         if self._held.pop(number, None) is None:
             self.scheduler.abort(number)
-            self._scorer.abort(number)
-            self._settle_if_drained()
 
-    def _pause(self, mode: PauseMode, done: Command) -> None:
-        self._when_paused.append(done)
+    def _pause(self, mode: PauseMode) -> None:
         if self._state is _WorkerState.PAUSED:
-            self._tell_paused()
             return
         self._state = _WorkerState.DRAINING
-        if mode is PauseMode.ABORT:
+        if mode is PauseMode.KEEP:
+            self._rest()
+        elif mode is PauseMode.ABORT:
             self._call(partial(self._deliver, self.scheduler.abort_all()))
-        if mode is not PauseMode.DRAIN:
-            # A prompt that is scored in part must not meet other weights.
-            self._finish_scoring()
-            self._rest()
-        self._settle_if_drained()
-
-    def _settle_if_drained(self) -> None:
-        if self._state is _WorkerState.DRAINING and not self._has_work:
-            self._rest()
 
     def _rest(self) -> None:
         self._state = _WorkerState.PAUSED
-        self._tell_paused()
-
-    def _tell_paused(self) -> None:
-        for done in self._when_paused:
-            done()
-        self._when_paused.clear()
+        self._call(self._paused.set)
 
     def _resume(self) -> None:
         self._state = _WorkerState.RUNNING
-        self._tell_paused()
-        for begin in self._held.values():
-            begin()
+        # Whoever waits for a pause that has not come about need not wait on.
+        self._call(self._paused.set)
+        self._call(self._paused.clear)
+        for number, asked in self._held.items():
+            self.scheduler.submit(number, asked)
         self._held.clear()
 
-    def _finish_scoring(self) -> None:
-        while self._scorer.is_midway:
-            self._score()
-
-    def _score(self) -> None:
-        if scored := self._scorer.step():
-            self._call(partial(self._deliver_scores, scored))
+    def _stop(self) -> None:
+        self._state = _WorkerState.STOPPED
 
     def _call(self, callback: Command) -> None:
         if not self._loop.is_closed():
@@ -224,18 +174,3 @@ class Worker:
             # A request that was aborted a moment ago no longer has a stream.
             if stream := self._streams.get(sampled.request):
                 stream.put_nowait(sampled)
-
-    def _deliver_scores(self, scored: Scored) -> None:
-        future = self._scores.get(scored.request)
-        if future is not None and not future.done():
-            future.set_result(scored.logprobs)
-
-
-def _succeed(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _fail(future: asyncio.Future[None], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
