@@ -7,14 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, text
 
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.store.database import Database
 from polar.store.store import Store
-from polar.store.tables import metadata
 from tests.databases import postgres_url
 from tests.fakes.control_plane import complete, idle_task, result_of
 
@@ -51,14 +48,6 @@ asyncio.run(main())
 async def python(program: str, *arguments: object) -> int:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, *map(str, arguments))
     return await process.wait()
-
-
-async def test_migrations_make_exactly_the_tables_of_the_code(empty_place: Path | str) -> None:
-    def differences(connection: Connection) -> list[object]:
-        return list(compare_metadata(MigrationContext.configure(connection), metadata))
-
-    async with Database.open(empty_place) as database:
-        assert await database.read(differences) == []
 
 
 async def test_reopening_keeps_tasks_leases_and_results(tmp_path: Path, database_url: str | None) -> None:
