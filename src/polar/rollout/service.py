@@ -267,7 +267,6 @@ class RolloutService:
             self.store.webhooks,
             self._settings.webhooks,
             self._webhook_secret,
-            self._ended,
             self._metrics.sent,
         )
 

@@ -11,8 +11,8 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -23,7 +23,6 @@ from polar.errors import Backoff, InvalidInput, PolarError
 from polar.models.task import TaskSpec
 from polar.models.views import Notice
 from polar.models.webhook import WebhookEvent
-from polar.rollout.long_poll import POLL_SECONDS, Notifier
 from polar.runtimes.allow_list import AllowList, Destination
 from polar.store.webhooks import Target, Webhooks
 
@@ -37,7 +36,7 @@ MAX_AT_ONCE = 16
 
 BATCH = 4 * MAX_AT_ONCE
 
-PAUSE_SECONDS = 0.1
+LOOK_SECONDS = 0.1
 """Between looks at the feed, so that results that come in a row are sent together."""
 
 MAX_BACKOFF_SECONDS = 300.0
@@ -70,100 +69,72 @@ class WebhookSender:
     """Follows the feed of results and sends each target its own; several servers share the targets."""
 
     def __init__(
-        self,
-        store: Webhooks,
-        settings: WebhookSettings,
-        secret: str,
-        ended: Notifier,
-        attempted: Callable[[bool], None],
+        self, store: Webhooks, settings: WebhookSettings, secret: str, attempted: Callable[[bool], None]
     ) -> None:
         """`attempted` is told of every attempt whether it was delivered."""
         self._store = store
         self._settings = settings
         self._secret = secret
-        self._ended = ended
         self._attempted = attempted
         self._allow = AllowList.parse(settings.allow)
         self._backoff = Backoff(settings.retry_seconds, MAX_BACKOFF_SECONDS)
         self._tls = (
             ssl.create_default_context(cafile=str(settings.ca)) if settings.ca else httpx.create_ssl_context()
         )
-        self._read_to: int | None = None
-        self._behind: set[int] = set()
-        """Targets for which the feed may hold something; all others have got everything up to `_read_to`."""
-        self._under_way: set[int] = set()
+        # Long enough for a batch where each result brings a notice of every event, the first sent alone:
+        # whoever claims after that finds this server dead.
+        rounds = len(WebhookEvent) * BATCH / MAX_AT_ONCE + 2
+        self._claim_seconds = rounds * settings.timeout_seconds + 30
+        self._under_way = 0
+        self._is_done = asyncio.Event()
+        """Set when a target has got its batch: there may be more for it."""
 
     async def run(self) -> None:
-        """Deliver for ever; what is under way when this is cancelled is sent again after its claim."""
+        """Deliver for ever; what is under way when this is cancelled is sent again by the next server."""
         async with asyncio.TaskGroup() as group:
             while True:
-                notified = self._ended.listen()
                 try:
-                    await self._look(group)
+                    await self._begin(group)
                 except PolarError as error:
                     log.error("webhooks could not be looked for, will try again: %s", error)
                 except Exception:
                     log.exception("webhooks could not be looked for, will try again")
-                try:
-                    async with asyncio.timeout(POLL_SECONDS):
-                        await notified.wait()
-                except TimeoutError:
-                    pass
-                await asyncio.sleep(PAUSE_SECONDS)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._is_done.wait()
+                self._is_done.clear()
 
-    async def _look(self, group: asyncio.TaskGroup) -> None:
-        """Find the targets of what has ended, and begin with those that are due."""
-        found, self._read_to = await self._store.find_new(self._read_to)
-        self._behind |= found
-        await self._store.skip_idle(self._behind | self._under_way, self._read_to)
-        room = MAX_TARGETS - len(self._under_way)
-        for id in (await self._store.find_due(self._behind - self._under_way))[:room]:
-            self._under_way.add(id)
-            group.create_task(self._serve(id), name=f"webhook {id}")
+    async def _begin(self, group: asyncio.TaskGroup) -> None:
+        """Claim the targets that are due, as many as there is room for, and deliver to each."""
+        while self._under_way < MAX_TARGETS:
+            target = await self._store.claim(seconds=self._claim_seconds)
+            if target is None:
+                return
+            self._under_way += 1
+            group.create_task(self._serve(target), name=f"webhook {target.id}")
 
-    async def _serve(self, id: int) -> None:
-        """Send a target what it has still to get, and note how far that went."""
-        # Before it is read: what ends meanwhile puts it back.
-        self._behind.discard(id)
-        has_all = False
+    async def _serve(self, target: Target) -> None:
         try:
-            # Long enough for a batch and its report, where each result brings a notice of every event:
-            # whoever claims after that finds this server dead.
-            rounds = len(WebhookEvent) * BATCH / MAX_AT_ONCE + 2
-            seconds = rounds * self._settings.timeout_seconds + 30
-            while not has_all:
-                async with self._claimed(id, seconds) as target:
-                    if target is None:
-                        break
-                    has_all = await self._deliver(target)
-                if len(self._under_way) >= MAX_TARGETS and self._behind - self._under_way:
-                    break  # Others wait for their turn.
+            await self._deliver(target)
         except PolarError as error:
-            log.error("webhook %d could not be read or noted, will try again: %s", id, error)
+            log.error("webhook %d could not be read or noted, will try again: %s", target.id, error)
         except Exception:
-            log.exception("webhook %d failed, will try again", id)
-        finally:
-            self._under_way.discard(id)
-            if not has_all:
-                self._behind.add(id)
-
-    @asynccontextmanager
-    async def _claimed(self, id: int, seconds: float) -> AsyncIterator[Target | None]:
-        """A claim, given up where this server ends meanwhile: the next need not wait until it expires."""
-        claiming = asyncio.ensure_future(self._store.claim(id, seconds=seconds))
-        try:
-            yield await asyncio.shield(claiming)
+            log.exception("webhook %d failed, will try again", target.id)
         except asyncio.CancelledError:
-            if (target := await claiming) is not None:
-                await self._store.release(target)
+            # The next server need not wait until the claim expires.
+            await self._store.release(target)
             raise
+        finally:
+            self._under_way -= 1
+            self._is_done.set()
 
-    async def _deliver(self, target: Target) -> bool:
-        """Send one batch; whether the target has got everything."""
+    async def _deliver(self, target: Target) -> None:
+        """Send one batch, and note how far that went."""
         batch = await self._store.read(target, limit=BATCH)
         delivered, error = await self._send(target, batch.notices)
         if error is None:
-            return await self._store.settle(target, batch.cursor) and batch.is_last
+            await self._store.settle(target, batch.cursor)
+            return
         cursor = max(batch.notices[delivered][0] - 1, target.cursor)
         failures = 1 if cursor > target.cursor else target.failures + 1
         later = self._backoff.pause(failures)
@@ -171,8 +142,7 @@ class WebhookSender:
             "webhook to %s, attempt %d: %s; again in %.0f s",
             *(destination(target.url), failures, error, later),
         )
-        await self._store.settle(target, cursor, error=error, retry_seconds=later)
-        return False
+        await self._store.settle(target, cursor, failures=failures, error=error, retry_seconds=later)
 
     async def _send(self, target: Target, notices: Sequence[tuple[int, Notice]]) -> tuple[int, str | None]:
         """How many notices were taken before the first that failed, and why it failed."""
@@ -192,10 +162,12 @@ class WebhookSender:
             timeout=self._settings.timeout_seconds,
             headers={"User-Agent": f"polar/{__version__}", "Content-Type": "application/json", "Host": host},
         ) as http:
-            for some in _chunks(notices, is_probing=target.failures > 0):
-                name = urlsplit(target.url).hostname
-                errors = await asyncio.gather(*(self._post(http, url, name, notice) for _, notice in some))
-                for failure in errors:
+            name = urlsplit(target.url).hostname
+            while done < len(notices):
+                # A target that failed is first sent a single notice.
+                count = 1 if target.failures and not done else MAX_AT_ONCE
+                some = [self._post(http, url, name, notice) for _, notice in notices[done : done + count]]
+                for failure in await asyncio.gather(*some):
                     if failure is not None:
                         return done, failure
                     done += 1
@@ -246,17 +218,6 @@ class WebhookSender:
             f"{wanted.host} has no address that may be called",
             hint="one that is not public must itself be in server.webhooks.allow",
         )
-
-
-def _chunks(
-    notices: Sequence[tuple[int, Notice]], *, is_probing: bool
-) -> Iterator[Sequence[tuple[int, Notice]]]:
-    """What is sent at once; first a single one to a target that failed."""
-    start = 1 if is_probing else 0
-    if is_probing:
-        yield notices[:1]
-    for begin in range(start, len(notices), MAX_AT_ONCE):
-        yield notices[begin : begin + MAX_AT_ONCE]
 
 
 def _words(error: Exception) -> str:

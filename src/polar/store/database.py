@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection
+from pydantic import BaseModel
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -21,11 +22,25 @@ from polar.errors import PolarError, Unavailable
 from polar.store.migrations import upgrade
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 Clock = Callable[[], float]
 
 BATCH = 500
 """Rows handled by one statement: well below every database's limit on parameters."""
+
+
+def batches(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many rows at a time as one statement handles."""
+    for start in range(0, len(rows), BATCH):
+        yield rows[start : start + BATCH]
+
+
+def view(kind: type[M], row: Row[Any], **others: Any) -> M:
+    """A model of those columns of a row that it has fields for, and of others."""
+    columns = row._mapping
+    own = {name: columns[name] for name in kind.model_fields if name in columns}
+    return kind(**(own | others))
 
 
 class Database(ABC):
@@ -43,8 +58,9 @@ class Database(ABC):
     @asynccontextmanager
     async def open(cls, place: Path | str, clock: Clock = time.time) -> AsyncIterator[Database]:
         """The database in this file or at this PostgreSQL URL, made or migrated to the newest version."""
-        database = await _connected(place, clock)
+        database = _database(place, clock)
         try:
+            await database.connect()
             await database.write(lambda connection: upgrade(connection, database.name))
             yield database
         finally:
@@ -57,6 +73,10 @@ class Database(ABC):
     async def set_clock(self) -> float:
         """Go by the clock that all servers of one database share; by how many seconds ours was behind it."""
         return 0.0
+
+    @abstractmethod
+    async def connect(self) -> None:
+        """Make sure that it can be used."""
 
     @abstractmethod
     async def read(self, look: Callable[[Connection], T]) -> T:
@@ -84,11 +104,11 @@ class Database(ABC):
             raise Unavailable(f"the database {self.name} is busy", hint="try again") from error
 
 
-async def _connected(place: Path | str, clock: Clock) -> Database:
+def _database(place: Path | str, clock: Clock) -> Database:
     if isinstance(place, Path):
         from polar.store.sqlite import SqliteDatabase
 
-        return await SqliteDatabase.connect(place, clock)
+        return SqliteDatabase(place, clock)
     from polar.store.postgres import PostgresDatabase
 
-    return await PostgresDatabase.connect(place, clock)
+    return PostgresDatabase(place, clock)

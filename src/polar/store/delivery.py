@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, func, select
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError
 from polar.models.delivery import Delivery
 from polar.models.session import FailureReason, SessionResult, SessionStatus
-from polar.store.feeds import Entry, record
+from polar.store.feeds import record
 from polar.store.leases import entries, fenced_off, is_held, is_newest, requeue, rows_of
 from polar.store.sessions import HELD, cancel_rows, end, ended_by_server
 from polar.store.tables import results, sessions, tasks
@@ -48,7 +48,7 @@ def complete_rows(
     outcomes: list[bool | PolarError] = []
     ended: list[tuple[Row[Any], SessionResult]] = []
     failed: list[tuple[Row[Any], SessionResult]] = []
-    entered: list[Entry] = []
+    entered: list[dict[str, Any]] = []
     for delivery in deliveries:
         row, result = rows.get(delivery.session_id), delivery.result
         outcome = _outcome(delivery, row, known)
@@ -110,7 +110,7 @@ def _was_no_ending(row: Row[Any], stored: SessionResult | None, result: SessionR
 
 def _stored(connection: Connection, rows: Mapping[str, Row[Any]]) -> dict[str, SessionResult]:
     """The results that some of these sessions have already."""
-    ended = [id for id, row in rows.items() if SessionStatus(row.status) not in HELD]
+    ended = [id for id, row in rows.items() if row.status not in HELD]
     if not ended:
         return {}
     query = select(results.c.session_id, results.c.result).where(results.c.session_id.in_(ended))
@@ -135,7 +135,7 @@ def _stop_early(connection: Connection, task_id: str, enough: int, now: float) -
     counted = select(func.count()).where(results.c.task_id == task_id, results.c.usable)
     if connection.execute(counted).scalar_one() < enough:
         return
-    is_open = sessions.c.status.in_([SessionStatus.QUEUED.value, *(status.value for status in HELD)])
+    is_open = sessions.c.status.in_([SessionStatus.QUEUED, *HELD])
     rest = select(sessions).where(sessions.c.task_id == task_id, is_open).order_by(sessions.c.seq)
     rows = connection.execute(rest.with_for_update(key_share=True)).all()
     cancel_rows(connection, rows, now, f"early_stop: {enough} samples are enough")

@@ -9,12 +9,11 @@ number so named. No one waits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, text
+from sqlalchemy import Connection, Row, Select, func, insert, select, text
 
 from polar.models.session import SessionEvent, SessionResult, SessionStatus
 from polar.models.views import EventPage, ResultPage
@@ -47,48 +46,52 @@ _LOWEST_OPEN = text(
 )
 
 
-def announce(connection: Connection, *feeds: Feed) -> None:
+def announce(connection: Connection, feed: Feed) -> None:
     """Say that this transaction is about to append; before it is given a number."""
     if connection.dialect.name == "postgresql":
-        locks = ", ".join(f"pg_advisory_xact_lock_shared({feed.first_key} + {feed.end})" for feed in feeds)
-        connection.execute(text(f"SELECT {locks}"))
+        connection.execute(text(f"SELECT pg_advisory_xact_lock_shared({feed.first_key} + {feed.end})"))
 
 
-def horizon(connection: Connection, feed: Feed) -> int | None:
-    """The number up to which the feed is complete, for a query that comes after; None: all that is seen.
+def horizon(connection: Connection, feed: Feed) -> int:
+    """The number up to which the feed is complete, for a query that comes after.
 
     The end is read before the locks: who takes a number up to it has its lock by then.
     """
     if connection.dialect.name != "postgresql":
-        return None
+        table = results if feed is Feed.RESULTS else events
+        return connection.execute(select(func.max(table.c.seq))).scalar_one() or 0
     end = int(connection.execute(text(f"SELECT {feed.end}")).scalar_one())
     span = {"first": feed.first_key, "last": feed.first_key + (1 << 56) - 1}
     lowest = connection.execute(_LOWEST_OPEN, span).scalar_one()
     return end if lowest is None else min(end, int(lowest) - feed.first_key)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An event about to be stored."""
+def event(
+    row: Row[Any],
+    status: SessionStatus,
+    at: float,
+    *,
+    attempt: int | None = None,
+    node: str | None = None,
+    detail: str | None = None,
+) -> dict[str, Any]:
+    """What is stored of a session that enters a status."""
+    return {
+        "session_id": row.id,
+        "task_id": row.task_id,
+        "attempt": row.attempt if attempt is None else attempt,
+        "status": status,
+        "at": at,
+        "node": node,
+        "detail": detail,
+    }
 
-    session_id: str
-    task_id: str
-    attempt: int
-    status: SessionStatus
-    at: float
-    node: str | None = None
-    detail: str | None = None
 
-
-_COLUMNS = tuple(field.name for field in fields(Entry))
-
-
-def record(connection: Connection, entries: Iterable[Entry]) -> None:
+def record(connection: Connection, entered: Sequence[dict[str, Any]]) -> None:
     """Store events in the caller's transaction, so that they tell exactly what it did."""
-    rows = [{name: getattr(entry, name) for name in _COLUMNS} for entry in entries]
-    if rows:
+    if entered:
         announce(connection, Feed.EVENTS)
-        connection.execute(insert(events), rows)
+        connection.execute(insert(events), entered)
 
 
 class Events:
@@ -98,39 +101,29 @@ class Events:
         self._database = database
 
     async def of(self, session_id: str) -> tuple[SessionEvent, ...]:
-        query = select(events).where(events.c.session_id == session_id).order_by(events.c.seq)
-        return await self._database.read(lambda connection: tuple(map(_event, connection.execute(query))))
+        return await self._read(
+            select(events).where(events.c.session_id == session_id).order_by(events.c.seq)
+        )
 
     async def latest(self, limit: int) -> tuple[SessionEvent, ...]:
         """The newest ones, newest first."""
-        query = select(events).order_by(events.c.seq.desc()).limit(limit)
-        return await self._database.read(lambda connection: tuple(map(_event, connection.execute(query))))
+        return await self._read(select(events).order_by(events.c.seq.desc()).limit(limit))
 
     async def newest(self) -> int:
         """The cursor after which only what is still to come is found."""
-
-        def look(connection: Connection) -> int:
-            end = horizon(connection, Feed.EVENTS)
-            if end is not None:
-                return end
-            return connection.execute(select(func.max(events.c.seq))).scalar_one() or 0
-
-        return await self._database.read(look)
+        return await self._database.read(lambda connection: horizon(connection, Feed.EVENTS))
 
     async def after(self, cursor: int, *, limit: int = 100) -> EventPage:
         query = select(events).where(events.c.seq > cursor).order_by(events.c.seq).limit(limit)
-
-        def look(connection: Connection) -> tuple[SessionEvent, ...]:
-            end = horizon(connection, Feed.EVENTS)
-            bounded = query if end is None else query.where(events.c.seq <= end)
-            return tuple(map(_event, connection.execute(bounded)))
-
-        found = await self._database.read(look)
+        found = await self._read(query, is_feed=True)
         return EventPage(events=found, cursor=found[-1].seq if found else cursor)
 
+    async def _read(self, query: Select[Any], *, is_feed: bool = False) -> tuple[SessionEvent, ...]:
+        def look(connection: Connection) -> tuple[SessionEvent, ...]:
+            wanted = query.where(events.c.seq <= horizon(connection, Feed.EVENTS)) if is_feed else query
+            return tuple(SessionEvent(**row) for row in connection.execute(wanted).mappings())
 
-def _event(row: Row[Any]) -> SessionEvent:
-    return SessionEvent.model_validate(dict(row._mapping))
+        return await self._database.read(look)
 
 
 class Results:
@@ -143,14 +136,10 @@ class Results:
         self, cursor: int, *, limit: int = 100, task_ids: Collection[str] | None = None
     ) -> ResultPage:
         """The results stored after `cursor`; None: of all tasks."""
-        query = select(results.c.seq, results.c.result).where(results.c.seq > cursor)
-        if task_ids is not None:
-            query = query.where(results.c.task_id.in_(task_ids))
-        query = query.order_by(results.c.seq).limit(limit)
+        query = _after(cursor, task_ids).order_by(results.c.seq).limit(limit)
 
         def look(connection: Connection) -> Sequence[Any]:
-            end = horizon(connection, Feed.RESULTS)
-            return connection.execute(query if end is None else query.where(results.c.seq <= end)).all()
+            return connection.execute(query.where(results.c.seq <= horizon(connection, Feed.RESULTS))).all()
 
         rows = await self._database.read(look)
         return ResultPage(
@@ -160,12 +149,15 @@ class Results:
 
     async def is_end(self, cursor: int, *, task_ids: Collection[str] | None = None) -> bool:
         """Whether nothing is stored after `cursor`, not even what `after` may not show yet."""
-        query = select(results.c.seq).where(results.c.seq > cursor).limit(1)
-        if task_ids is not None:
-            query = query.where(results.c.task_id.in_(task_ids))
+        query = _after(cursor, task_ids).limit(1)
         return await self._database.read(lambda connection: connection.execute(query).first()) is None
 
     async def fencing_token(self, session_id: str) -> int | None:
         """The token under which a session's result was stored, None while there is none."""
         query = select(results.c.fencing_token).where(results.c.session_id == session_id)
         return await self._database.read(lambda connection: connection.execute(query).scalar_one_or_none())
+
+
+def _after(cursor: int, task_ids: Collection[str] | None) -> Select[Any]:
+    query = select(results.c.seq, results.c.result).where(results.c.seq > cursor)
+    return query if task_ids is None else query.where(results.c.task_id.in_(task_ids))

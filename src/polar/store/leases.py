@@ -27,8 +27,8 @@ from polar.models.session import (
 )
 from polar.models.task import TaskSpec
 from polar.models.views import HeartbeatAnswer, SessionBeat
-from polar.store.database import BATCH, Database
-from polar.store.feeds import Entry, record
+from polar.store.database import BATCH, Database, batches
+from polar.store.feeds import event, record
 from polar.store.nodes import is_drained, report_trouble
 from polar.store.sessions import HELD, cancel_rows, end, ended_by_server
 from polar.store.tables import IS_QUEUED, sessions, tasks
@@ -135,9 +135,9 @@ class LeaseStore:
 def rows_of(connection: Connection, ids: Sequence[str]) -> list[Row[Any]]:
     """The sessions of these ids that there are, locked."""
     rows: list[Row[Any]] = []
-    for start in range(0, len(ids), BATCH):
+    for some in batches(ids):
         # Everyone locks in the same order, so that no two wait for each other.
-        query = select(sessions).where(sessions.c.id.in_(ids[start : start + BATCH])).order_by(sessions.c.seq)
+        query = select(sessions).where(sessions.c.id.in_(some)).order_by(sessions.c.seq)
         rows += connection.execute(query.with_for_update(key_share=True)).all()
     return rows
 
@@ -156,19 +156,19 @@ def is_newest(row: Any, key: LeaseKey) -> bool:
 
 def is_held(row: Any, key: LeaseKey) -> bool:
     """Whether the lease with this key is the session's own."""
-    return SessionStatus(row.status) in HELD and is_newest(row, key)
+    return row.status in HELD and is_newest(row, key)
 
 
 def fenced_off(session_id: str) -> Conflict:
     return Conflict(f"session {session_id!r} is not leased under this key")
 
 
-def entries(row: Row[Any], entered: Sequence[StageEntry], now: float) -> list[Entry]:
+def entries(row: Row[Any], entered: Sequence[StageEntry], now: float) -> list[dict[str, Any]]:
     """The events of the stages that a node says its session has entered, without those it said before."""
     return [
-        Entry(row.id, row.task_id, row.attempt, entry.status, now - entry.seconds_ago, row.node)
+        event(row, entry.status, now - entry.seconds_ago, node=row.node)
         for entry in entered
-        if _STAGES.index(entry.status) > _STAGES.index(SessionStatus(row.status))
+        if _STAGES.index(entry.status) > _STAGES.index(row.status)
     ]
 
 
@@ -188,7 +188,7 @@ def requeue(
         update(sessions)
         .where(sessions.c.seq.in_([row.seq for row in rows]))
         .values(
-            status=SessionStatus.QUEUED.value,
+            status=SessionStatus.QUEUED,
             attempt=sessions.c.attempt - attempts_given_back,
             node=None,
             lease_expires_at=None,
@@ -197,8 +197,7 @@ def requeue(
             updated_at=now,
         )
     )
-    queued = SessionStatus.QUEUED
-    record(connection, [Entry(row.id, row.task_id, row.attempt, queued, now, row.node, why) for row in rows])
+    record(connection, [event(row, SessionStatus.QUEUED, now, node=row.node, detail=why) for row in rows])
 
 
 def _next(
@@ -222,7 +221,7 @@ def _claim(
         update(sessions)
         .where(sessions.c.seq.in_([row.seq for row in rows]))
         .values(
-            status=SessionStatus.INIT.value,
+            status=SessionStatus.INIT,
             attempt=sessions.c.attempt + 1,
             fencing_token=sessions.c.fencing_token + 1,
             lease_digest=digest(secret),
@@ -232,8 +231,10 @@ def _claim(
             updated_at=now,
         )
     )
-    init = SessionStatus.INIT
-    record(connection, [Entry(row.id, row.task_id, row.attempt + 1, init, now, node) for row in rows])
+    record(
+        connection,
+        [event(row, SessionStatus.INIT, now, attempt=row.attempt + 1, node=node) for row in rows],
+    )
     wanted = {row.task_id for row in rows}
     found = connection.execute(select(tasks.c.id, tasks.c.spec).where(tasks.c.id.in_(wanted)))
     specs = {id: TaskSpec.model_validate_json(spec) for id, spec in found}
@@ -255,7 +256,7 @@ def _renew(
 ) -> HeartbeatAnswer:
     unchanged: list[int] = []
     renewals: list[dict[str, Any]] = []
-    entered: list[Entry] = []
+    entered: list[dict[str, Any]] = []
     held: set[str] = set()
     cancel: set[str] = set()
     renewed = {"lease_expires_at": now + seconds, "updated_at": now}
@@ -266,16 +267,15 @@ def _renew(
         held.add(row.id)
         if row.cancel_requested:
             cancel.add(row.id)
-        status = _furthest(SessionStatus(row.status), beat.status).value
+        status = _furthest(SessionStatus(row.status), beat.status)
         progress = beat.progress.model_dump_json()
         if (row.status, row.progress) == (status, progress):
             unchanged.append(row.seq)
         else:
             renewals.append({"row": row.seq, "status": status, "progress": progress, **renewed})
         entered += entries(row, beat.entered, now)
-    for start in range(0, len(unchanged), BATCH):
-        some = sessions.c.seq.in_(unchanged[start : start + BATCH])
-        connection.execute(update(sessions).where(some).values(renewed))
+    for some in batches(unchanged):
+        connection.execute(update(sessions).where(sessions.c.seq.in_(some)).values(renewed))
     if renewals:
         connection.execute(update(sessions).where(sessions.c.seq == bindparam("row")), renewals)
     record(connection, entered)

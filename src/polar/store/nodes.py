@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, func, insert, select, update
+from sqlalchemy import Connection, Row, exists, insert, select, update
 
 from polar.errors import NotFound
 from polar.models.dashboard import NodeOverview
 from polar.models.session import SessionStatus
 from polar.store.database import Database
 from polar.store.policy import SILENT_SECONDS
+from polar.store.sessions import count_by_status
 from polar.store.tables import nodes, policy_nodes, sessions
 
 FORGOTTEN_SECONDS = 3600.0
 """A node that has not been heard of for so long, and holds nothing, is no longer shown."""
+
+
+_IS_LEASED = sessions.c.lease_expires_at.is_not(None)
 
 
 class Nodes:
@@ -69,7 +72,7 @@ class Nodes:
         def read(connection: Connection) -> tuple[NodeOverview, ...]:
             seen = policy_nodes.c.seen_at > self._database.now() - FORGOTTEN_SECONDS
             reports = {row.node: row for row in connection.execute(select(policy_nodes).where(seen))}
-            held = _count_sessions(connection)
+            held = count_by_status(connection, sessions.c.node, _IS_LEASED)
             shown = sorted(reports.keys() | held.keys())
             rows = connection.execute(select(nodes).where(nodes.c.name.in_(shown)))
             known = {row.name: row for row in rows}
@@ -88,7 +91,8 @@ class Nodes:
                 connection.execute(update(nodes).where(nodes.c.name == name).values(drained_at=drained_at))
                 row = _row(connection, name)
             report = connection.execute(select(policy_nodes).where(policy_nodes.c.node == name)).one_or_none()
-            return self._view(name, row, report, _count_sessions(connection, name).get(name, {}))
+            held = count_by_status(connection, sessions.c.node, _IS_LEASED, sessions.c.node == name)
+            return self._view(name, row, report, held.get(name, {}))
 
         return await self._database.write(write)
 
@@ -123,16 +127,3 @@ def is_drained(connection: Connection, name: str) -> bool:
 
 def _row(connection: Connection, name: str) -> Row[Any] | None:
     return connection.execute(select(nodes).where(nodes.c.name == name).with_for_update()).one_or_none()
-
-
-def _count_sessions(connection: Connection, name: str | None = None) -> dict[str, dict[SessionStatus, int]]:
-    """How many sessions each node holds in each stage, or one of them."""
-    held: dict[str, dict[SessionStatus, int]] = defaultdict(dict)
-    query = select(sessions.c.node, sessions.c.status, func.count()).group_by(
-        sessions.c.node, sessions.c.status
-    )
-    leased = sessions.c.lease_expires_at.is_not(None)
-    query = query.where(leased if name is None else leased & (sessions.c.node == name))
-    for node, status, count in connection.execute(query):
-        held[node][SessionStatus(status)] = count
-    return held

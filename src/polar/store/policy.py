@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
@@ -19,7 +19,7 @@ SILENT_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What every node is to bring its engine to."""
+    """What every node is to bring its engine to: the row of the table `policy`."""
 
     step: int
     """Rises with every change."""
@@ -28,49 +28,50 @@ class Wanted:
     newest: int
     """The highest version ever asked for. No other weights ever get its number: an engine that was out of
     reach may have them under it."""
-    failure: str | None = None
+    failure: str | None
     """Why it is not the version, where no node could load it."""
-    fallback: Weights | None = None
-    """What nodes go back to if none of them can load these weights; None: one of them has."""
-    mode: PauseMode | None = None
+    fallback_version: int | None
+    fallback_path: str | None
+    """What nodes go back to if none of them can load these weights; no version: one of them has."""
+    mode: PauseMode | None
     """Set while there is a pause, as are its holder and its end."""
-    holder: str | None = None
-    expires_at: float | None = None
+    holder: str | None
+    expires_at: float | None
 
     @property
     def is_paused(self) -> bool:
         return self.mode is not None
 
+    @property
+    def fallback(self) -> Weights | None:
+        if self.fallback_version is None:
+            return None
+        return Weights(version=self.fallback_version, path=self.fallback_path)
+
     def resumed(self) -> Wanted:
         return replace(self, step=self.step + 1, mode=None, holder=None, expires_at=None)
 
     def updated(self, version: int, path: str | None) -> Wanted:
-        fallback = self.fallback or Weights(version=self.version, path=self.path)
-        return replace(
-            self,
-            step=self.step + 1,
-            version=version,
-            path=path,
-            newest=version,
-            failure=None,
-            fallback=fallback,
-        )
+        updated = replace(self, step=self.step + 1, version=version, path=path, newest=version, failure=None)
+        if self.fallback_version is not None:
+            return updated
+        return replace(updated, fallback_version=self.version, fallback_path=self.path)
 
     def judged(self, nodes: tuple[NodePolicy, ...]) -> Wanted:
         """Kept once one of the live nodes has loaded the weights, and given up once none of them can."""
-        if self.fallback is None or not nodes:
+        if self.fallback_version is None or not nodes:
             return self
+        settled = replace(self, fallback_version=None, fallback_path=None)
         if any(node.is_settled and node.version == self.version for node in nodes):
-            return replace(self, fallback=None)
+            return settled
         if any(node.error is None for node in nodes):
             return self
         return replace(
-            self,
+            settled,
             step=self.step + 1,
-            version=self.fallback.version,
-            path=self.fallback.path,
+            version=self.fallback_version,
+            path=self.fallback_path,
             failure="; ".join(f"{node.node}: {node.error}" for node in nodes),
-            fallback=None,
         )
 
 
@@ -126,23 +127,18 @@ class Policies:
 
         That is decided here, and not by whoever waits for an update: it may be gone by then.
         """
-        row = {
-            "node": node,
-            "step": report.step,
-            "version": report.version,
-            "error": report.error,
-            "seen_at": self._database.now(),
-        }
+        row = report.model_dump(include={"step", "version", "error"})
 
         def write(connection: Connection) -> bool:
             connection.execute(delete(policy_nodes).where(policy_nodes.c.node == node))
             if not report.leaves:
-                connection.execute(insert(policy_nodes).values(row))
-            if _read(connection, for_update=False).fallback is None:
+                seen_at = self._database.now()
+                connection.execute(insert(policy_nodes).values(node=node, seen_at=seen_at, **row))
+            if _read(connection, for_update=False).fallback_version is None:
                 return False
             now = _read(connection, for_update=True)
             judged = now.judged(_node_policies(self._reports(connection), now))
-            _write(connection, judged)
+            connection.execute(update(policy).values(asdict(judged)))
             return judged.step != now.step
 
         return await self._database.write(write)
@@ -161,7 +157,12 @@ class Policies:
     async def view(self) -> PolicyView:
         # Ends a pause whose time is over.
         await self.wanted()
-        wanted, nodes = await self._database.read(self._seen)
+        return await self._database.read(self._view)
+
+    def _view(self, connection: Connection) -> PolicyView:
+        # In this order, what is wanted is never older than what the nodes have done.
+        reports = self._reports(connection)
+        wanted = _read(connection, for_update=False)
         return PolicyView(
             version=wanted.version,
             path=wanted.path,
@@ -172,14 +173,8 @@ class Policies:
             newest=wanted.newest,
             fallback=wanted.fallback,
             failure=wanted.failure,
-            nodes=nodes,
+            nodes=_node_policies(reports, wanted),
         )
-
-    def _seen(self, connection: Connection) -> tuple[Wanted, tuple[NodePolicy, ...]]:
-        # In this order, what is wanted is never older than what the nodes have done.
-        reports = self._reports(connection)
-        wanted = _read(connection, for_update=False)
-        return wanted, _node_policies(reports, wanted)
 
     def _reports(self, connection: Connection) -> Sequence[Row[Any]]:
         """The last reports of the live nodes."""
@@ -191,7 +186,7 @@ class Policies:
             found = _read(connection, for_update=True)
             changed = change(found.resumed() if self._is_over(found) else found)
             if changed != found:
-                _write(connection, changed)
+                connection.execute(update(policy).values(asdict(changed)))
             return changed
 
         return await self._database.write(write)
@@ -221,39 +216,6 @@ def _refuse_others(now: Wanted, holder: str | None) -> None:
 
 
 def _read(connection: Connection, *, for_update: bool) -> Wanted:
-    query = select(policy).with_for_update() if for_update else select(policy)
-    row = connection.execute(query).one()
-    return Wanted(
-        step=row.step,
-        version=row.version,
-        path=row.path,
-        newest=row.newest,
-        failure=row.failure,
-        fallback=_fallback(row),
-        mode=PauseMode(row.mode) if row.mode is not None else None,
-        holder=row.holder,
-        expires_at=row.expires_at,
-    )
-
-
-def _fallback(row: Row[Any]) -> Weights | None:
-    if row.fallback_version is None:
-        return None
-    return Weights(version=row.fallback_version, path=row.fallback_path)
-
-
-def _write(connection: Connection, wanted: Wanted) -> None:
-    connection.execute(
-        update(policy).values(
-            step=wanted.step,
-            version=wanted.version,
-            path=wanted.path,
-            newest=wanted.newest,
-            failure=wanted.failure,
-            fallback_version=wanted.fallback.version if wanted.fallback else None,
-            fallback_path=wanted.fallback.path if wanted.fallback else None,
-            mode=wanted.mode.value if wanted.mode else None,
-            holder=wanted.holder,
-            expires_at=wanted.expires_at,
-        )
-    )
+    query = select(*(policy.c[field.name] for field in fields(Wanted)))
+    found = Wanted(*connection.execute(query.with_for_update() if for_update else query).one())
+    return replace(found, mode=PauseMode(found.mode) if found.mode else None)

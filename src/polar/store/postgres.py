@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -33,35 +33,29 @@ _IN_THE_WAY = frozenset({"40P01", "40001", "23505"})
 class PostgresDatabase(Database):
     """A database of a PostgreSQL server, version 14 or newer."""
 
-    def __init__(self, url: URL, clock: Clock) -> None:
+    def __init__(self, address: str, clock: Clock) -> None:
+        url = parsed(address)
         super().__init__(url.set(drivername="postgresql").render_as_string(hide_password=True), clock)
         self._engine = _engine(url)
         # Inside a transaction too, each statement sees all that is committed when it begins.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._shares_clock = clock is time.time
 
-    @classmethod
-    async def connect(cls, url: str, clock: Clock) -> Self:
-        database = cls(parsed(url), clock)
-        try:
-            await database.set_clock()
-        except BaseException:
-            await database.close()
-            raise
-        return database
+    async def connect(self) -> None:
+        await self.set_clock()
 
     async def close(self) -> None:
         await self._engine.dispose()
 
     async def read(self, look: Callable[[Connection], T]) -> T:
-        with self._network_errors():
+        with self.errors():
             async with self._reading.connect() as connection:
                 return await connection.run_sync(look)
 
     async def write(self, change: Callable[[Connection], T]) -> T:
         for pause in (*Backoff(0.02, 0.1, attempts=ATTEMPTS).pauses(), None):
             try:
-                with self._network_errors():
+                with self.errors():
                     async with self._engine.begin() as connection:
                         return await connection.run_sync(change)
             except _InTheWay as error:
@@ -97,9 +91,9 @@ class PostgresDatabase(Database):
                 return Unavailable(f"the database {self.name} cannot be used: {reason}")
 
     @contextmanager
-    def _network_errors(self) -> Iterator[None]:
+    def errors(self) -> Iterator[None]:
         try:
-            with self.errors():
+            with super().errors():
                 yield
         except OSError as error:
             raise Unavailable(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from sqlalchemy import Connection, delete, func, select
 
-from polar.store.blobs import BlobName, Blobs, Stored
-from polar.store.database import BATCH
+from polar.store.blobs import BlobName, Blobs
+from polar.store.database import batches
 from polar.store.sessions import HELD
 from polar.store.store import Store
 from polar.store.tables import events, results, sessions
@@ -53,50 +53,38 @@ async def _sweep_blobs(store: Store, blobs: Blobs, keep: float | None, grace: fl
     found = await blobs.found()
     old: list[BlobName] = []
     orphaned: list[BlobName] = []
-    for start in range(0, len(found), BATCH):
-        batch = found[start : start + BATCH]
-        known = await store.database.read(partial(_known, batch=batch))
-        old += [
-            blob.name
-            for blob in batch
-            if keep is not None and (at := known.ended.get(blob.name)) and at < now - keep
-        ]
-        # A lease that has ended never comes back: what it delivered can become no one's result.
-        orphaned += [
-            blob.name
-            for blob in batch
-            if blob.name not in known.ended
-            and blob.name not in known.held
-            and (blob.at is None or blob.at < now - grace)
-        ]
+    for batch in batches(list(found)):
+        ended, held = await store.database.read(partial(_known, batch=batch))
+        for name in batch:
+            at = found[name]
+            if name in ended:
+                if keep is not None and ended[name] < now - keep:
+                    old.append(name)
+            # A lease that has ended never comes back: what it delivered can become no one's result.
+            elif name not in held and (at is None or at < now - grace):
+                orphaned.append(name)
     await blobs.remove([*old, *orphaned])
     await blobs.remove_broken_uploads()
     return len(old), len(orphaned)
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    ended: dict[BlobName, float]
-    """The names that belong to a result, and when it was stored."""
-    held: frozenset[BlobName]
-    """The names under which a node may deliver now."""
-
-
-def _known(connection: Connection, batch: Iterable[Stored]) -> _Known:
-    ids = {blob.name.session_id for blob in batch}
+def _known(
+    connection: Connection, batch: Sequence[BlobName]
+) -> tuple[dict[BlobName, float], frozenset[BlobName]]:
+    """The names that belong to a result, and when it was stored; those under which a node may deliver now."""
+    ids = {name.session_id for name in batch}
     # First what is held: what a node delivers between the two is then found among the results.
-    leased = connection.execute(
-        select(sessions.c.id, sessions.c.fencing_token, sessions.c.status).where(sessions.c.id.in_(ids))
+    held = connection.execute(
+        select(sessions.c.id, sessions.c.fencing_token).where(
+            sessions.c.id.in_(ids), sessions.c.status.in_(HELD)
+        )
     ).all()
     ended = connection.execute(
         select(results.c.session_id, results.c.fencing_token, results.c.created_at).where(
             results.c.session_id.in_(ids)
         )
     )
-    return _Known(
-        {BlobName(row.session_id, row.fencing_token): row.created_at for row in ended},
-        frozenset(BlobName(row.id, row.fencing_token) for row in leased if row.status in HELD),
-    )
+    return {BlobName(id, token): at for id, token, at in ended}, frozenset(BlobName(*row) for row in held)
 
 
 async def _sweep_events(store: Store, keep: float | None) -> int:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, insert, select, update
 
 from polar.errors import InvalidInput, NotFound
 from polar.models.session import FailureReason, Progress, SessionResult, SessionStatus
 from polar.models.views import SessionPage, SessionView
-from polar.store.database import Database
-from polar.store.feeds import Entry, Feed, announce, record
+from polar.store.database import Database, view
+from polar.store.feeds import Feed, announce, event, record
 from polar.store.tables import results, sessions
 
 HELD = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN})
@@ -38,6 +39,22 @@ def page_start(after: str | None) -> int:
     if not (after.isascii() and after.isdigit() and len(after) <= 18):
         raise InvalidInput("after: must be the 'next' of the page before")
     return int(after)
+
+
+def next_page(rows: Sequence[Any], limit: int) -> str | None:
+    """Where the page after this one begins, if there is a row more than the page holds."""
+    return str(rows[limit - 1].seq) if len(rows) > limit else None
+
+
+def count_by_status(
+    connection: Connection, of: ColumnElement[Any], *conditions: ColumnElement[bool]
+) -> dict[str, dict[SessionStatus, int]]:
+    """For each value of a column, how many sessions there are in each status that has one."""
+    query = select(of, sessions.c.status, func.count()).where(*conditions).group_by(of, sessions.c.status)
+    counts: dict[str, dict[SessionStatus, int]] = defaultdict(dict)
+    for value, status, count in connection.execute(query):
+        counts[value][SessionStatus(status)] = count
+    return counts
 
 
 def end(connection: Connection, ended: Sequence[tuple[Row[Any], SessionResult]], now: float) -> None:
@@ -67,8 +84,10 @@ def end(connection: Connection, ended: Sequence[tuple[Row[Any], SessionResult]],
         [
             {
                 "session": row.id,
-                "status": result.status.value,
-                "progress": _final_progress(result).model_dump_json(),
+                "status": result.status,
+                "progress": Progress(
+                    completions=result.stats.completions, sampled_tokens=result.stats.sampled_tokens
+                ).model_dump_json(),
                 "reward": _credited(result),
                 "lease_expires_at": None,
                 "updated_at": now,
@@ -79,7 +98,7 @@ def end(connection: Connection, ended: Sequence[tuple[Row[Any], SessionResult]],
     record(
         connection,
         [
-            Entry(row.id, row.task_id, result.attempt, result.status, now, detail=result.error)
+            event(row, result.status, now, attempt=result.attempt, detail=result.error)
             for row, result in ended
         ],
     )
@@ -87,10 +106,6 @@ def end(connection: Connection, ended: Sequence[tuple[Row[Any], SessionResult]],
 
 def _credited(result: SessionResult) -> float | None:
     return result.reward if result.status is SessionStatus.COMPLETED else None
-
-
-def _final_progress(result: SessionResult) -> Progress:
-    return Progress(completions=result.stats.completions, sampled_tokens=result.stats.sampled_tokens)
 
 
 def ended_by_server(row: Row[Any], status: SessionStatus, error: str) -> SessionResult:
@@ -114,7 +129,7 @@ def cancel_rows(
 ) -> int:
     """End the waiting sessions among `rows` and ask for the end of the held ones; how many that were."""
     waiting = [row for row in rows if row.status == SessionStatus.QUEUED]
-    held = [row for row in rows if SessionStatus(row.status) in HELD]
+    held = [row for row in rows if row.status in HELD]
     end(connection, [(row, ended_by_server(row, SessionStatus.CANCELLED, reason)) for row in waiting], now)
     if held:
         connection.execute(
@@ -132,6 +147,7 @@ class Sessions:
         self._database = database
 
     async def get(self, id: str) -> SessionView:
+        """One session; NotFound if there is none."""
         return await self._database.read(lambda connection: _get(connection, id))
 
     async def page(
@@ -147,13 +163,9 @@ class Sessions:
         if task_id is not None:
             query = query.where(sessions.c.task_id == task_id)
         if status is not None:
-            query = query.where(sessions.c.status == status.value)
+            query = query.where(sessions.c.status == status)
         rows = await self._database.read(lambda connection: connection.execute(query).all())
-        shown = rows[:limit]
-        return SessionPage(
-            sessions=tuple(_view(row) for row in shown),
-            next=str(shown[-1].seq) if len(rows) > limit else None,
-        )
+        return SessionPage(sessions=tuple(map(_view, rows[:limit])), next=next_page(rows, limit))
 
     async def cancel(self, id: str) -> SessionView:
         """A waiting session ends now, a held one when its node hears of it, an ended one stays as it is."""
@@ -186,15 +198,9 @@ def _views() -> Select[Any]:
 
 
 def _view(row: Row[Any]) -> SessionView:
-    return SessionView(
-        id=row.id,
-        task_id=row.task_id,
-        sample=row.sample,
-        attempt=row.attempt,
-        status=SessionStatus(row.status),
+    return view(
+        SessionView,
+        row,
         progress=Progress.model_validate_json(row.progress),
-        node=row.node,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
         result=SessionResult.model_validate_json(row.result) if row.result is not None else None,
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
+import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
@@ -20,6 +21,8 @@ from polar.errors import PolarError, Unavailable
 from polar.store.database import Clock, Database
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 BUSY_SECONDS = 30.0
 """How long a transaction waits for another process's write."""
@@ -46,20 +49,15 @@ class SqliteDatabase(Database):
         # A writer takes the lock at once: one that read first could find its snapshot stale and fail.
         self._writing = _engine(path, "BEGIN IMMEDIATE")
         self._readers = ThreadPoolExecutor(READERS, "sqlite-reader")
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write_forever, name="sqlite-writer", daemon=True)
+        self._writer = ThreadPoolExecutor(1, "sqlite-writer")
+        self._waiting: deque[_Job] = deque()
 
-    @classmethod
-    async def connect(cls, path: Path, clock: Clock) -> Self:
-        database = cls(path, clock)
-        with database.errors():
-            await asyncio.to_thread(_use_wal, database._writing)
-        database._writer.start()
-        return database
+    async def connect(self) -> None:
+        with self.errors():
+            await asyncio.to_thread(_use_wal, self._writing)
 
     async def close(self) -> None:
-        self._jobs.put(None)
-        await asyncio.to_thread(self._writer.join)
+        await asyncio.to_thread(self._writer.shutdown)
         await asyncio.to_thread(self._readers.shutdown)
         self._reading.dispose()
         self._writing.dispose()
@@ -74,7 +72,8 @@ class SqliteDatabase(Database):
 
     async def write(self, change: Callable[[Connection], T]) -> T:
         job = _Job(change)
-        self._jobs.put(job)
+        self._waiting.append(job)
+        self._writer.submit(self._write_waiting)
         with self.errors():
             result: T = await asyncio.wrap_future(job.done)
             return result
@@ -94,68 +93,44 @@ class SqliteDatabase(Database):
             )
         return Unavailable(f"the database {self.name} cannot be used: {reason}")
 
-    def _write_forever(self) -> None:
-        while (first := self._jobs.get()) is not None:
-            jobs = [first]
-            is_last = False
-            while len(jobs) < MOST_TOGETHER and not is_last:
-                try:
-                    job = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
-                if job is None:
-                    is_last = True
-                else:
-                    jobs.append(job)
-            self._write_all([job for job in jobs if job.done.set_running_or_notify_cancel()])
-            if is_last:
-                return
-
-    def _write_all(self, jobs: list[_Job]) -> None:
-        """One transaction for all; where the database gives that up, each gets its own."""
-        if len(jobs) > 1:
+    def _write_waiting(self) -> None:
+        """Commit what waits; where the database gives a common commit up, each gets its own."""
+        jobs: list[_Job] = []
+        while self._waiting and len(jobs) < MOST_TOGETHER:
+            jobs.append(self._waiting.popleft())
+        running = [job for job in jobs if job.done.set_running_or_notify_cancel()]
+        if len(running) > 1:
             try:
-                outcomes = self._commit_together(jobs)
+                self._commit_together(running)
+                return
             except DBAPIError:
-                outcomes = []
-            for job, outcome in zip(jobs, outcomes, strict=False):
-                _settle(job, outcome)
-            jobs = jobs[len(outcomes) :]
-        for job in jobs:
-            _settle(job, self._commit_alone(job))
+                log.debug("%d transactions get a commit each, since one failed", len(running))
+        for job in running:
+            self._commit_alone(job)
 
-    def _commit_together(self, jobs: list[_Job]) -> list[Any]:
-        """What each returned or raised; a change that raises is undone by itself."""
-        outcomes: list[Any] = []
+    def _commit_together(self, jobs: Sequence[_Job]) -> None:
+        """One transaction for all, in which a change that raises is undone by itself."""
+        settle: list[Callable[[], None]] = []
         with self._writing.begin() as connection:
             for job in jobs:
                 try:
                     with connection.begin_nested():
-                        outcomes.append(job.change(connection))
+                        settle.append(partial(job.done.set_result, job.change(connection)))
                 except DBAPIError:
                     raise
                 except Exception as error:
-                    outcomes.append(_Raised(error))
-        return outcomes
+                    settle.append(partial(job.done.set_exception, error))
+        for each in settle:
+            each()
 
-    def _commit_alone(self, job: _Job) -> Any:
+    def _commit_alone(self, job: _Job) -> None:
         try:
             with self._writing.begin() as connection:
-                return job.change(connection)
+                result = job.change(connection)
         except Exception as error:
-            return _Raised(error)
-
-
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    error: Exception
-
-
-def _settle(job: _Job, outcome: Any) -> None:
-    if isinstance(outcome, _Raised):
-        job.done.set_exception(outcome.error)
-    else:
-        job.done.set_result(outcome)
+            job.done.set_exception(error)
+        else:
+            job.done.set_result(result)
 
 
 def _engine(path: Path, begin: str) -> Engine:
@@ -190,9 +165,7 @@ def _use_wal(engine: Engine) -> None:
             with closing(engine.raw_connection()) as connection:
                 connection.cursor().execute("PRAGMA journal_mode=WAL")
             return
-        except engine.dialect.loaded_dbapi.OperationalError as error:
+        except engine.dialect.loaded_dbapi.Error as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise DBAPIError("PRAGMA journal_mode=WAL", None, error) from error
-        except engine.dialect.loaded_dbapi.Error as error:
-            raise DBAPIError("PRAGMA journal_mode=WAL", None, error) from error
         time.sleep(0.05)

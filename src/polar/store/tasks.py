@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, insert, or_, select, update
@@ -20,15 +19,15 @@ from polar.errors import Conflict, NotFound
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import TaskPage, TaskView
-from polar.store.database import BATCH, Database
-from polar.store.sessions import cancel_rows, page_start, session_id
+from polar.store.database import Database, batches
+from polar.store.sessions import cancel_rows, count_by_status, next_page, page_start, session_id
 from polar.store.tables import IS_QUEUED, results, sessions, tasks
 from polar.store.webhooks import target_ids
 
 SAMPLES_PER_TURN = 64
 """Larger than the groups that trainers use, small beside the sessions of a day."""
 
-_ENDED = [status.value for status in SessionStatus if status.ended]
+_ENDED = [status for status in SessionStatus if status.ended]
 
 
 def digest(spec: TaskSpec) -> str:
@@ -71,8 +70,7 @@ class Tasks:
 
         def look(connection: Connection) -> TaskPage:
             rows = connection.execute(query).all()
-            views = _views(connection, rows[:limit])
-            return TaskPage(tasks=tuple(views), next=str(rows[limit - 1].seq) if len(rows) > limit else None)
+            return TaskPage(tasks=tuple(_views(connection, rows[:limit])), next=next_page(rows, limit))
 
         return await self._database.read(look)
 
@@ -113,8 +111,8 @@ def _submit(
 
 def _digests(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for start in range(0, len(ids), BATCH):
-        query = select(tasks.c.id, tasks.c.spec_digest).where(tasks.c.id.in_(ids[start : start + BATCH]))
+    for some in batches(ids):
+        query = select(tasks.c.id, tasks.c.spec_digest).where(tasks.c.id.in_(some))
         found |= {row.id: row.spec_digest for row in connection.execute(query)}
     return found
 
@@ -131,7 +129,8 @@ def _insert(connection: Connection, new: Sequence[tuple[TaskSpec, str]], now: fl
                 "spec": spec.model_dump_json(),
                 "spec_digest": its_digest,
                 "early_stop": spec.early_stop,
-                **_webhook(spec, targets),
+                "webhook_id": targets[spec.webhook.url] if spec.webhook else None,
+                "webhook_events": ",".join(spec.webhook.events) if spec.webhook else None,
                 "harness": spec.harness.name,
                 **_queue(spec, now),
             }
@@ -139,7 +138,7 @@ def _insert(connection: Connection, new: Sequence[tuple[TaskSpec, str]], now: fl
         ],
     )
     blank = {
-        "status": SessionStatus.QUEUED.value,
+        "status": SessionStatus.QUEUED,
         "attempt": 0,
         "fencing_token": 0,
         "progress": Progress().model_dump_json(),
@@ -157,19 +156,12 @@ def _insert(connection: Connection, new: Sequence[tuple[TaskSpec, str]], now: fl
             {
                 "id": session_id(spec.id, sample),
                 "sample": sample,
-                "turn": _turn(first[queue], sample),
+                "turn": first[queue] + sample // SAMPLES_PER_TURN,
                 **shared,
             }
             for sample in range(spec.samples)
         )
     connection.execute(insert(sessions), rows)
-
-
-def _webhook(spec: TaskSpec, targets: Mapping[str, int]) -> dict[str, Any]:
-    if spec.webhook is None:
-        return {"webhook_id": None, "webhook_events": None}
-    events = ",".join(event.value for event in spec.webhook.events)
-    return {"webhook_id": targets[spec.webhook.url], "webhook_events": events}
 
 
 def _first_turn(connection: Connection, spec: TaskSpec) -> int:
@@ -181,10 +173,6 @@ def _first_turn(connection: Connection, spec: TaskSpec) -> int:
         .limit(1)
     )
     return connection.execute(query).scalar_one_or_none() or 0
-
-
-def _turn(first: int, sample: int) -> int:
-    return first + sample // SAMPLES_PER_TURN
 
 
 def _queue(spec: TaskSpec, now: float) -> dict[str, Any]:
@@ -205,14 +193,7 @@ def _get(connection: Connection, id: str) -> TaskView:
 
 def _views(connection: Connection, rows: Sequence[Row[Any]]) -> list[TaskView]:
     ids = [row.id for row in rows]
-    counts: dict[str, dict[SessionStatus, int]] = defaultdict(dict)
-    counted = connection.execute(
-        select(sessions.c.task_id, sessions.c.status, func.count())
-        .where(sessions.c.task_id.in_(ids))
-        .group_by(sessions.c.task_id, sessions.c.status)
-    )
-    for task_id, status, count in counted:
-        counts[task_id][SessionStatus(status)] = count
+    counts = count_by_status(connection, sessions.c.task_id, sessions.c.task_id.in_(ids))
     averaged = connection.execute(
         select(results.c.task_id, func.avg(results.c.reward))
         .where(results.c.task_id.in_(ids))
@@ -248,9 +229,9 @@ def has_status(status: TaskStatus) -> ColumnElement[bool]:
     def some(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
         return exists().where(sessions.c.task_id == tasks.c.id, *conditions)
 
-    begun = some(sessions.c.status != SessionStatus.QUEUED.value)
+    begun = some(sessions.c.status != SessionStatus.QUEUED)
     is_open = some(sessions.c.status.not_in(_ENDED))
-    uncancelled = some(sessions.c.status != SessionStatus.CANCELLED.value)
+    uncancelled = some(sessions.c.status != SessionStatus.CANCELLED)
     cancelled = or_(tasks.c.cancelled_at.is_not(None), ~uncancelled)
     match status:
         case TaskStatus.QUEUED:

@@ -8,11 +8,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, text, update
+from sqlalchemy import Connection, insert, select, text, update
 
 from polar.errors import Conflict, NotFound
 from polar.models.access import MadeToken, NewToken, TokenRole, TokenState, TokenView
-from polar.store.database import Database
+from polar.store.database import Database, view
 from polar.store.tables import tokens
 
 PREFIX = "polar"
@@ -61,9 +61,9 @@ class TokenStore:
 
     async def create(self, asked: NewToken) -> MadeToken:
         """Conflict if a live token has the name."""
-
         if asked.name == OWNER:
             raise Conflict(f"{OWNER!r} is what the data directory's own token is called")
+        id, token = new_token()
 
         def change(connection: Connection) -> MadeToken:
             now = self._database.now()
@@ -71,7 +71,15 @@ class TokenStore:
                 raise Conflict(
                     f"there is a token named {asked.name!r}", hint="revoke it, or choose another name"
                 )
-            return _insert(connection, asked.name, asked.role, asked.expires_seconds, now)
+            made = {
+                "id": id,
+                "name": asked.name,
+                "role": asked.role,
+                "created_at": now,
+                "expires_at": None if asked.expires_seconds is None else now + asked.expires_seconds,
+            }
+            connection.execute(insert(tokens).values(digest=digest(token), **made))
+            return MadeToken(token=token, view=TokenView(state=TokenState.LIVE, **made))
 
         return await self._database.write(change)
 
@@ -83,13 +91,12 @@ class TokenStore:
         def change(connection: Connection) -> tuple[TokenView, ...]:
             now = self._database.now()
             meant = (tokens.c.id == name_or_id) | (tokens.c.name == name_or_id)
-            found = connection.execute(select(tokens).where(meant, tokens.c.revoked_at.is_(None))).all()
-            if not found:
+            live = meant & tokens.c.revoked_at.is_(None)
+            rows = connection.execute(select(tokens).where(live).order_by(tokens.c.seq)).all()
+            if not rows:
                 raise NotFound(f"no token is {name_or_id!r}", hint="`polar token list` shows them")
-            seqs = [row.seq for row in found]
-            connection.execute(update(tokens).where(tokens.c.seq.in_(seqs)).values(revoked_at=now))
-            rows = connection.execute(select(tokens).where(tokens.c.seq.in_(seqs)).order_by(tokens.c.seq))
-            return tuple(_view(row, now) for row in rows)
+            connection.execute(update(tokens).where(live).values(revoked_at=now))
+            return tuple(view(TokenView, row, state=TokenState.REVOKED) for row in rows)
 
         return await self._database.write(change)
 
@@ -122,35 +129,10 @@ def _is_taken(connection: Connection, name: str, now: float) -> bool:
     return connection.execute(query).first() is not None
 
 
-def _insert(
-    connection: Connection, name: str, role: TokenRole, lifetime: float | None, now: float
-) -> MadeToken:
-    id, token = new_token()
-    connection.execute(
-        insert(tokens).values(
-            id=id,
-            name=name,
-            role=role.value,
-            digest=digest(token),
-            created_at=now,
-            expires_at=None if lifetime is None else now + lifetime,
-        )
-    )
-    row = connection.execute(select(tokens).where(tokens.c.id == id)).one()
-    return MadeToken(token=token, view=_view(row, now))
-
-
-def _view(row: Row[Any], now: float) -> TokenView:
+def _view(row: Any, now: float) -> TokenView:
     state = TokenState.LIVE
     if row.revoked_at is not None:
         state = TokenState.REVOKED
     elif row.expires_at is not None and row.expires_at <= now:
         state = TokenState.EXPIRED
-    return TokenView(
-        id=row.id,
-        name=row.name,
-        role=TokenRole(row.role),
-        state=state,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-    )
+    return view(TokenView, row, state=state)

@@ -7,23 +7,24 @@ that ended is passed over, whichever server delivers and whenever it dies.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, exists, func, insert, select, update
 
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.views import Notice, TaskEnd
 from polar.models.webhook import WebhookEvent, WebhookView
-from polar.store.database import Database
+from polar.store.database import Database, view
 from polar.store.feeds import Feed, horizon
+from polar.store.sessions import count_by_status
 from polar.store.tables import results, sessions, tasks, webhooks
 
 MAX_IDLE_RESULTS = 1_000
-"""How many results of others a target's cursor may stay behind: that many are read again after a restart."""
+"""How many results of others a target's cursor may stay behind: that many are read again at every look."""
 
-_ENDED = [status.value for status in SessionStatus if status.ended]
+_ENDED = [status for status in SessionStatus if status.ended]
 _FEED = results.join(tasks, tasks.c.id == results.c.task_id)
 
 
@@ -47,8 +48,6 @@ class NoticeBatch:
     """Each with its place in the feed."""
     cursor: int
     """Where the target stands once all of them are delivered."""
-    is_last: bool
-    """Whether the feed holds no more for it now."""
 
 
 class Webhooks:
@@ -57,33 +56,12 @@ class Webhooks:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def find_new(self, after: int | None) -> tuple[set[int], int]:
-        """The targets of results stored after a place in the feed, and up to where it was read.
+    async def claim(self, *, seconds: float) -> Target | None:
+        """Deliver alone to the longest due target for which the feed holds something; None: there is none.
 
-        None: every target that may be behind.
+        Should this server die, another may deliver to it after these seconds.
         """
-
-        def look(connection: Connection) -> tuple[set[int], int]:
-            end = _end(connection)
-            query = select(webhooks.c.id).where(webhooks.c.cursor < end)
-            if after is not None:
-                is_new = (results.c.seq > after) & (results.c.seq <= end)
-                query = select(tasks.c.webhook_id).distinct().select_from(_FEED)
-                query = query.where(is_new, tasks.c.webhook_id.is_not(None))
-            return set(connection.execute(query).scalars()) if end != after else set(), end
-
-        return await self._database.read(look)
-
-    async def find_due(self, ids: Collection[int]) -> list[int]:
-        """Those of these targets that nobody delivers to and that wait for no retry, longest due first."""
-        due = select(webhooks.c.id).where(webhooks.c.id.in_(ids), webhooks.c.due_at <= self._database.now())
-        due = due.order_by(webhooks.c.due_at)
-        if not ids:
-            return []
-        return await self._database.read(lambda connection: list(connection.execute(due).scalars()))
-
-    async def claim(self, id: int, *, seconds: float) -> Target | None:
-        """Deliver to a target alone; should this server die, another may after these seconds."""
+        id = await self._database.read(lambda connection: _due(connection, self._database.now()))
 
         def change(connection: Connection) -> Target | None:
             now = self._database.now()
@@ -92,23 +70,15 @@ class Webhooks:
             if row is None:
                 return None
             connection.execute(update(webhooks).where(webhooks.c.id == id).values(due_at=now + seconds))
-            return Target(id, row.url, row.cursor, row.failures, now + seconds)
+            return Target(row.id, row.url, row.cursor, row.failures, now + seconds)
 
-        return await self._database.write(change)
-
-    async def release(self, target: Target) -> None:
-        """Give a claim up before anything came of it."""
-        mine = (webhooks.c.id == target.id) & (webhooks.c.due_at == target.claim)
-        values = {"due_at": self._database.now()}
-        await self._database.write(
-            lambda connection: connection.execute(update(webhooks).where(mine).values(values))
-        )
+        return None if id is None else await self._database.write(change)
 
     async def read(self, target: Target, *, limit: int) -> NoticeBatch:
         """The notices of a target's next results."""
 
         def look(connection: Connection) -> NoticeBatch:
-            end = _end(connection)
+            end = horizon(connection, Feed.RESULTS)
             is_new = (results.c.seq > target.cursor) & (results.c.seq <= end)
             is_next = is_new & (tasks.c.webhook_id == target.id)
             columns = results.c.seq, results.c.result, results.c.created_at, tasks.c.webhook_events
@@ -117,39 +87,37 @@ class Webhooks:
             notices = tuple(
                 (row.seq, notice) for row in rows for notice in _notices(connection, row, target.url)
             )
-            is_last = len(rows) < limit
-            return NoticeBatch(notices, end if is_last else rows[-1].seq, is_last)
+            return NoticeBatch(notices, end if len(rows) < limit else rows[-1].seq)
 
         return await self._database.read(look)
 
     async def settle(
-        self, target: Target, cursor: int, *, error: str | None = None, retry_seconds: float = 0.0
-    ) -> bool:
+        self,
+        target: Target,
+        cursor: int,
+        *,
+        failures: int = 0,
+        error: str | None = None,
+        retry_seconds: float = 0.0,
+    ) -> None:
         """End a claim: what lies before `cursor` was delivered, and with an error what follows failed.
 
-        False if the claim was over: another server has begun, and knows better.
+        Nothing changes if the claim was over: another server has begun, and knows better.
         """
         now = self._database.now()
-        values: dict[str, Any] = {"cursor": cursor, "error": error, "due_at": now + retry_seconds}
-        has_moved = cursor > target.cursor
-        values["failures"] = 0 if error is None else 1 if has_moved else target.failures + 1
-        if has_moved:
+        values = {"cursor": cursor, "failures": failures, "error": error, "due_at": now + retry_seconds}
+        if cursor > target.cursor:
             values["delivered_at"] = now
+        await self._end_claim(target, values)
+
+    async def release(self, target: Target) -> None:
+        """Give a claim up before anything came of it."""
+        await self._end_claim(target, {"due_at": self._database.now()})
+
+    async def _end_claim(self, target: Target, values: Mapping[str, Any]) -> None:
         mine = (webhooks.c.id == target.id) & (webhooks.c.due_at == target.claim)
         change = update(webhooks).where(mine).values(values)
-        return await self._database.write(lambda connection: connection.execute(change).rowcount > 0)
-
-    async def skip_idle(self, behind: Collection[int], end: int) -> None:
-        """Move the cursors of all other targets on: the feed holds nothing for them up to `end`."""
-        idle = (webhooks.c.cursor < end - MAX_IDLE_RESULTS) & webhooks.c.id.not_in(behind)
-
-        def look(connection: Connection) -> bool:
-            return connection.execute(select(webhooks.c.id).where(idle).limit(1)).first() is not None
-
-        if await self._database.read(look):
-            await self._database.write(
-                lambda connection: connection.execute(update(webhooks).where(idle).values(cursor=end))
-            )
+        await self._database.write(lambda connection: connection.execute(change))
 
     async def all(self) -> tuple[WebhookView, ...]:
         """Every target, oldest first."""
@@ -164,14 +132,12 @@ class Webhooks:
         is_waiting = (results.c.seq > row.cursor) & (tasks.c.webhook_id == row.id)
         query = select(func.count(), func.min(results.c.created_at)).select_from(_FEED).where(is_waiting)
         lag, oldest = connection.execute(query).one()
-        return WebhookView(
-            url=row.url,
+        return view(
+            WebhookView,
+            row,
             lag=lag,
             lag_seconds=max(self._database.now() - oldest, 0.0) if lag else 0.0,
-            failures=row.failures,
-            error=row.error,
             retry_at=row.due_at if row.failures else None,
-            delivered_at=row.delivered_at,
         )
 
 
@@ -187,10 +153,14 @@ def target_ids(connection: Connection, urls: Collection[str]) -> dict[str, int]:
     return {row.url: row.id for row in connection.execute(query)}
 
 
-def _end(connection: Connection) -> int:
-    """Up to where the feed of results is complete."""
+def _due(connection: Connection, now: float) -> int | None:
+    """The target that is due longest, of those that have something to get, or fell far behind the feed."""
     end = horizon(connection, Feed.RESULTS)
-    return end if end is not None else connection.execute(select(func.max(results.c.seq))).scalar_one() or 0
+    is_new = (results.c.seq > webhooks.c.cursor) & (results.c.seq <= end)
+    has_new = exists().select_from(_FEED).where(is_new, tasks.c.webhook_id == webhooks.c.id)
+    is_behind = (webhooks.c.cursor < end - MAX_IDLE_RESULTS) | has_new
+    due = select(webhooks.c.id).where(webhooks.c.due_at <= now, webhooks.c.cursor < end, is_behind)
+    return connection.execute(due.order_by(webhooks.c.due_at).limit(1)).scalar_one_or_none()
 
 
 def _notices(connection: Connection, row: Any, url: str) -> list[Notice]:
@@ -223,12 +193,6 @@ def _is_end_of_task(connection: Connection, task_id: str, seq: int) -> bool:
 
 
 def _task_end(connection: Connection, task_id: str) -> TaskEnd:
-    counted = select(sessions.c.status, func.count()).where(sessions.c.task_id == task_id)
+    counts = count_by_status(connection, sessions.c.task_id, sessions.c.task_id == task_id)
     mean = select(func.avg(results.c.reward)).where(results.c.task_id == task_id)
-    return TaskEnd(
-        sessions={
-            SessionStatus(status): count
-            for status, count in connection.execute(counted.group_by(sessions.c.status))
-        },
-        mean_reward=connection.execute(mean).scalar_one(),
-    )
+    return TaskEnd(sessions=counts[task_id], mean_reward=connection.execute(mean).scalar_one())

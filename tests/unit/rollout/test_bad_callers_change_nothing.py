@@ -87,7 +87,7 @@ async def test_forged_results_are_refused_and_logged(
     assert [problem["code"] for problem in answer.json()["problems"]] == ["conflict", "not_found"]
     assert "2 of 2 deliveries refused" in caplog.text
     assert await everything(store) == before
-    assert await store.recordings.found() == []
+    assert await store.recordings.found() == {}
     assert not list(store.recordings.uploads_dir.glob("*"))
     lines = refusals(caplog)
     assert [(line["action"], line["object"], line["status"]) for line in lines] == [

@@ -79,7 +79,7 @@ async def test_an_archive_on_the_disk_is_not_read_whole(
     def refuse(*_: object) -> None:
         raise AssertionError("it may have a GiB")
 
-    monkeypatch.setattr("polar.store.file_blobs.FileBlobs.read", refuse)
+    monkeypatch.setattr("polar.store.blobs.FileBlobs.read", refuse)
     assert (await http.get(f"{url}/artifacts")).status_code == 200
     assert (await http.get(f"{url}/artifact", params={"name": "logs/agent.stderr"})).status_code == 200
 

@@ -59,13 +59,13 @@ async def test_what_a_fenced_off_lease_delivered_goes_after_its_grace(store: Sto
     await store.recordings.put(BlobName(new.session_id, new.fencing_token), b"mine")
     # The slow node was let in before its lease ended, and writes after.
     await store.recordings.put(BlobName(old.session_id, old.fencing_token), b"too late")
-    (stored, _) = await store.recordings.found()
-    assert stored.at is not None
-    clock.now = stored.at + 60
+    (stored_at, _) = (await store.recordings.found()).values()
+    assert stored_at is not None
+    clock.now = stored_at + 60
     assert await sweep(store, Retention(orphans=3600)) == Swept()
-    clock.now = stored.at + 7200
+    clock.now = stored_at + 7200
     assert await sweep(store, Retention(orphans=3600)) == Swept(orphans=1)
-    left = [stored.name for stored in await store.recordings.found()]
+    left = list(await store.recordings.found())
     assert left == [BlobName(new.session_id, new.fencing_token)]
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from polar.errors import Unavailable
-from polar.store.blobs import PART, BlobName
-from polar.store.file_blobs import MOST_TOGETHER, FileBlobs
+from polar.store.blobs import MOST_TOGETHER, PART, BlobName, FileBlobs
 
 
 def names_below(root: Path) -> set[BlobName | None]:

@@ -12,11 +12,8 @@ from polar.models.policy import PolicyReport
 from polar.models.session import SessionStatus, TrajectoryStats
 from polar.models.task import TaskStatus
 from polar.models.views import SessionView
-from polar.store.listing import SessionFilter
 from polar.store.store import Store
 from tests.fakes.control_plane import Clock, complete, idle_task, result_of
-
-ANY = SessionFilter()
 
 
 async def end_some(store: Store) -> None:
@@ -36,12 +33,12 @@ async def end_some(store: Store) -> None:
         await complete(store, lease.key, result)
 
 
-async def ids(store: Store, wanted: SessionFilter = ANY, *, limit: int = 50) -> list[str]:
+async def ids(store: Store, *, limit: int = 50, **wanted: Any) -> list[str]:
     """Of all pages."""
     found: list[str] = []
     before = None
     while True:
-        page = await store.listing.sessions(wanted, limit=limit, before=before)
+        page = await store.listing.sessions(limit=limit, before=before, **wanted)
         found += [row.id for row in page.sessions]
         before = page.older
         if before is None:
@@ -57,26 +54,26 @@ async def test_pages_hold_every_session_once_newest_first(store: Store, limit: i
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
-        (SessionFilter(status=SessionStatus.FAILED), ["second.0"]),
-        (SessionFilter(task_id="first"), ["first.2", "first.1", "first.0"]),
-        (SessionFilter(node="north", status=SessionStatus.COMPLETED), ["first.1", "first.0"]),
-        (SessionFilter(reward=Reward.POSITIVE), ["first.0"]),
-        (SessionFilter(reward=Reward.ZERO), ["first.1"]),
-        (SessionFilter(reward=Reward.NONE), ["second.1", "second.0", "first.2"]),
-        (SessionFilter(text="cond."), ["second.1", "second.0"]),
-        (SessionFilter(text="%"), []),
+        ({"status": SessionStatus.FAILED}, ["second.0"]),
+        ({"task_id": "first"}, ["first.2", "first.1", "first.0"]),
+        ({"node": "north", "status": SessionStatus.COMPLETED}, ["first.1", "first.0"]),
+        ({"reward": Reward.POSITIVE}, ["first.0"]),
+        ({"reward": Reward.ZERO}, ["first.1"]),
+        ({"reward": Reward.NONE}, ["second.1", "second.0", "first.2"]),
+        ({"text": "cond."}, ["second.1", "second.0"]),
+        ({"text": "%"}, []),
     ],
 )
 async def test_filters_find_exactly_what_matches(
-    store: Store, wanted: SessionFilter, found: list[str]
+    store: Store, wanted: dict[str, Any], found: list[str]
 ) -> None:
     await end_some(store)
-    assert await ids(store, wanted) == found
+    assert await ids(store, **wanted) == found
 
 
 async def test_row_says_what_the_session_says(store: Store) -> None:
     await end_some(store)
-    (row,) = (await store.listing.sessions(SessionFilter(text="first.0"), limit=1, before=None)).sessions
+    (row,) = (await store.listing.sessions(text="first.0", limit=1)).sessions
     view: SessionView = await store.sessions.get("first.0")
     assert (row.reward, row.completions, row.sampled_tokens) == (1.0, 2, 10)
     assert (row.status, row.node, row.attempt) == (view.status, view.node, view.attempt)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sqlalchemy import select
 
 from polar.models.session import SessionStatus
 from polar.models.views import Notice
 from polar.models.webhook import Webhook, WebhookEvent
 from polar.store import webhooks as module
 from polar.store.store import Store
-from polar.store.tables import webhooks
 from polar.store.webhooks import Target
 from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 
@@ -29,9 +27,7 @@ async def run(store: Store, task_id: str, samples: int, webhook: Webhook | None)
 
 async def claimed(store: Store, seconds: float = 60) -> Target:
     """The one target there is."""
-    found, _ = await store.webhooks.find_new(None)
-    (id,) = await store.webhooks.find_due(found)
-    target = await store.webhooks.claim(id, seconds=seconds)
+    target = await store.webhooks.claim(seconds=seconds)
     assert target is not None
     return target
 
@@ -39,16 +35,10 @@ async def claimed(store: Store, seconds: float = 60) -> Target:
 async def unread(store: Store, limit: int = 100) -> list[Notice]:
     """Deliver everything."""
     notices: list[Notice] = []
-    is_last = False
-    found, _ = await store.webhooks.find_new(None)
-    (id,) = found
-    while not is_last:
-        target = await store.webhooks.claim(id, seconds=60)
-        assert target is not None
+    while (target := await store.webhooks.claim(seconds=60)) is not None:
         batch = await store.webhooks.read(target, limit=limit)
         await store.webhooks.settle(target, batch.cursor)
         notices += [notice for _, notice in batch.notices]
-        is_last = batch.is_last
     return notices
 
 
@@ -105,11 +95,8 @@ async def test_a_target_is_claimed_by_one_server_until_that_is_taken_for_dead(
     store: Store, clock: Clock
 ) -> None:
     await run(store, "t", 1, Webhook(url=URL))
-    found, _ = await store.webhooks.find_new(None)
-    (id,) = found
-    claims = await asyncio.gather(*(store.webhooks.claim(id, seconds=60) for _ in range(3)))
+    claims = await asyncio.gather(*(store.webhooks.claim(seconds=60) for _ in range(3)))
     (first,) = [target for target in claims if target is not None]
-    assert await store.webhooks.find_due(found) == []
     clock.now += 60
     assert await claimed(store) is not None
     await store.webhooks.settle(first, first.cursor + 1)
@@ -122,17 +109,16 @@ async def test_a_failure_waits_and_keeps_its_place(store: Store, clock: Clock) -
     target = await claimed(store)
     batch = await store.webhooks.read(target, limit=10)
     cursor = batch.notices[1][0] - 1
-    await store.webhooks.settle(target, cursor, error="it answered 500", retry_seconds=5)
-    assert await store.webhooks.find_due({target.id}) == []
+    await store.webhooks.settle(target, cursor, failures=1, error="it answered 500", retry_seconds=5)
+    assert await store.webhooks.claim(seconds=60) is None
     clock.now += 3
     (view,) = await store.webhooks.all()
     assert (view.lag, view.lag_seconds, view.failures, view.error) == (2, 3.0, 1, "it answered 500")
     assert view.retry_at == clock.now + 2
     clock.now += 2
     target = await claimed(store)
-    await store.webhooks.settle(target, target.cursor, error="it answered 500", retry_seconds=0)
-    (view,) = await store.webhooks.all()
-    assert view.failures == 2
+    assert target.failures == 1
+    await store.webhooks.settle(target, target.cursor, failures=2, error="it answered 500")
     assert [name for _, name in about(await unread(store))] == ["t.1", "t.2"]
     (view,) = await store.webhooks.all()
     assert (view.lag, view.failures, view.error, view.delivered_at) == (0, 0, None, clock.now)
@@ -140,13 +126,11 @@ async def test_a_failure_waits_and_keeps_its_place(store: Store, clock: Clock) -
 
 async def test_only_targets_with_something_new_are_found(store: Store) -> None:
     await run(store, "a", 1, Webhook(url=URL))
-    _, end = await store.webhooks.find_new(None)
-    assert await store.webhooks.find_new(end) == (set(), end)
+    await unread(store)
     await run(store, "b", 1, Webhook(url=f"{URL}/b"))
     await run(store, "c", 1, None)
-    found, end = await store.webhooks.find_new(end)
-    assert len(found) == 1
-    assert (await store.webhooks.find_new(end))[0] == set()
+    assert (await claimed(store)).url == f"{URL}/b"
+    assert await store.webhooks.claim(seconds=60) is None
 
 
 async def test_a_long_feed_of_others_is_not_read_again_and_again(
@@ -154,12 +138,10 @@ async def test_a_long_feed_of_others_is_not_read_again_and_again(
 ) -> None:
     monkeypatch.setattr(module, "MAX_IDLE_RESULTS", 3)
     await run(store, "t", 1, Webhook(url=URL))
-    await run(store, "u", 1, Webhook(url=f"{URL}/u"))
-    found, _ = await store.webhooks.find_new(None)
-    await run(store, "silent", 5, None)
-    _, end = await store.webhooks.find_new(None)
-    idle, behind = sorted(found)
-    await store.webhooks.skip_idle({behind}, end)
-    query = select(webhooks.c.id, webhooks.c.cursor)
-    rows = await store.database.read(lambda connection: connection.execute(query).all())
-    assert {row.id: row.cursor for row in rows} == {idle: end, behind: 1}
+    await unread(store)
+    await run(store, "silent", 3, None)
+    assert await store.webhooks.claim(seconds=60) is None
+    await run(store, "long", 1, None)
+    assert await unread(store) == []
+    await run(store, "other", 1, None)
+    assert await store.webhooks.claim(seconds=60) is None

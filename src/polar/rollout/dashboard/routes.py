@@ -37,7 +37,6 @@ from polar.rollout.access import READERS, allow, caller_of, gone, guarded
 from polar.rollout.dashboard.live import Live
 from polar.rollout.dashboard.reading import Reader
 from polar.rollout.dashboard.runs import curves, runs
-from polar.store.listing import SessionFilter
 from polar.store.store import Store
 
 Limit = Annotated[int, Query(ge=1, le=200, description="How many a page holds, at most.")]
@@ -96,8 +95,15 @@ def _add_list_routes(router: APIRouter, store: Store) -> None:
         before: Before = None,
     ) -> SessionRows:
         """Sessions, the newest first."""
-        wanted = SessionFilter(status, task_id, node, reward, text)
-        return await store.listing.sessions(wanted, limit=limit, before=before)
+        return await store.listing.sessions(
+            status=status,
+            task_id=task_id,
+            node=node,
+            reward=reward,
+            text=text,
+            limit=limit,
+            before=before,
+        )
 
     @router.get("/dashboard/tasks")
     async def list_task_rows(
