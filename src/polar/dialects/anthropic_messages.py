@@ -6,9 +6,8 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any, ClassVar
 
 import orjson
@@ -71,11 +70,7 @@ class AnthropicMessages(Dialect):
     }
 
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        key = headers.get("x-api-key", "").strip()
-        if key:
-            return key
-        scheme, _, token = headers.get("Authorization", "").partition(" ")
-        return token.strip() or None if scheme.lower() == "bearer" else None
+        return headers.get("x-api-key", "").strip() or super().key(headers, query)
 
     def claims(self, headers: Mapping[str, str]) -> bool:
         return "anthropic-version" in headers or "x-api-key" in headers
@@ -83,7 +78,8 @@ class AnthropicMessages(Dialect):
     def parse(self, request: HttpRequest) -> ChatRequest:
         return read_request(request.body, is_count=request.route.action is RouteAction.COUNT_TOKENS)
 
-    def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
+    def respond(self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
+        (answer,) = answers
         message = answer.message
         content: list[dict[str, Any]] = []
         if message.reasoning:
@@ -97,8 +93,8 @@ class AnthropicMessages(Dialect):
             _envelope(identity) | {"content": content} | stop | {"usage": _usage(answer.usage)}
         )
 
-    def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
-        return MessageStream(identity)
+    def stream(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
+        return (MessageStream(identity),)
 
     def models(self, model: str, max_context: int, created: int) -> bytes:
         listed = [_model(model, max_context, created)]
@@ -119,22 +115,15 @@ class AnthropicMessages(Dialect):
         return orjson.dumps({"input_tokens": count})
 
 
-class _Block(StrEnum):
-    """A content block that grows while it streams."""
-
-    TEXT = "text"
-    THINKING = "thinking"
-
-
 class MessageStream(StreamEncoder):
     """Events of one streamed message; at most one block is open at a time."""
 
     def __init__(self, identity: CallIdentity) -> None:
         self._identity = identity
         self._blocks = 0
-        self._open: _Block | None = None
+        self._open: str | None = None
+        """The type of the block that text is being added to."""
         self._thought = hashlib.sha256()
-        self._stop_sequence: str | None = None
 
     def start(self) -> bytes:
         # How long the prompt is stands in the last event: headers go out before it is known here.
@@ -142,10 +131,11 @@ class MessageStream(StreamEncoder):
         return _event("message_start", {"message": _envelope(self._identity) | empty})
 
     def text(self, text: str) -> bytes:
-        return self._into(_Block.TEXT) + self._delta({"type": "text_delta", "text": text})
+        opening = self._into({"type": "text", "text": ""})
+        return opening + self._delta({"type": "text_delta", "text": text})
 
     def reasoning(self, text: str) -> bytes:
-        opening = self._into(_Block.THINKING)
+        opening = self._into({"type": "thinking", "thinking": "", "signature": ""})
         self._thought.update(text.encode())
         return opening + self._delta({"type": "thinking_delta", "thinking": text})
 
@@ -155,11 +145,8 @@ class MessageStream(StreamEncoder):
         given = self._delta({"type": "input_json_delta", "partial_json": _input(call).decode()})
         return closing + opening + given + self._end()
 
-    def stop_sequence(self, matched: str) -> None:
-        self._stop_sequence = matched
-
-    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
-        body = {"delta": _stop(finish_reason, self._stop_sequence), "usage": _usage(usage)}
+    def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
+        body = {"delta": _stop(finish_reason, stop_sequence), "usage": _usage(usage)}
         return self._close() + _event("message_delta", body) + _event("message_stop", {})
 
     def error(self, error: RequestRefused) -> bytes:
@@ -168,28 +155,22 @@ class MessageStream(StreamEncoder):
     def keep_alive(self) -> bytes:
         return _event("ping", {})
 
-    def _into(self, block: _Block) -> bytes:
-        if self._open is block:
+    def _into(self, block: dict[str, Any]) -> bytes:
+        """Open a block, unless one of its type is open."""
+        if self._open == block["type"]:
             return b""
         closing = self._close()
-        self._open = block
-        match block:
-            case _Block.TEXT:
-                return closing + self._begin({"type": "text", "text": ""})
-            case _Block.THINKING:
-                self._thought = hashlib.sha256()
-                return closing + self._begin({"type": "thinking", "thinking": "", "signature": ""})
+        self._open = block["type"]
+        return closing + self._begin(block)
 
     def _close(self) -> bytes:
         block, self._open = self._open, None
-        match block:
-            case None:
-                return b""
-            case _Block.TEXT:
-                return self._end()
-            case _Block.THINKING:
-                signature = {"type": "signature_delta", "signature": _signature(self._thought)}
-                return self._delta(signature) + self._end()
+        if block is None:
+            return b""
+        if block == "text":
+            return self._end()
+        signature, self._thought = _signature(self._thought), hashlib.sha256()
+        return self._delta({"type": "signature_delta", "signature": signature}) + self._end()
 
     def _begin(self, content_block: dict[str, Any]) -> bytes:
         return _event("content_block_start", {"index": self._blocks, "content_block": content_block})

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from polar.dialects.json_fields import Fields, document, kind, malformed, memoized
-from polar.dialects.schemas import needed_schema, settled
+from polar.dialects.schemas import needed_schema, settled, tool_definition
 from polar.models.chat import (
     ChatRequest,
     JsonOutput,
@@ -43,7 +43,7 @@ _SAYS_ERROR = ("error", "<tool_use_error>")
 
 def read_request(body: bytes, *, is_count: bool) -> ChatRequest:
     """The whole request; a count of tokens needs no `max_tokens`."""
-    fields = document(body)
+    fields = document(body, Fields)
     model = fields.needed_string("model")
     wire_messages = list(fields.children("messages"))
     if not wire_messages:
@@ -101,10 +101,7 @@ def _system(fields: Fields) -> Iterator[Message]:
 
 def _messages(wire: Fields, deferred: Deferred) -> Iterator[Message]:
     """The messages that the blocks of one wire message stand for, in order."""
-    name = wire.needed_string("role")
-    role = _ROLES.get(name)
-    if role is None:
-        raise malformed(wire.at("role"), f"must be one of {', '.join(_ROLES)}, not {name!r}")
+    role = wire.one_of("role", _ROLES)
     if role is Role.ASSISTANT:
         yield _assistant(wire)
         return
@@ -139,11 +136,8 @@ def _assistant(wire: Fields) -> Message:
 
 
 def _tool_call(block: Fields) -> ToolCall:
-    name = block.needed_string("name")
-    if not name:
-        raise malformed(block.at("name"), "must not be empty")
-    given = block.child("input")
-    value: dict[str, Any] = {} if given is None else block.get("input")
+    name = block.name()
+    value: dict[str, Any] = {} if block.child("input") is None else block.get("input")
     unparsed = value.get(UNPARSED)
     arguments = unparsed if len(value) == 1 and isinstance(unparsed, str) else _json(value)
     return ToolCall(block.needed_string("id"), name, arguments)
@@ -212,7 +206,7 @@ def _document(block: Fields) -> str:
     return f"{title}\n{text}" if title else text
 
 
-@memoized("tools")
+@memoized(Fields, "tools")
 def _tools(fields: Fields) -> tuple[tuple[ToolDefinition, ...], Deferred]:
     """The tools of the prompt's head, and those that join where the conversation first refers to them."""
     tools: list[ToolDefinition] = []
@@ -220,7 +214,8 @@ def _tools(fields: Fields) -> tuple[tuple[ToolDefinition, ...], Deferred]:
     for tool in fields.children("tools"):
         if _runs_at_the_provider(tool):
             continue  # and there is none
-        defined = _tool(tool)
+        tool.needed_child("input_schema")
+        defined = tool_definition(tool, "input_schema")
         if tool.boolean("defer_loading"):
             shown = {
                 "description": defined.description,
@@ -241,14 +236,13 @@ def _tool_choice(fields: Fields, tools: tuple[ToolDefinition, ...]) -> ToolChoic
     choice = fields.child("tool_choice")
     if choice is None:
         return ToolChoice()
-    type_ = choice.needed_string("type")
-    if type_ not in _TOOL_CHOICES:
-        raise malformed(choice.at("type"), f"must be one of {', '.join(_TOOL_CHOICES)}, not {type_!r}")
+    use = choice.one_of("type", _TOOL_CHOICES)
+    names_one = choice.get("type") == "tool"
     return settled(
-        _TOOL_CHOICES[type_],
-        [choice.needed_string("name")] if type_ == "tool" else (),
+        use,
+        [choice.needed_string("name")] if names_one else (),
         tools,
-        choice.at("name" if type_ == "tool" else "type"),
+        choice.at("name" if names_one else "type"),
         parallel=not choice.boolean("disable_parallel_tool_use"),
         elsewhere=[
             tool.string("name") or "" for tool in fields.children("tools") if _runs_at_the_provider(tool)
@@ -269,31 +263,14 @@ def _output(fields: Fields) -> JsonOutput | None:
     return JsonOutput(needed_schema(wanted, "schema"))
 
 
-def _tool(tool: Fields) -> ToolDefinition:
-    name = tool.needed_string("name")
-    if not name:
-        raise malformed(tool.at("name"), "must not be empty")
-    tool.needed_child("input_schema")
-    return ToolDefinition(name, tool.string("description") or "", dict(tool.get("input_schema")))
-
-
 def _sampling(fields: Fields) -> Sampling:
     return Sampling(
         temperature=fields.number("temperature", 0, 2),
         top_p=fields.number("top_p", 0, 1),
         top_k=fields.integer("top_k", -1),
         max_tokens=fields.integer("max_tokens", 1),
-        stop=_stop(fields),
+        stop=tuple(filter(None, fields.strings("stop_sequences"))),
     )
-
-
-def _stop(fields: Fields) -> tuple[str, ...]:
-    stops = fields.get("stop_sequences")
-    if stops is None:
-        return ()
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise malformed("stop_sequences", "must be an array of strings")
-    return tuple(stop for stop in stops if stop)
 
 
 def _json(value: dict[str, Any]) -> str:

@@ -164,12 +164,10 @@ class StreamEncoder(ABC):
         """The logprobs of the tokens since the last call; only where the request asks for them."""
         return b""
 
-    def stop_sequence(self, matched: str) -> None:
-        """Told before `finish` when one of the request's stop sequences ended the answer."""
-        return
-
     @abstractmethod
-    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes: ...
+    def finish(
+        self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None
+    ) -> bytes: ...
 
     @abstractmethod
     def error(self, error: RequestRefused) -> bytes:
@@ -190,55 +188,46 @@ class Dialect(ABC):
     hint_headers: ClassVar[Mapping[str, str]] = {}
     """Headers worth keeping with a completion, and the name each is kept under."""
 
-    @abstractmethod
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        """The session key the client presents, wherever this provider's clients put it."""
+        """The session key the client presents: a bearer token, or wherever else its clients put it."""
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        return token.strip() or None if scheme.lower() == "bearer" else None
 
     def claims(self, headers: Mapping[str, str]) -> bool:
         """Whether a request to an address that several dialects have, or none, is in this one's words."""
         return False
 
-    def hints(self, request: HttpRequest) -> Mapping[str, str]:
-        """What the request's headers tell of the harness's own agents; never who is asking."""
-        return _told(request.headers, self.hint_headers)
+    def hints(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """What a request's headers tell of the harness's own agents; never who is asking.
+
+        Recordings that people read hold it: printable and short, whatever the client sent.
+        """
+        told = ((name, headers.get(header, "")) for header, name in self.hint_headers.items())
+        return {name: value[:_LONGEST_HINT] for name, value in told if value and value.isprintable()}
 
     @abstractmethod
     def parse(self, request: HttpRequest) -> ChatRequest:
         """The request in no provider's words; RequestRefused names the field that is wrong."""
 
     @abstractmethod
-    def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes: ...
-
-    def respond_with_choices(
-        self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]
-    ) -> bytes:
-        """As `respond`, with an answer for each choice that the request asks for."""
-        (answer,) = answers
-        return self.respond(identity, request, answer)
+    def respond(self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
+        """The whole answer; `answers` has one for each choice that the request asks for."""
 
     @abstractmethod
-    def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder: ...
-
-    def stream_choices(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
-        """As `stream`, with an encoder for each choice that is asked for: their bytes share one stream."""
-        return (self.stream(identity, request),)
-
-    @abstractmethod
-    def models(self, model: str, max_context: int, created: int) -> bytes: ...
-
-    def model(self, model: str, max_context: int, created: int) -> bytes:
-        """The answer to SHOW_MODEL; only for dialects with such a route."""
-        raise NotImplementedError(f"{self.name} has no route that shows a model")
+    def stream(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
+        """An encoder for each choice that the request asks for: their bytes share one stream."""
 
     @abstractmethod
     def error(self, error: RequestRefused) -> HttpAnswer: ...
 
+    def models(self, model: str, max_context: int, created: int) -> bytes:
+        """The answer to LIST_MODELS; this and the next two only where a route asks for it."""
+        raise NotImplementedError(f"{self.name} has no route that lists models")
+
+    def model(self, model: str, max_context: int, created: int) -> bytes:
+        """The answer to SHOW_MODEL."""
+        raise NotImplementedError(f"{self.name} has no route that shows a model")
+
     def token_count(self, count: int) -> bytes:
-        """The answer to COUNT_TOKENS; only for dialects with such a route."""
+        """The answer to COUNT_TOKENS."""
         raise NotImplementedError(f"{self.name} has no route that counts tokens")
-
-
-def _told(headers: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """Values go into recordings that people read: printable and short, whatever the client sent."""
-    said = ((kept, headers.get(header, "")) for header, kept in names.items())
-    return {kept: value[:_LONGEST_HINT] for kept, value in said if value and value.isprintable()}

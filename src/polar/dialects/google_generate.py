@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import orjson
 
-from polar.dialects import google_request
 from polar.dialects.base import (
     Answer,
     CallIdentity,
@@ -22,7 +21,7 @@ from polar.dialects.base import (
     StreamEncoder,
     usage_of_all,
 )
-from polar.dialects.json_fields import document, malformed
+from polar.dialects.google_request import RAW_ARGUMENTS, read_request, signature
 from polar.models.chat import ChatRequest, FinishReason, Message, ToolCall, Usage
 
 _ERRORS: dict[Refusal, tuple[int, str]] = {
@@ -63,47 +62,21 @@ class GoogleGenerate(Dialect):
     routes: ClassVar[tuple[Route, ...]] = (*_routes("v1beta"), *_routes("v1"))
 
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        key = headers.get("x-goog-api-key") or query.get("key")
-        if key:
-            return key
-        scheme, _, token = headers.get("Authorization", "").partition(" ")
-        return token.strip() or None if scheme.lower() == "bearer" else None
+        return headers.get("x-goog-api-key") or query.get("key") or super().key(headers, query)
 
     def claims(self, headers: Mapping[str, str]) -> bool:
         return "x-goog-api-key" in headers or "x-goog-api-client" in headers
 
     def parse(self, request: HttpRequest) -> ChatRequest:
-        fields = document(request.body)
-        if request.route.action is RouteAction.COUNT_TOKENS:
-            fields = google_request.counted(fields)
-        model = request.parameters.get("model", "").removeprefix("models/")
-        if not model:
-            raise malformed("model", "is required in the address")
-        google_request.refuse_cached_content(fields)
-        tools = google_request.tools(fields)
-        stream = request.route.path.endswith(_STREAM)
-        return ChatRequest(
-            model=model,
-            messages=google_request.messages(fields),
-            tools=tools,
-            tool_choice=google_request.tool_choice(fields, tools),
-            output=google_request.output(fields),
-            sampling=google_request.sampling(fields),
-            omitted=fields.omitted,
-            choices=google_request.candidate_count(fields, stream=stream),
-            stream=stream,
-            wire={
-                "events": request.query.get("alt") == "sse",
-                "thoughts": google_request.wants_thoughts(fields),
-            },
+        return read_request(
+            request.body,
+            request.parameters.get("model", "").removeprefix("models/"),
+            stream=request.route.path.endswith(_STREAM),
+            as_events=request.query.get("alt") == "sse",
+            is_count=request.route.action is RouteAction.COUNT_TOKENS,
         )
 
-    def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
-        return self.respond_with_choices(identity, request, (answer,))
-
-    def respond_with_choices(
-        self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]
-    ) -> bytes:
+    def respond(self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
         usage = usage_of_all([answer.usage for answer in answers])
         candidates = [
             _candidate(_parts(answer.message, request), answer.finish_reason, index)
@@ -111,9 +84,9 @@ class GoogleGenerate(Dialect):
         ]
         return orjson.dumps(_body(identity, candidates, _usage(usage)))
 
-    def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
+    def stream(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
         kind = EventStream if request.wire.get("events") else ArrayStream
-        return kind(identity, with_thoughts=bool(request.wire.get("thoughts")))
+        return (kind(identity, with_thoughts=bool(request.wire.get("thoughts"))),)
 
     def models(self, model: str, max_context: int, created: int) -> bytes:
         return orjson.dumps({"models": [_model(model, max_context)]})
@@ -138,23 +111,24 @@ class GenerateStream(StreamEncoder):
         """Not yet carried by a call's signature."""
 
     def text(self, text: str) -> bytes:
-        return self._parts([{"text": text}])
+        return self._part({"text": text})
 
     def reasoning(self, text: str) -> bytes:
         self._thoughts.append(text)
-        return self._parts([{"text": text, "thought": True}]) if self._with_thoughts else b""
+        return self._part({"text": text, "thought": True}) if self._with_thoughts else b""
 
     def tool_call(self, call: ToolCall) -> bytes:
         thoughts = "".join(self._thoughts)
         self._thoughts.clear()
-        return self._parts([_call_part(call, thoughts)])
+        return self._part(_call_part(call, thoughts))
 
-    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
+    def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
         # The official clients drop a whole answer from their history for one chunk without parts.
-        return self._frame(_chunk(self._identity, [{"text": ""}], finish_reason, _usage(usage))) + self._end()
+        last = _candidate([{"text": ""}], finish_reason)
+        return self._frame(_body(self._identity, [last], _usage(usage))) + self._end()
 
-    def _parts(self, parts: list[dict[str, Any]]) -> bytes:
-        return self._frame(_chunk(self._identity, parts))
+    def _part(self, part: dict[str, Any]) -> bytes:
+        return self._frame(_body(self._identity, [_candidate([part])]))
 
     @abstractmethod
     def _frame(self, chunk: dict[str, Any]) -> bytes: ...
@@ -251,17 +225,8 @@ def _message(error: RequestRefused) -> str:
     return f"The input token count{count} exceeds the maximum number of tokens allowed ({error.limit})."
 
 
-def _chunk(
-    identity: CallIdentity,
-    parts: list[dict[str, Any]],
-    finish_reason: FinishReason | None = None,
-    usage: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    return _body(identity, [_candidate(parts, finish_reason)], usage)
-
-
 def _body(
-    identity: CallIdentity, candidates: list[dict[str, Any]], usage: dict[str, Any] | None
+    identity: CallIdentity, candidates: list[dict[str, Any]], usage: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     body: dict[str, Any] = {"candidates": candidates}
     if usage is not None:
@@ -270,7 +235,7 @@ def _body(
 
 
 def _candidate(
-    parts: list[dict[str, Any]], finish_reason: FinishReason | None, index: int = 0
+    parts: list[dict[str, Any]], finish_reason: FinishReason | None = None, index: int = 0
 ) -> dict[str, Any]:
     candidate: dict[str, Any] = {"content": {"parts": parts, "role": "model"}, "index": index}
     if finish_reason is not None:
@@ -292,19 +257,19 @@ def _parts(message: Message, request: ChatRequest) -> list[dict[str, Any]]:
 def _call_part(call: ToolCall, thoughts: str) -> dict[str, Any]:
     return {
         "functionCall": {"id": call.id, "name": call.name, "args": _args(call.arguments)},
-        "thoughtSignature": google_request.signature(call.id, thoughts),
+        "thoughtSignature": signature(call.id, thoughts),
     }
 
 
 def _args(arguments: str) -> dict[str, Any] | orjson.Fragment:
     try:
         value = orjson.loads(arguments)
-        if isinstance(value, dict) and value.keys() != {google_request.RAW_ARGUMENTS}:
+        if isinstance(value, dict) and value.keys() != {RAW_ARGUMENTS}:
             # Written on its own: inside the answer it would be some levels deeper than it may be.
             return orjson.Fragment(orjson.dumps(value))
     except (orjson.JSONDecodeError, TypeError):
         pass  # not JSON, or nested deeper than can be written: shown as it was sampled
-    return {google_request.RAW_ARGUMENTS: arguments}
+    return {RAW_ARGUMENTS: arguments}
 
 
 def _one_line(chunk: dict[str, Any]) -> bytes:

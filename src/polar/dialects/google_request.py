@@ -1,23 +1,22 @@
-"""Reads Google's generateContent requests: contents, tools and generation settings.
-
-Google takes every field in camelCase and in snake_case, and a single object where it documents an
-array of them; so does this.
-"""
+"""Reads Google's generateContent requests: contents, tools and generation settings."""
 
 from __future__ import annotations
 
 import base64
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from itertools import groupby
+from typing import Any, Self
 
 import orjson
 
-from polar.dialects.json_fields import Fields, kind, malformed, memoized
-from polar.dialects.schemas import checked, settled
+from polar.dialects.json_fields import Fields, document, malformed, memoized
+from polar.dialects.schemas import checked, settled, tool_definition
 from polar.models.chat import (
+    ChatRequest,
     JsonOutput,
     Message,
     Role,
@@ -44,109 +43,130 @@ _MOST_CANDIDATES = 8
 """What Google allows for `candidateCount`."""
 
 
-def messages(fields: Fields) -> tuple[Message, ...]:
+class GoogleFields(Fields):
+    """As Google, takes fields in camelCase and in snake_case, and one object in place of an array."""
+
+    __slots__ = ()
+
+    def get(self, name: str) -> Any:
+        value = self._value.get(name)
+        return value if value is not None else self._value.get(_snake(name))
+
+    def at(self, name: str) -> str:
+        return super().at(name if self._value.get(name) is not None else _snake(name))
+
+    def children(self, name: str) -> list[Self]:
+        value = self.get(name)
+        return [type(self)(value, self, name)] if isinstance(value, dict) else super().children(name)
+
+
+@cache
+def _snake(name: str) -> str:
+    return re.sub(r"[A-Z]", lambda letter: "_" + letter[0].lower(), name)
+
+
+def read_request(body: bytes, model: str, *, stream: bool, as_events: bool, is_count: bool) -> ChatRequest:
+    fields = document(body, GoogleFields)
+    if is_count:
+        fields = fields.child("generateContentRequest") or fields
+    if not model:
+        raise malformed("model", "is required in the address")
+    if fields.get("cachedContent"):
+        raise malformed(fields.at("cachedContent"), "is not supported: send the contents themselves")
+    config = fields.child("generationConfig") or GoogleFields({})
+    thinking = config.child("thinkingConfig")
+    tools = _tools(fields)
+    return ChatRequest(
+        model=model,
+        messages=_messages(fields),
+        tools=tools,
+        tool_choice=_tool_choice(fields, tools),
+        output=_output(config),
+        sampling=_sampling(config),
+        omitted=fields.omitted,
+        choices=_candidate_count(config, 1 if stream else _MOST_CANDIDATES),
+        stream=stream,
+        wire={
+            "events": as_events,
+            # Google keeps the model's thoughts to itself unless asked.
+            "thoughts": thinking is not None and thinking.boolean("includeThoughts"),
+        },
+    )
+
+
+def _messages(fields: GoogleFields) -> tuple[Message, ...]:
     """The system instruction and the contents; all a model said in one turn is one message."""
-    transcript = _Transcript()
-    for content in _objects(fields, "contents"):
-        transcript.add(content)
-    said = transcript.messages()
+    said = tuple(_turns(fields.children("contents")))
     if not said:
         raise malformed(fields.at("contents"), "is required and must hold at least one content")
     system = _system(fields)
     return (Message(Role.SYSTEM, system), *said) if system else said
 
 
-@memoized("tools")
-def tools(fields: Fields) -> tuple[ToolDefinition, ...]:
+@memoized(GoogleFields, "tools")
+def _tools(fields: GoogleFields) -> tuple[ToolDefinition, ...]:
     """The declared functions; tools that Google runs itself (search, code) do not exist here."""
     return tuple(
         _tool(declaration)
-        for tool in _objects(fields, "tools")
-        for declaration in _objects(tool, "functionDeclarations")
+        for tool in fields.children("tools")
+        for declaration in tool.children("functionDeclarations")
     )
 
 
-def tool_choice(fields: Fields, offered: tuple[ToolDefinition, ...]) -> ToolChoice:
-    config = _child(fields, "toolConfig")
-    calling = _child(config, "functionCallingConfig") if config else None
+def _tool_choice(fields: GoogleFields, offered: tuple[ToolDefinition, ...]) -> ToolChoice:
+    config = fields.child("toolConfig")
+    calling = config.child("functionCallingConfig") if config else None
     if calling is None:
         return ToolChoice()
     mode = (calling.string("mode") or "AUTO").upper()
     if mode not in _MODES:
         raise malformed(calling.at("mode"), f"must be one of {', '.join(_MODES)}, not {mode!r}")
-    allowed = _spelt(calling, "allowedFunctionNames")
-    names = calling.get(allowed) or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise malformed(calling.at(allowed), "must be an array of strings")
-    return settled(_MODES[mode], names, offered, calling.at(allowed if names else "mode"))
+    names = calling.strings("allowedFunctionNames")
+    return settled(_MODES[mode], names, offered, calling.at("allowedFunctionNames" if names else "mode"))
 
 
-def output(fields: Fields) -> JsonOutput | None:
-    config = _child(fields, "generationConfig") or Fields({})
-    at = config.at(_spelt(config, "responseMimeType"))
-    mime_type = config.string(_spelt(config, "responseMimeType")) or _TEXT
+def _output(config: GoogleFields) -> JsonOutput | None:
+    at, mime_type = config.at("responseMimeType"), config.string("responseMimeType") or _TEXT
     if mime_type not in (_TEXT, _JSON):
         # Enums as bare text, too: JSON with an enum in its schema says the same.
         raise malformed(at, f"must be {_TEXT} or {_JSON}, not {mime_type!r}")
     schema = _output_schema(config)
-    if mime_type == _TEXT:
-        if schema is not None:
-            raise malformed(at, f"must be {_JSON} where there is a response schema")
-        return None
-    return JsonOutput(schema)
+    if mime_type == _JSON:
+        return JsonOutput(schema)
+    if schema is not None:
+        raise malformed(at, f"must be {_JSON} where there is a response schema")
+    return None
 
 
-def _output_schema(config: Fields) -> dict[str, Any] | None:
-    for name in ("responseJsonSchema", "_responseJsonSchema"):
-        name = _spelt(config, name)
+def _output_schema(config: GoogleFields) -> dict[str, Any] | None:
+    for name in ("responseJsonSchema", "_responseJsonSchema", "responseSchema"):
         if config.child(name) is not None:
-            return checked(config.get(name), config.at(name))
-    name = _spelt(config, "responseSchema")
-    return checked(json_schema(config.get(name)), config.at(name)) if config.child(name) else None
+            schema = config.get(name)
+            return checked(json_schema(schema) if name == "responseSchema" else schema, config.at(name))
+    return None
 
 
-def sampling(fields: Fields) -> Sampling:
-    config = _child(fields, "generationConfig") or Fields({})
-    if config.boolean(_spelt(config, "responseLogprobs")):
-        raise malformed(config.at(_spelt(config, "responseLogprobs")), "logprobs are not served here")
+def _sampling(config: GoogleFields) -> Sampling:
+    if config.boolean("responseLogprobs"):
+        raise malformed(config.at("responseLogprobs"), "logprobs are not served here")
     return Sampling(
         temperature=config.number("temperature", 0, 2),
-        top_p=config.number(_spelt(config, "topP"), 0, 1),
-        top_k=config.integer(_spelt(config, "topK"), 0),
+        top_p=config.number("topP", 0, 1),
+        top_k=config.integer("topK", 0),
         seed=config.integer("seed", -(2**63)),
-        max_tokens=config.integer(_spelt(config, "maxOutputTokens"), 1),
-        stop=_stop(config),
-        presence_penalty=config.number(_spelt(config, "presencePenalty"), -2, 2) or 0.0,
-        frequency_penalty=config.number(_spelt(config, "frequencyPenalty"), -2, 2) or 0.0,
+        max_tokens=config.integer("maxOutputTokens", 1),
+        stop=tuple(filter(None, config.strings("stopSequences"))),
+        presence_penalty=config.number("presencePenalty", -2, 2) or 0.0,
+        frequency_penalty=config.number("frequencyPenalty", -2, 2) or 0.0,
     )
 
 
-def candidate_count(fields: Fields, *, stream: bool) -> int:
-    config = _child(fields, "generationConfig") or Fields({})
-    name = _spelt(config, "candidateCount")
-    count = config.integer(name, 1) or 1
-    most = 1 if stream else _MOST_CANDIDATES
+def _candidate_count(config: GoogleFields, most: int) -> int:
+    count = config.integer("candidateCount", 1) or 1
     if count > most:
-        raise malformed(config.at(name), f"must be at most {most}{' in a stream' if stream else ''}")
+        where = " in a stream" if most == 1 else ""
+        raise malformed(config.at("candidateCount"), f"must be at most {most}{where}")
     return count
-
-
-def wants_thoughts(fields: Fields) -> bool:
-    """Google keeps the model's thoughts to itself unless asked."""
-    config = _child(fields, "generationConfig")
-    thinking = _child(config, "thinkingConfig") if config else None
-    return thinking is not None and thinking.boolean(_spelt(thinking, "includeThoughts"))
-
-
-def refuse_cached_content(fields: Fields) -> None:
-    name = _spelt(fields, "cachedContent")
-    if fields.get(name):
-        raise malformed(fields.at(name), "is not supported: send the contents themselves")
-
-
-def counted(fields: Fields) -> Fields:
-    """The request whose tokens a countTokens body asks about."""
-    return _child(fields, "generateContentRequest") or fields
 
 
 def signature(call_id: str, reasoning: str) -> str:
@@ -157,35 +177,15 @@ def signature(call_id: str, reasoning: str) -> str:
     return base64.b64encode(f"{_SIGNATURE_MARK}{call_id}\n{reasoning}".encode("utf-8", "replace")).decode()
 
 
-class _FunctionReply:
-    """What a model said in one turn, gathered over however many contents it came back in."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.thoughts: list[str] = []
-        self.signed: list[str] = []
-        self.calls: list[ToolCall] = []
-
-    @property
-    def message(self) -> Message:
-        return Message(
-            role=Role.ASSISTANT,
-            content="".join(self.texts),
-            reasoning="".join(self.thoughts) or "".join(self.signed) or None,
-            tool_calls=tuple(self.calls),
-        )
-
-
 class _Unanswered:
     """A turn's calls that no function has answered yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Iterable[ToolCall] = ()) -> None:
         self._by_id: dict[str, ToolCall] = {}
         self._by_name: defaultdict[str, deque[ToolCall]] = defaultdict(deque)
-
-    def add(self, call: ToolCall) -> None:
-        self._by_id.setdefault(call.id, call)
-        self._by_name[call.name].append(call)
+        for call in calls:
+            self._by_id.setdefault(call.id, call)
+            self._by_name[call.name].append(call)
 
     def take(self, id: str, name: str) -> ToolCall | None:
         """The call with the id, or else the first of the name."""
@@ -196,116 +196,101 @@ class _Unanswered:
         return call
 
 
-class _Transcript:
-    """Contents on their way to messages.
+def _turns(contents: Iterable[GoogleFields]) -> Iterator[Message]:
+    """Neighbouring contents of one role are one turn: clients coalesce them between requests, and that must
+    not change the conversation."""
+    unanswered, calls = _Unanswered(), 0
+    for is_model, turn in groupby(contents, _is_model):
+        if not is_model:
+            yield from _heard(turn, unanswered)
+            continue
+        reply = _reply([part for content in turn for part in content.children("parts")], calls)
+        unanswered = _Unanswered(reply.tool_calls)
+        calls += len(reply.tool_calls)
+        yield reply
 
-    Texts of adjacent user contents become one message too: clients coalesce contents of one role
-    between requests, and that must not change the conversation.
-    """
 
-    def __init__(self) -> None:
-        self._messages: list[Message] = []
-        self._texts: list[str] = []
-        self._reply: _FunctionReply | None = None
-        self._unanswered = _Unanswered()
-        self._calls = 0
+def _is_model(content: GoogleFields) -> bool:
+    role = content.string("role") or "user"
+    if role not in ("user", "model", "function", "tool"):  # the last two are in examples of Google's own
+        raise malformed(content.at("role"), f"must be 'user' or 'model', not {role!r}")
+    return role == "model"
 
-    def add(self, content: Fields) -> None:
-        role = content.string("role") or "user"
-        match role:
-            case "model":
-                self._end_user()
-                self._add_model(content)
-            case "user" | "function" | "tool":  # the last two for results, in examples of Google's own
-                self._end_model()
-                self._add_user(content)
-            case _:
-                raise malformed(content.at("role"), f"must be 'user' or 'model', not {role!r}")
 
-    def messages(self) -> tuple[Message, ...]:
-        self._end_model()
-        self._end_user()
-        return tuple(self._messages)
-
-    def _add_user(self, content: Fields) -> None:
-        parts = list(_objects(content, "parts"))
+def _heard(contents: Iterable[GoogleFields], unanswered: _Unanswered) -> Iterator[Message]:
+    texts: list[str] = []
+    for content in contents:
+        parts = content.children("parts")
         if not parts:
             raise malformed(content.at("parts"), "must not be empty")
         for part in parts:
-            response = _child(part, "functionResponse")
+            response = part.child("functionResponse")
+            if response is None and (len(parts) == 1 or part.get("text") != ""):
+                texts.append(_text(part))
             if response is not None:
-                self._end_user()
-                self._messages.append(self._result(response))
-            elif len(parts) == 1 or part.get("text") != "":
-                self._texts.append(_text(part))
-
-    def _add_model(self, content: Fields) -> None:
-        if self._reply is None:
-            self._reply, self._unanswered = _FunctionReply(), _Unanswered()
-        reply = self._reply
-        for part in _objects(content, "parts"):
-            call_id, thoughts = _signed(part)
-            reply.signed.append(thoughts)
-            call = _child(part, "functionCall")
-            if call is not None:
-                reply.calls.append(self._call(call, call_id))
-                self._unanswered.add(reply.calls[-1])
-            elif part.get("thought") is True:
-                reply.thoughts.append(_text(part))
-            else:
-                reply.texts.append(_text(part))
-
-    def _call(self, call: Fields, signed_id: str) -> ToolCall:
-        self._calls += 1
-        id = call.string("id") or signed_id or f"call_{self._calls}"
-        return ToolCall(id=id, name=call.needed_string("name"), arguments=_arguments(call))
-
-    def _result(self, response: Fields) -> Message:
-        id, name = response.string("id") or "", response.string("name")
-        call = self._unanswered.take(id, name or "")
-        return Message(
-            role=Role.TOOL, content=_output(response), tool_call_id=call.id if call else id, name=name
-        )
-
-    def _end_user(self) -> None:
-        if self._texts:
-            self._messages.append(Message(Role.USER, "\n".join(self._texts)))
-            self._texts = []
-
-    def _end_model(self) -> None:
-        if self._reply is not None:
-            self._messages.append(self._reply.message)
-            self._reply = None
+                yield from _joined(texts)
+                texts = []
+                yield _result(response, unanswered)
+    yield from _joined(texts)
 
 
-def _text(part: Fields) -> str:
+def _joined(texts: list[str]) -> list[Message]:
+    return [Message(Role.USER, "\n".join(texts))] if texts else []
+
+
+def _reply(parts: Iterable[GoogleFields], calls_before: int) -> Message:
+    """What a model said in one turn."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    signed: list[str] = []
+    calls: list[ToolCall] = []
+    for part in parts:
+        signed_id, signed_thoughts = _signed(part)
+        signed.append(signed_thoughts)
+        call = part.child("functionCall")
+        if call is not None:
+            id = call.string("id") or signed_id or f"call_{calls_before + len(calls) + 1}"
+            calls.append(ToolCall(id, call.needed_string("name"), _arguments(call)))
+        elif part.get("thought") is True:
+            thoughts.append(_text(part))
+        else:
+            texts.append(_text(part))
+    reasoning = "".join(thoughts) or "".join(signed) or None
+    return Message(Role.ASSISTANT, "".join(texts), reasoning, tuple(calls))
+
+
+def _result(response: GoogleFields, unanswered: _Unanswered) -> Message:
+    id, name = response.string("id") or "", response.string("name")
+    call = unanswered.take(id, name or "")
+    return Message(Role.TOOL, _shown(response), tool_call_id=call.id if call else id, name=name)
+
+
+def _text(part: GoogleFields) -> str:
     """A part in words."""
     text = part.string("text")
     if text is not None:
         return text
-    for name in ("inlineData", "fileData"):
-        data = _child(part, name)
-        if data is not None:
-            media = (data.string(_spelt(data, "mimeType")) or "").partition("/")[0]
-            return part.placeholder(media if media in ("image", "audio", "video") else "file")
-    code = _child(part, "executableCode")
+    data = part.child("inlineData") or part.child("fileData")
+    if data is not None:
+        media = (data.string("mimeType") or "").partition("/")[0]
+        return part.placeholder(media if media in ("image", "audio", "video") else "file")
+    code = part.child("executableCode")
     if code is not None:
         return code.string("code") or ""
-    result = _child(part, "codeExecutionResult")
+    result = part.child("codeExecutionResult")
     return (result.string("output") or "") if result is not None else ""
 
 
-def _output(response: Fields) -> str:
+def _shown(response: GoogleFields) -> str:
     """A lone `output` or `result` is the answer itself; anything else is shown as it is."""
     value = response.get("response")
     if isinstance(value, dict) and len(value) == 1 and not value.keys().isdisjoint({"output", "result"}):
         value = next(iter(value.values()))
     shown = value if isinstance(value, str) else _json(value if value is not None else {})
-    media = [_text(part) for part in _objects(response, "parts")]
-    return "\n".join([shown, *media])
+    return "\n".join([shown, *map(_text, response.children("parts"))])
 
 
-def _arguments(call: Fields) -> str:
+def _arguments(call: GoogleFields) -> str:
     if call.child("args") is None:
         return "{}"
     args = call.get("args")
@@ -317,9 +302,9 @@ def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _signed(part: Fields) -> tuple[str, str]:
+def _signed(part: GoogleFields) -> tuple[str, str]:
     """The call id and thoughts in a signature of ours, in either base64 alphabet; else nothing."""
-    signed = (part.string(_spelt(part, "thoughtSignature")) or "").rstrip("=")
+    signed = (part.string("thoughtSignature") or "").rstrip("=")
     if not signed:
         return "", ""
     padded = signed + "=" * (-len(signed) % 4)
@@ -333,71 +318,24 @@ def _signed(part: Fields) -> tuple[str, str]:
     return call_id, thoughts
 
 
-def _system(fields: Fields) -> str:
-    name = _spelt(fields, "systemInstruction")
-    value = fields.get(name)
+def _system(fields: GoogleFields) -> str:
+    value = fields.get("systemInstruction")
     if isinstance(value, str):
         return value
-    contents = list(_objects(fields, name))
+    contents = fields.children("systemInstruction")
     parts = [
         part
         for content in contents
-        for part in (_objects(content, "parts") if content.get("parts") is not None else (content,))
+        for part in (content.children("parts") if content.get("parts") is not None else (content,))
     ]
     return "\n".join(text for part in parts if (text := _text(part)))
 
 
-def _stop(config: Fields) -> tuple[str, ...]:
-    name = _spelt(config, "stopSequences")
-    value = config.get(name)
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(stop, str) for stop in value):
-        raise malformed(config.at(name), "must be an array of strings")
-    return tuple(stop for stop in value if stop)
-
-
-def _tool(declaration: Fields) -> ToolDefinition:
-    name = declaration.needed_string("name")
-    if not name:
-        raise malformed(declaration.at("name"), "must not be empty")
-    return ToolDefinition(name, declaration.string("description") or "", _parameters(declaration))
-
-
-def _parameters(declaration: Fields) -> dict[str, Any]:
-    name = _spelt(declaration, "parametersJsonSchema")
-    is_json_schema = declaration.child(name) is not None
-    name = name if is_json_schema else "parameters"
-    if declaration.child(name) is None:
-        return {}
-    schema: dict[str, Any] = declaration.get(name)
-    return schema if is_json_schema else json_schema(schema)
-
-
-def _child(fields: Fields, name: str) -> Fields | None:
-    return fields.child(_spelt(fields, name))
-
-
-def _objects(fields: Fields, name: str) -> Iterator[Fields]:
-    """The objects of an array, or the one that stands in its place."""
-    name = _spelt(fields, name)
-    value = fields.get(name)
-    if isinstance(value, dict):
-        yield Fields(value, fields, name)
-    elif value is None or isinstance(value, list):
-        yield from fields.children(name)
-    else:
-        raise malformed(fields.at(name), f"must be an array, not {kind(value)}")
-
-
-def _spelt(fields: Fields, name: str) -> str:
-    """The field's name as this client writes it."""
-    return name if fields.get(name) is not None else _snake(name)
-
-
-@cache
-def _snake(name: str) -> str:
-    return re.sub(r"[A-Z]", lambda letter: "_" + letter[0].lower(), name)
+def _tool(declaration: GoogleFields) -> ToolDefinition:
+    if declaration.child("parametersJsonSchema") is not None:
+        return tool_definition(declaration, "parametersJsonSchema")
+    tool = tool_definition(declaration, "parameters")
+    return replace(tool, parameters=json_schema(tool.parameters))
 
 
 _SCHEMAS = frozenset({"items", "prefixItems", "anyOf", "allOf", "oneOf", "not", "additionalProperties"})

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import orjson
 
 from polar.dialects.base import Refusal, RequestRefused
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Fields")
 
 _REMEMBERED = 32
 """How many different values of a field are remembered."""
 _LONGEST_REMEMBERED = 128 * 1024
 """Bytes of JSON; a longer value is read every time, so that no client decides how much memory this takes."""
-
-
 _OMITTED = frozenset({"image", "audio", "video", "file", "document"})
 """What requests hold besides text, as it is counted; all else is counted as `other`."""
 _LONGEST_KIND = 32
@@ -31,7 +30,7 @@ def malformed(field: str | None, message: str) -> RequestRefused:
     )
 
 
-def document(body: bytes) -> Fields:
+def document(body: bytes, read_as: type[F]) -> F:
     """The body's JSON object."""
     try:
         value = orjson.loads(body)
@@ -44,7 +43,7 @@ def document(body: bytes) -> Fields:
         orjson.dumps([[[[value]]]])
     except orjson.JSONEncodeError:
         raise malformed(None, "the request body is nested too deeply") from None
-    return Fields(value)
+    return read_as(value)
 
 
 def _with_lone_surrogates(body: bytes, reason: str) -> Any:
@@ -59,7 +58,7 @@ def _with_lone_surrogates(body: bytes, reason: str) -> Any:
 class Fields:
     """A JSON object and where it stands in the body. Absent and null are the same."""
 
-    __slots__ = ("_index", "_name", "_omitted", "_parent", "_value")
+    __slots__ = ("_index", "_name", "_parent", "_value", "omitted")
 
     def __init__(
         self, value: dict[str, Any], parent: Fields | None = None, name: str = "", index: int | None = None
@@ -68,7 +67,8 @@ class Fields:
         self._parent = parent
         self._name = name
         self._index = index
-        self._omitted: Counter[str] = Counter() if parent is None else parent._omitted
+        self.omitted: Counter[str] = Counter() if parent is None else parent.omitted
+        """What of the whole body was left out of the text so far, by kind."""
 
     @property
     def path(self) -> str:
@@ -85,19 +85,14 @@ class Fields:
     def get(self, name: str) -> Any:
         return self._value.get(name)
 
-    @property
-    def omitted(self) -> Counter[str]:
-        """What of the whole body was left out of the text so far, by kind."""
-        return self._omitted
-
     def placeholder(self, kind: str) -> str:
         """What the model reads in the place of this part, which is no text; counted by its kind."""
-        self._omitted[kind if kind in _OMITTED else "other"] += 1
+        self.omitted[kind if kind in _OMITTED else "other"] += 1
         name = kind if kind.isidentifier() and len(kind) <= _LONGEST_KIND else "content"
         return f"[{name} omitted: this model reads only text]"
 
     def string(self, name: str) -> str | None:
-        value = self._value.get(name)
+        value = self.get(name)
         if value is not None and not isinstance(value, str):
             raise malformed(self.at(name), f"must be a string, not {kind(value)}")
         return value
@@ -108,18 +103,36 @@ class Fields:
             raise malformed(self.at(name), "is required and must be a string")
         return value
 
-    def boolean(self, name: str) -> bool:
-        value = self._value.get(name)
+    def name(self) -> str:
+        """What this object, a tool, is called."""
+        name = self.needed_string("name")
+        if not name:
+            raise malformed(self.at("name"), "must not be empty")
+        return name
+
+    def one_of(self, name: str, meanings: Mapping[str, T]) -> T:
+        """What a string that must be one of some words means."""
+        word = self.needed_string(name)
+        if word not in meanings:
+            raise malformed(self.at(name), f"must be one of {', '.join(meanings)}, not {word!r}")
+        return meanings[word]
+
+    def strings(self, name: str, what: str = "an array of strings") -> list[str]:
+        value = self.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise malformed(self.at(name), f"must be {what}")
+        return value
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise malformed(self.at(name), f"must be true or false, not {kind(value)}")
-        return bool(value)
-
-    def boolean_or(self, name: str, default: bool) -> bool:
-        """As `boolean`, for fields that are true unless they say otherwise."""
-        return self.boolean(name) if self._value.get(name) is not None else default
+        return default if value is None else value
 
     def number(self, name: str, low: float, high: float) -> float | None:
-        value = self._value.get(name)
+        value = self.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -129,7 +142,7 @@ class Fields:
         return float(value)
 
     def integer(self, name: str, low: int, high: int = 2**63 - 1) -> int | None:
-        value = self._value.get(name)
+        value = self.get(name)
         if value is None:
             return None
         if isinstance(value, float) and value.is_integer():
@@ -142,23 +155,23 @@ class Fields:
             )
         return value
 
-    def child(self, name: str) -> Fields | None:
-        value = self._value.get(name)
+    def child(self, name: str) -> Self | None:
+        value = self.get(name)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise malformed(self.at(name), f"must be an object, not {kind(value)}")
-        return Fields(value, self, name)
+        return type(self)(value, self, name)
 
-    def needed_child(self, name: str) -> Fields:
+    def needed_child(self, name: str) -> Self:
         child = self.child(name)
         if child is None:
             raise malformed(self.at(name), "is required and must be an object")
         return child
 
-    def children(self, name: str) -> list[Fields]:
+    def children(self, name: str) -> list[Self]:
         """The objects of an array; none when it is absent."""
-        value = self._value.get(name)
+        value = self.get(name)
         if value is None:
             return []
         if not isinstance(value, list):
@@ -166,19 +179,19 @@ class Fields:
         for index, item in enumerate(value):
             if not isinstance(item, dict):
                 raise malformed(f"{self.at(name)}[{index}]", f"must be an object, not {kind(item)}")
-        return [Fields(item, self, name, index) for index, item in enumerate(value)]
+        return [type(self)(item, self, name, index) for index, item in enumerate(value)]
 
 
-def memoized(*names: str) -> Callable[[Callable[[Fields], T]], Callable[[Fields], T]]:
+def memoized(read_as: type[F], *names: str) -> Callable[[Callable[[F], T]], Callable[[F], T]]:
     """For what depends on these fields of a body alone: the same value of them is read once.
 
     A harness sends its tools with every request, and so do all other sessions of that harness.
     """
 
-    def remembering(read: Callable[[Fields], T]) -> Callable[[Fields], T]:
-        known = lru_cache(_REMEMBERED)(lambda text: read(Fields(orjson.loads(text))))
+    def remembering(read: Callable[[F], T]) -> Callable[[F], T]:
+        known = lru_cache(_REMEMBERED)(lambda text: read(read_as(orjson.loads(text))))
 
-        def reading(fields: Fields) -> T:
+        def reading(fields: F) -> T:
             text = orjson.dumps({name: fields.get(name) for name in names})
             return known(text) if len(text) <= _LONGEST_REMEMBERED else read(fields)
 

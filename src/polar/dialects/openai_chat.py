@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import orjson
@@ -21,7 +21,7 @@ from polar.dialects.base import (
     usage_of_all,
 )
 from polar.dialects.json_fields import Fields, document, kind, malformed, memoized
-from polar.dialects.schemas import MODES, logit_bias, response_format, settled
+from polar.dialects.schemas import logit_bias, response_format, settled, tool_definition, tool_use
 from polar.models.chat import (
     ChatRequest,
     FinishReason,
@@ -77,12 +77,8 @@ class OpenAIChat(Dialect):
         Route("GET", "/v1/models/{model:.+}", RouteAction.SHOW_MODEL),
     )
 
-    def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        scheme, _, key = headers.get("Authorization", "").partition(" ")
-        return key.strip() or None if scheme.lower() == "bearer" else None
-
     def parse(self, request: HttpRequest) -> ChatRequest:
-        fields = document(request.body)
+        fields = document(request.body, Fields)
         model = fields.needed_string("model")
         choices = fields.integer("n", 1) or 1
         if choices > _MOST_CHOICES:
@@ -108,33 +104,16 @@ class OpenAIChat(Dialect):
             wire={"legacy": True} if is_legacy else {},
         )
 
-    def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
-        return self.respond_with_choices(identity, request, (answer,))
-
-    def respond_with_choices(
-        self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]
-    ) -> bytes:
+    def respond(self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
         usage = usage_of_all([answer.usage for answer in answers])
         choices = [_choice(index, request, answer) for index, answer in enumerate(answers)]
         return orjson.dumps(
             _envelope(identity, "chat.completion") | {"choices": choices, "usage": _usage(usage)}
         )
 
-    def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
-        return self._stream(identity, request, 0, _StreamEnd())
-
-    def stream_choices(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
-        end = _StreamEnd(request.choices)
-        return [self._stream(identity, request, index, end) for index in range(request.choices)]
-
-    def _stream(
-        self, identity: CallIdentity, request: ChatRequest, index: int, end: _StreamEnd
-    ) -> ChatStream:
-        return ChatStream(
-            *(self, identity, index, end),
-            with_usage=request.stream_usage,
-            is_legacy=_is_legacy(request),
-        )
+    def stream(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
+        finished: list[Usage] = []
+        return [ChatStream(identity, request, index, finished) for index in range(request.choices)]
 
     def models(self, model: str, max_context: int, created: int) -> bytes:
         return orjson.dumps({"object": "list", "data": [_model(model, max_context, created)]})
@@ -146,39 +125,17 @@ class OpenAIChat(Dialect):
         return HttpAnswer(_ERRORS[error.refusal][0], orjson.dumps({"error": error_body(error)}))
 
 
-class _StreamEnd:
-    """Knows when the last choice of a stream is finished, and what all of them cost."""
-
-    def __init__(self, choices: int = 1) -> None:
-        self._choices = choices
-        self._usages: list[Usage] = []
-
-    def finish(self, usage: Usage) -> Usage | None:
-        """Count one choice as finished; the usage of all if it is the last."""
-        self._usages.append(usage)
-        return usage_of_all(self._usages) if len(self._usages) == self._choices else None
-
-
 class ChatStream(StreamEncoder):
     """Chunks of one choice of a streamed chat completion."""
 
     def __init__(
-        self,
-        dialect: OpenAIChat,
-        identity: CallIdentity,
-        index: int,
-        end: _StreamEnd,
-        *,
-        with_usage: bool,
-        is_legacy: bool,
+        self, identity: CallIdentity, request: ChatRequest, index: int, finished: list[Usage]
     ) -> None:
+        """`finished` is what each choice cost that has ended; all choices of a request share it."""
+        self._request = request
         self._index = index
-        self._end = end
-        self._dialect = dialect
+        self._finished = finished
         self._envelope = _envelope(identity, "chat.completion.chunk")
-        self._with_usage = with_usage
-        self._is_legacy = is_legacy
-        """Whether tools were offered as `functions`, from before there were tools: one call a turn."""
         self._calls = 0
 
     def start(self) -> bytes:
@@ -192,20 +149,20 @@ class ChatStream(StreamEncoder):
 
     def tool_call(self, call: ToolCall) -> bytes:
         index, self._calls = self._calls, self._calls + 1
-        if self._is_legacy:
+        if _is_legacy(self._request):
             return self._delta({"function_call": _function_body(call)}) if index == 0 else b""
         return self._delta({"tool_calls": [{"index": index} | _call_body(call)]})
 
     def logprobs(self, sampled: tuple[TokenLogprob, ...]) -> bytes:
         return self._delta({}, logprobs=_logprobs(sampled))
 
-    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
-        chunks = self._delta({}, _finish(finish_reason, is_legacy=self._is_legacy))
-        total = self._end.finish(usage)
-        if total is None:
+    def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
+        chunks = self._delta({}, _finish(finish_reason, self._request))
+        self._finished.append(usage)
+        if len(self._finished) < self._request.choices:
             return chunks
-        if self._with_usage:
-            chunks += self._chunk([], _usage(total))
+        if self._request.stream_usage:
+            chunks += self._chunk([], _usage(usage_of_all(self._finished)))
         return chunks + b"data: [DONE]\n\n"
 
     def error(self, error: RequestRefused) -> bytes:
@@ -226,7 +183,7 @@ class ChatStream(StreamEncoder):
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         body = self._envelope | {"choices": choices}
         # Clients that asked for usage expect the field on every chunk, null until the last.
-        return _event(body | {"usage": usage} if self._with_usage else body)
+        return _event(body | {"usage": usage} if self._request.stream_usage else body)
 
 
 def error_body(error: RequestRefused) -> dict[str, Any]:
@@ -235,6 +192,7 @@ def error_body(error: RequestRefused) -> dict[str, Any]:
 
 
 def _is_legacy(request: ChatRequest) -> bool:
+    """Whether tools were offered as `functions`, from before there were tools: one call a turn."""
     return bool(request.wire.get("legacy"))
 
 
@@ -246,8 +204,7 @@ def _choice(index: int, request: ChatRequest, answer: Answer) -> dict[str, Any]:
     }
     if answer.message.reasoning:
         message["reasoning_content"] = answer.message.reasoning
-    is_legacy = _is_legacy(request)
-    if answer.message.tool_calls and is_legacy:
+    if answer.message.tool_calls and _is_legacy(request):
         message["function_call"] = _function_body(answer.message.tool_calls[0])
     elif answer.message.tool_calls:
         message["tool_calls"] = [_call_body(call) for call in answer.message.tool_calls]
@@ -255,7 +212,7 @@ def _choice(index: int, request: ChatRequest, answer: Answer) -> dict[str, Any]:
         "index": index,
         "message": message,
         "logprobs": _logprobs(answer.logprobs) if request.logprobs else None,
-        "finish_reason": _finish(answer.finish_reason, is_legacy=is_legacy),
+        "finish_reason": _finish(answer.finish_reason, request),
     }
 
 
@@ -290,14 +247,14 @@ def _function_body(call: ToolCall) -> dict[str, Any]:
     return {"name": call.name, "arguments": call.arguments}
 
 
-def _finish(reason: FinishReason, *, is_legacy: bool) -> str:
+def _finish(reason: FinishReason, request: ChatRequest) -> str:
     match reason:
         case FinishReason.STOP | FinishReason.CANCELLED | FinishReason.ERROR:
             return "stop"
         case FinishReason.LENGTH:
             return "length"
         case FinishReason.TOOL_CALLS:
-            return "function_call" if is_legacy else "tool_calls"
+            return "function_call" if _is_legacy(request) else "tool_calls"
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
@@ -347,29 +304,32 @@ def _sampling(fields: Fields) -> Sampling:
 
 def _stop(fields: Fields) -> tuple[str, ...]:
     value = fields.get("stop")
-    if value is None:
-        return ()
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise malformed("stop", "must be a string or an array of strings")
-    return tuple(stop for stop in stops if stop)
+    stops = [value] if isinstance(value, str) else fields.strings("stop", "a string or an array of strings")
+    return tuple(filter(None, stops))
 
 
-@memoized("tools", "functions")
+@memoized(Fields, "tools", "functions")
 def _tools(fields: Fields) -> tuple[ToolDefinition, ...]:
-    tools = [_tool(tool.needed_child("function")) for tool in fields.children("tools") if _is_function(tool)]
-    return tuple(tools or (_tool(function) for function in fields.children("functions")))
+    functions = [_function(tool) for tool in fields.children("tools")] or fields.children("functions")
+    return tuple(tool_definition(function, "parameters") for function in functions)
+
+
+def _function(tool: Fields) -> Fields:
+    type_ = tool.string("type")
+    if type_ not in (None, "function"):
+        raise malformed(tool.at("type"), f"only 'function' tools are supported, not {type_!r}")
+    return tool.needed_child("function")
 
 
 def _tool_choice(fields: Fields, tools: tuple[ToolDefinition, ...], *, parallel: bool) -> ToolChoice:
-    parallel = fields.boolean_or("parallel_tool_calls", True) and parallel
+    parallel = fields.boolean("parallel_tool_calls", default=True) and parallel
     # `function_call` is the same field from before there were tools.
     at = "tool_choice" if fields.get("tool_choice") is not None else "function_call"
     value = fields.get(at)
     if value is None:
         return ToolChoice(parallel=parallel)
     if isinstance(value, str):
-        return settled(_mode(value, at), (), tools, at, parallel=parallel)
+        return settled(tool_use(value, at), (), tools, at, parallel=parallel)
     choice = fields.needed_child(at)
     type_ = choice.string("type") or "function"
     match type_:
@@ -379,7 +339,7 @@ def _tool_choice(fields: Fields, tools: tuple[ToolDefinition, ...], *, parallel:
             return settled(ToolUse.REQUIRED, names, tools, function.at("name"), parallel=parallel)
         case "allowed_tools":
             allowed = choice.needed_child("allowed_tools")
-            use = _mode(allowed.needed_string("mode"), allowed.at("mode"))
+            use = tool_use(allowed.needed_string("mode"), allowed.at("mode"))
             names = [
                 tool.needed_child("function").needed_string("name") for tool in allowed.children("tools")
             ]
@@ -388,42 +348,14 @@ def _tool_choice(fields: Fields, tools: tuple[ToolDefinition, ...], *, parallel:
             raise malformed(choice.at("type"), f"must be 'function' or 'allowed_tools', not {type_!r}")
 
 
-def _mode(value: str, at: str) -> ToolUse:
-    if value not in MODES:
-        raise malformed(at, f"must be one of {', '.join(MODES)} or an object, not {value!r}")
-    return MODES[value]
-
-
-def _is_function(tool: Fields) -> bool:
-    type_ = tool.string("type")
-    if type_ not in (None, "function"):
-        raise malformed(tool.at("type"), f"only 'function' tools are supported, not {type_!r}")
-    return True
-
-
-def _tool(function: Fields) -> ToolDefinition:
-    name = function.needed_string("name")
-    if not name:
-        raise malformed(function.at("name"), "must not be empty")
-    parameters = function.child("parameters")
-    return ToolDefinition(
-        name=name,
-        description=function.string("description") or "",
-        parameters=dict(function.get("parameters")) if parameters is not None else {},
-    )
-
-
 def _message(message: Fields) -> Message:
-    role_name = message.needed_string("role")
-    role = _ROLES.get(role_name)
-    if role is None:
-        raise malformed(message.at("role"), f"must be one of {', '.join(_ROLES)}, not {role_name!r}")
+    role = message.one_of("role", _ROLES)
     calls = _tool_calls(message) if role is Role.ASSISTANT else ()
     content = _content(message)
     if content is None and role is not Role.ASSISTANT:
         raise malformed(message.at("content"), "is required and must be a string or an array of text parts")
     call_id = message.string("tool_call_id")
-    if role_name == "tool" and call_id is None:
+    if message.get("role") == "tool" and call_id is None:
         raise malformed(message.at("tool_call_id"), "is required on tool messages")
     return Message(
         role=role,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import orjson
@@ -20,25 +20,24 @@ from polar.dialects.base import (
     RouteAction,
     StreamEncoder,
 )
-from polar.dialects.json_fields import Fields, document, malformed
+from polar.dialects.json_fields import Fields, document, kind, malformed
 from polar.dialects.openai_chat import OpenAIChat
-from polar.dialects.responses_input import input_messages
 from polar.dialects.responses_output import (
     Asked,
+    ItemId,
     ResponsesStream,
+    item_id,
     message_item,
     place,
     reasoning_item,
     response,
     status_of,
     text_part,
+    unsealed,
 )
-from polar.dialects.responses_tools import Toolbox, encoded
-from polar.dialects.schemas import MODES, output_format, settled
-from polar.models.chat import ChatRequest, JsonOutput, Message, Role, Sampling, ToolChoice, ToolUse
-
-_CHAT = OpenAIChat()
-"""The same provider: keys, models and errors are worded alike."""
+from polar.dialects.responses_tools import Toolbox, call_id
+from polar.dialects.schemas import output_format, settled, tool_use
+from polar.models.chat import ChatRequest, JsonOutput, Message, Role, Sampling, ToolCall, ToolChoice, ToolUse
 
 _NO_WEBSOCKET = HttpAnswer(
     426,
@@ -80,6 +79,13 @@ _ECHOED: dict[str, Any] = {
 }
 """Fields of the request that the response repeats, and what they are when not given."""
 
+_ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+}
+
 _ELSEWHERE = {
     "conversation": "conversations are not kept here: send the history, or use previous_response_id",
     "prompt": "prompt templates are not kept here: send instructions and input",
@@ -105,21 +111,20 @@ class OpenAIResponses(Dialect):
     # Codex compacts, or says that it is out of room, only when the stream itself fails with this code.
     told_in_stream: ClassVar[frozenset[Refusal]] = frozenset({Refusal.CONTEXT_OVERFLOW})
 
-    def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        return _CHAT.key(headers, query)
-
     def parse(self, request: HttpRequest) -> ChatRequest:
-        fields = document(request.body)
+        fields = document(request.body, Fields)
         model = fields.needed_string("model")
         _refuse_what_is_not_here(fields)
         toolbox = Toolbox(fields)
         before = _continued(fields, request.recall)
-        messages = before + input_messages(fields, toolbox, request.recall)
+        messages = before + _input(fields, toolbox, request.recall)
         if not messages:
             raise malformed("input", "is required and must hold at least one message")
+        instructions = fields.string("instructions")
+        system = (Message(Role.SYSTEM, instructions),) if instructions else ()
         return ChatRequest(
             model=model,
-            messages=_instructions(fields) + messages,
+            messages=system + messages,
             tools=toolbox.definitions,
             tool_choice=_tool_choice(fields, toolbox),
             output=_output(fields),
@@ -134,7 +139,8 @@ class OpenAIResponses(Dialect):
             wire={"asked": _asked(fields, toolbox)},
         )
 
-    def respond(self, identity: CallIdentity, request: ChatRequest, answer: Answer) -> bytes:
+    def respond(self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
+        (answer,) = answers
         asked: Asked = request.wire["asked"]
         message, status = answer.message, status_of(answer.finish_reason)
         output: list[dict[str, Any]] = []
@@ -149,16 +155,13 @@ class OpenAIResponses(Dialect):
             output.append(asked.toolbox.item_of(call, place(identity, ordinal)))
         return orjson.dumps(response(identity, asked, status, output, answer.usage))
 
-    def stream(self, identity: CallIdentity, request: ChatRequest) -> StreamEncoder:
-        return ResponsesStream(identity, request.wire["asked"])
-
-    def models(self, model: str, max_context: int, created: int) -> bytes:
-        return _CHAT.models(model, max_context, created)
+    def stream(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
+        return (ResponsesStream(identity, request.wire["asked"]),)
 
     def error(self, error: RequestRefused) -> HttpAnswer:
         if error.field in _FIELDS:
             error = RequestRefused(error.refusal, error.message, field=_FIELDS[error.field])
-        return _CHAT.error(error)
+        return OpenAIChat().error(error)
 
     def token_count(self, count: int) -> bytes:
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": count})
@@ -194,25 +197,19 @@ def _continued(fields: Fields, recall: Recall) -> tuple[Message, ...]:
 
 
 def _tool_choice(fields: Fields, toolbox: Toolbox) -> ToolChoice:
-    parallel = fields.boolean_or("parallel_tool_calls", True)
+    parallel = fields.boolean("parallel_tool_calls", default=True)
     at, value = "tool_choice", fields.get("tool_choice")
     names: list[str] = []
     if value is None or isinstance(value, str):
-        use = _mode(value or "auto", at)
+        use = tool_use(value or "auto", at)
     else:
         choice = fields.needed_child(at)
         if choice.needed_string("type") == "allowed_tools":
-            use, at = _mode(choice.needed_string("mode"), choice.at("mode")), choice.at("tools")
+            use, at = tool_use(choice.needed_string("mode"), choice.at("mode")), choice.at("tools")
             names = [toolbox.name_of(tool) for tool in choice.children("tools")]
         else:
             use, names = ToolUse.REQUIRED, [toolbox.name_of(choice)]
     return settled(use, names, toolbox.definitions, at, parallel=parallel, elsewhere=toolbox.hosted)
-
-
-def _mode(value: str, at: str) -> ToolUse:
-    if value not in MODES:
-        raise malformed(at, f"must be one of {', '.join(MODES)} or an object, not {value!r}")
-    return MODES[value]
 
 
 def _output(fields: Fields) -> JsonOutput | None:
@@ -221,18 +218,165 @@ def _output(fields: Fields) -> JsonOutput | None:
     return output_format(wanted, wanted) if wanted is not None else None
 
 
-def _instructions(fields: Fields) -> tuple[Message, ...]:
-    instructions = fields.string("instructions")
-    return (Message(Role.SYSTEM, instructions),) if instructions else ()
-
-
 def _asked(fields: Fields, toolbox: Toolbox) -> Asked:
+    given = {name: fields.get(name) for name in _ECHOED}
+    echoed = {name: _ECHOED[name] if value is None else value for name, value in given.items()}
     include, reasoning = fields.get("include"), fields.child("reasoning")
     summary = reasoning.get("summary") if reasoning is not None else None
     return Asked(
         toolbox=toolbox,
-        echo={name: orjson.Fragment(encoded(fields, name, default)) for name, default in _ECHOED.items()},
+        echo={name: orjson.Fragment(orjson.dumps(value)) for name, value in echoed.items()},
         response_suffix=_INSTRUCTED if fields.string("instructions") else "",
         sealed=isinstance(include, list) and "reasoning.encrypted_content" in include,
         summarised=summary not in (None, "none"),
     )
+
+
+def _input(fields: Fields, toolbox: Toolbox, recall: Recall) -> tuple[Message, ...]:
+    value = fields.get("input")
+    if isinstance(value, str):
+        return (Message(Role.USER, value),)
+    if value is not None and not isinstance(value, list):
+        raise malformed("input", f"must be a string or an array of items, not {kind(value)}")
+    history = _History()
+    for item in fields.children("input"):
+        _read(item, toolbox, history, recall)
+    return history.messages()
+
+
+class _History:
+    """Messages in order; what the assistant said without anyone between is one turn.
+
+    Unless the ids, where they are ours and echoed, tell that it was sampled as several.
+    """
+
+    def __init__(self) -> None:
+        self._completion: str | None = None
+        self._messages: list[Message] = []
+        self._is_open = False
+        self._content = ""
+        self._reasoning = ""
+        self._calls: list[ToolCall] = []
+
+    def said(
+        self, item: Fields, content: str = "", *, reasoning: str = "", calls: tuple[ToolCall, ...] = ()
+    ) -> None:
+        self._begin(item)
+        self._content += content
+        self._reasoning += reasoning
+        self._calls.extend(calls)
+
+    def recalled(self, item: Fields, content: str = "", *, reasoning: str = "") -> None:
+        """As `said`, for all of a turn's text or reasoning: in several items, each of them stands for it."""
+        self._begin(item)
+        self._content = self._content or content
+        self._reasoning = self._reasoning or reasoning
+
+    def heard(self, message: Message) -> None:
+        self._close()
+        self._messages.append(message)
+
+    def messages(self) -> tuple[Message, ...]:
+        self._close()
+        return tuple(self._messages)
+
+    def _begin(self, item: Fields) -> None:
+        id = item_id(item.string("id"))
+        if id is not None and self._completion not in (None, id.completion):
+            self._close()
+        self._completion = id.completion if id is not None else self._completion
+        self._is_open = True
+
+    def _close(self) -> None:
+        if not self._is_open:
+            return
+        message = Message(Role.ASSISTANT, self._content, self._reasoning or None, tuple(self._calls))
+        self._messages.append(message)
+        self._is_open, self._completion = False, None
+        self._content, self._reasoning, self._calls = "", "", []
+
+
+def _read(item: Fields, toolbox: Toolbox, history: _History, recall: Recall) -> None:
+    match item.string("type"):
+        case "message":
+            _read_message(item, history)
+        case "function_call" | "custom_tool_call" | "local_shell_call":
+            history.said(item, calls=(toolbox.call_of(item),))
+        case "function_call_output" | "custom_tool_call_output":
+            answered = call_id(item.needed_string("call_id"))
+            history.heard(Message(Role.TOOL, _text(item, "output"), tool_call_id=answered))
+        case "local_shell_call_output":
+            answered = item.string("call_id") or item.needed_string("id")
+            history.heard(Message(Role.TOOL, _text(item, "output"), tool_call_id=answered))
+        case "reasoning":
+            if reasoning := _reasoning(item):
+                history.said(item, reasoning=reasoning)
+        case "item_reference":
+            _read_reference(item, history, recall)
+        case None if item.get("role") is not None:
+            _read_message(item, history)
+        case None if item.get("id") is not None:
+            _read_reference(item, history, recall)
+        case None:
+            raise malformed(
+                item.at("type"), "is required: an item is a message, a call, an output or reasoning"
+            )
+        case _:
+            # Traces of what ran elsewhere (searches, listings, compaction); the model is not shown them.
+            pass
+
+
+def _read_reference(item: Fields, history: _History, recall: Recall) -> None:
+    """An item that was given out before, named instead of repeated."""
+    text = item.needed_string("id")
+    id = item_id(text)
+    said = recall(id.completion) if id is not None else None
+    message = said[-1] if said is not None else Message(Role.ASSISTANT)
+    match id:
+        case ItemId("msg") if said is not None:
+            history.recalled(item, message.content)
+        case ItemId("rs") if message.reasoning:
+            history.recalled(item, reasoning=message.reasoning)
+        case ItemId("fc" | "ctc" | "lsh", index=index) if index < len(message.tool_calls):
+            history.said(item, calls=(message.tool_calls[index],))
+        case _:
+            raise malformed(item.at("id"), f"no response of this session has an item {text!r}: send it whole")
+
+
+def _read_message(item: Fields, history: _History) -> None:
+    role = item.one_of("role", _ROLES)
+    content = _text(item, "content")
+    if role is Role.ASSISTANT:
+        history.said(item, content)
+    else:
+        history.heard(Message(role, content))
+
+
+def _reasoning(item: Fields) -> str:
+    """The sealed text if it is ours, else what the item shows of its reasoning."""
+    sealed = item.string("encrypted_content")
+    text = unsealed(sealed) if sealed is not None else None
+    if text is not None:
+        return text
+    content = "".join(part.string("text") or "" for part in item.children("content"))
+    return content or "\n\n".join(part.string("text") or "" for part in item.children("summary"))
+
+
+def _text(item: Fields, name: str) -> str:
+    value = item.get(name)
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise malformed(item.at(name), f"must be a string or an array of parts, not {kind(value)}")
+    return "".join(_part(part) for part in item.children(name))
+
+
+def _part(part: Fields) -> str:
+    type_ = part.needed_string("type")
+    match type_:
+        case "input_text" | "output_text" | "text":
+            return part.needed_string("text")
+        case "refusal":
+            return part.needed_string("refusal")
+        case _:
+            return part.string("text") or part.placeholder(type_.removeprefix("input_"))

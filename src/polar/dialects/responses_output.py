@@ -201,7 +201,7 @@ class ResponsesStream(StreamEncoder):
         self._calls += 1
         return b"".join(events)
 
-    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
+    def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
         status = status_of(finish_reason)
         events = [self._close(status)]
         if not self._has_spoken:

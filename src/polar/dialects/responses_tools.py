@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
-import orjson
-
 from polar.dialects.json_fields import Fields, malformed
+from polar.dialects.schemas import tool_definition
 from polar.models.chat import ToolCall, ToolDefinition
 
 LOCAL_SHELL = "local_shell"
@@ -77,7 +76,8 @@ class Toolbox:
         self._tools: dict[str, Tool] = {}
         for at, tool in declared:
             if tool.namespace is not None and uses[tool.name] > 1:
-                tool = replace(tool, definition=replace(tool.definition, name=_qualified(tool)))
+                qualified = f"{tool.namespace.removesuffix('__')}__{tool.name}"
+                tool = replace(tool, definition=replace(tool.definition, name=qualified))
             if tool.definition.name in self._tools:
                 raise malformed(at, f"{tool.definition.name!r} is the name of another tool already")
             self._tools[tool.definition.name] = tool
@@ -132,12 +132,6 @@ class Toolbox:
         return self._offered.get((item.string("namespace"), name), name)
 
 
-def encoded(fields: Fields, name: str, default: Any = None) -> bytes:
-    """A field's JSON."""
-    value = fields.get(name)
-    return orjson.dumps(default if value is None else value)
-
-
 def call_id(echoed: str) -> str:
     """The id the gateway gave a call, from the one its client knows."""
     return echoed.removesuffix(_AS_SAMPLED)
@@ -164,7 +158,8 @@ def _listed(fields: Fields, namespace: str | None) -> Iterator[tuple[str, Tool]]
         match tool.needed_string("type"):
             case "function":
                 function = tool.child("function") or tool
-                yield function.at("name"), _function(function, namespace)
+                definition = tool_definition(function, "parameters")
+                yield function.at("name"), Tool(ToolKind.FUNCTION, definition, definition.name, namespace)
             case "custom":
                 yield tool.at("name"), _custom(tool, namespace)
             case "local_shell" if namespace is None:
@@ -175,36 +170,14 @@ def _listed(fields: Fields, namespace: str | None) -> Iterator[tuple[str, Tool]]
                 pass
 
 
-def _function(tool: Fields, namespace: str | None) -> Tool:
-    name, parameters = _name(tool), tool.child("parameters")
-    encoded(tool, "parameters")
-    definition = ToolDefinition(
-        name=name,
-        description=tool.string("description") or "",
-        parameters=dict(tool.get("parameters")) if parameters is not None else {},
-    )
-    return Tool(ToolKind.FUNCTION, definition, name, namespace)
-
-
 def _custom(tool: Fields, namespace: str | None) -> Tool:
-    name = _name(tool)
+    name = tool.name()
     description = tool.string("description") or ""
     format_ = tool.child("format")
     if format_ is not None and format_.string("type") == "grammar":
         syntax, grammar = format_.string("syntax") or "lark", format_.needed_string("definition")
         description = f"{description}\n\nThe input must follow this {syntax} grammar:\n{grammar}".lstrip()
     return Tool(ToolKind.CUSTOM, ToolDefinition(name, description, _FREEFORM), name, namespace)
-
-
-def _name(tool: Fields) -> str:
-    name = tool.needed_string("name")
-    if not name:
-        raise malformed(tool.at("name"), "must not be empty")
-    return name
-
-
-def _qualified(tool: Tool) -> str:
-    return f"{(tool.namespace or '').removesuffix('__')}__{tool.name}"
 
 
 def _item(prefix: str, id: str, type_: str, call_id: str) -> dict[str, Any]:

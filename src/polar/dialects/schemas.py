@@ -82,8 +82,7 @@ def _resolves(reference: str, root: dict[str, Any]) -> bool:
     return True
 
 
-MODES = {"auto": ToolUse.AUTO, "none": ToolUse.NONE, "required": ToolUse.REQUIRED}
-
+_MODES = {"auto": ToolUse.AUTO, "none": ToolUse.NONE, "required": ToolUse.REQUIRED}
 _MAX_BIAS = 100
 _MAX_TOKEN_ID = 2**31 - 1
 
@@ -129,6 +128,20 @@ def logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
             raise malformed(biases.at(token), f"must be between -{_MAX_BIAS} and {_MAX_BIAS}, not {bias}")
         found.append((int(token), float(bias)))
     return tuple(found)
+
+
+def tool_definition(tool: Fields, schema: str) -> ToolDefinition:
+    """A tool whose parameters the field `schema` describes."""
+    name = tool.name()
+    parameters = dict(tool.get(schema)) if tool.child(schema) is not None else {}
+    return ToolDefinition(name, tool.string("description") or "", parameters)
+
+
+def tool_use(mode: str, at: str) -> ToolUse:
+    """What a word of OpenAI's says about calling tools."""
+    if mode not in _MODES:
+        raise malformed(at, f"must be one of {', '.join(_MODES)} or an object, not {mode!r}")
+    return _MODES[mode]
 
 
 def settled(

@@ -288,7 +288,7 @@ class Gateway:
         self._refuse_other_models(session, chat.model)
         chat = replace(
             chat,
-            hints=dialect.hints(asked) or chat.hints,
+            hints=dialect.hints(request.headers),
             tools=session.conversations.known(chat.tools),
             messages=in_call_order(chat.messages),
         )
@@ -322,9 +322,7 @@ class Gateway:
     ) -> web.StreamResponse:
         with _engine_errors(session, self._model):
             answers = await in_flight.answers()
-        response = json_answer(
-            dialect.respond_with_choices(self._identity(in_flight.calls[0]), chat, answers)
-        )
+        response = json_answer(dialect.respond(self._identity(in_flight.calls[0]), chat, answers))
         with suppress(ConnectionError):  # the client is gone; its retry gets the answer
             await response.prepare(request)
             await response.write_eof()
@@ -334,7 +332,7 @@ class Gateway:
     async def _stream(
         self, dialect: Dialect, request: web.Request, chat: ChatRequest, in_flight: InFlight, session: Session
     ) -> web.StreamResponse:
-        encoders = dialect.stream_choices(self._identity(in_flight.calls[0]), chat)
+        encoders = dialect.stream(self._identity(in_flight.calls[0]), chat)
         response = web.StreamResponse(
             headers={
                 "Content-Type": encoders[0].content_type,
@@ -432,6 +430,4 @@ def _encoded(encoder: StreamEncoder, delta: MessageDelta) -> bytes:
 
 
 def _finished(encoder: StreamEncoder, answer: Answer) -> bytes:
-    if answer.stop_sequence is not None:
-        encoder.stop_sequence(answer.stop_sequence)
-    return encoder.finish(answer.finish_reason, answer.usage)
+    return encoder.finish(answer.finish_reason, answer.usage, answer.stop_sequence)

@@ -254,7 +254,7 @@ def test_overflow_is_said_in_the_words_harnesses_look_for(tokens: int | None, sa
 
 def answered(message: Message) -> dict[str, Any]:
     answer = Answer(message, FinishReason.TOOL_CALLS, Usage(9, 4, 2))
-    body: dict[str, Any] = json.loads(DIALECT.respond(IDENTITY, parse(), answer))
+    body: dict[str, Any] = json.loads(DIALECT.respond(IDENTITY, parse(), [answer]))
     return body
 
 
@@ -268,7 +268,7 @@ def events_of(data: bytes) -> list[dict[str, Any]]:
 
 
 def streamed(message: Message) -> list[dict[str, Any]]:
-    encoder = DIALECT.stream(IDENTITY, parse())
+    (encoder,) = DIALECT.stream(IDENTITY, parse())
     pieces = [encoder.start()]
     pieces += [encoder.reasoning(letter) for letter in message.reasoning or ""]
     pieces += [encoder.text(letter) for letter in message.content]
@@ -393,17 +393,15 @@ def test_a_whole_answer_has_signed_thinking_text_and_parsed_calls() -> None:
 )
 def test_stop_reasons(reason: FinishReason, matched: str | None, said: str) -> None:
     answer = Answer(Message(Role.ASSISTANT, "x"), reason, Usage(1, 1), matched)
-    whole = json.loads(DIALECT.respond(IDENTITY, parse(), answer))
-    encoder = DIALECT.stream(IDENTITY, parse())
-    if matched is not None:
-        encoder.stop_sequence(matched)
-    delta = events_of(encoder.finish(reason, Usage(1, 1)))[0]["delta"]
+    whole = json.loads(DIALECT.respond(IDENTITY, parse(), [answer]))
+    (encoder,) = DIALECT.stream(IDENTITY, parse())
+    delta = events_of(encoder.finish(reason, Usage(1, 1), matched))[0]["delta"]
     assert delta["stop_reason"] == whole["stop_reason"] == said
     assert delta["stop_sequence"] == whole["stop_sequence"] == (matched if said == "stop_sequence" else None)
 
 
 def test_an_error_ends_a_stream_and_pings_fill_it() -> None:
-    encoder = DIALECT.stream(IDENTITY, parse())
+    (encoder,) = DIALECT.stream(IDENTITY, parse())
     ping, error = events_of(
         encoder.keep_alive() + encoder.error(RequestRefused(Refusal.ENGINE_DOWN, "later"))
     )

@@ -309,7 +309,7 @@ CALLS = (ToolCall("c1", "f", '{"a": 1}'), ToolCall("c2", "g", "{}"))
 def test_an_answer_has_googles_shape() -> None:
     message = Message(Role.ASSISTANT, "I look.", "hm", CALLS)
     answer = Answer(message, FinishReason.TOOL_CALLS, USAGE)
-    body = json.loads(DIALECT.respond(IDENTITY, parse(**THINKING), answer))
+    body = json.loads(DIALECT.respond(IDENTITY, parse(**THINKING), [answer]))
     parts = body["candidates"][0]["content"]["parts"]
     assert all(part.pop("thoughtSignature") for part in parts[2:])
     assert body == {
@@ -341,15 +341,15 @@ def test_an_answer_has_googles_shape() -> None:
 
 def test_thoughts_are_shown_only_when_asked_for() -> None:
     answer = Answer(Message(Role.ASSISTANT, "", "hm"), FinishReason.LENGTH, USAGE)
-    candidate = json.loads(DIALECT.respond(IDENTITY, parse(), answer))["candidates"][0]
+    candidate = json.loads(DIALECT.respond(IDENTITY, parse(), [answer]))["candidates"][0]
     assert (candidate["content"]["parts"], candidate["finishReason"]) == ([{"text": ""}], "MAX_TOKENS")
-    assert DIALECT.stream(IDENTITY, parse(STREAM)).reasoning("hm") == b""
-    assert b"hm" in DIALECT.stream(IDENTITY, parse(STREAM, **THINKING)).reasoning("hm")
+    assert DIALECT.stream(IDENTITY, parse(STREAM))[0].reasoning("hm") == b""
+    assert b"hm" in DIALECT.stream(IDENTITY, parse(STREAM, **THINKING))[0].reasoning("hm")
 
 
 def streamed(message: Message, **query: str) -> list[dict[str, Any]]:
     """The chunks of a message's stream, by either framing."""
-    encoder = DIALECT.stream(IDENTITY, parse(STREAM, query, **THINKING))
+    (encoder,) = DIALECT.stream(IDENTITY, parse(STREAM, query, **THINKING))
     raw = encoder.start() + encoder.keep_alive()
     for piece in message.reasoning or "":
         raw += encoder.reasoning(piece)
@@ -366,14 +366,14 @@ def streamed(message: Message, **query: str) -> list[dict[str, Any]]:
 
 def test_nothing_but_events_stands_in_an_event_stream() -> None:
     """Clients that split a stream by a pattern give up at anything else, also at a blank line."""
-    stream = DIALECT.stream(IDENTITY, parse(STREAM, {"alt": "sse"}))
+    (stream,) = DIALECT.stream(IDENTITY, parse(STREAM, {"alt": "sse"}))
     raw = stream.start() + stream.text("a") + stream.keep_alive() + stream.keep_alive() + stream.text("b")
     raw += stream.keep_alive() + stream.finish(FinishReason.STOP, USAGE)
     assert re.fullmatch(rb"(data: [^\n]+\n\n){3}", raw)
 
 
 def test_an_error_ends_the_event_that_a_keep_alive_began() -> None:
-    stream = DIALECT.stream(IDENTITY, parse(STREAM, {"alt": "sse"}))
+    (stream,) = DIALECT.stream(IDENTITY, parse(STREAM, {"alt": "sse"}))
     raw = stream.keep_alive() + stream.error(RequestRefused(Refusal.ENGINE_DOWN, "busy"))
     (told,) = re.fullmatch(rb"data: ([^\n]+)\n\n", raw).groups()  # type: ignore[union-attr]
     assert json.loads(told)["error"]["status"] == "UNAVAILABLE"
@@ -416,7 +416,7 @@ def same(echoed: Message, sampled: Message) -> bool:
 def test_an_echoed_answer_reads_as_it_was_sampled(message: Message, form: str) -> None:
     if form == "whole":
         answer = Answer(message, FinishReason.STOP, USAGE)
-        chunks = [json.loads(DIALECT.respond(IDENTITY, parse(**THINKING), answer))]
+        chunks = [json.loads(DIALECT.respond(IDENTITY, parse(**THINKING), [answer]))]
     else:
         chunks = streamed(message, **({"alt": "sse"} if form == "events" else {}))
     assert chunks[-1]["candidates"][0]["finishReason"] == "STOP"
@@ -438,9 +438,9 @@ def test_an_echoed_answer_reads_as_it_was_sampled(message: Message, form: str) -
 
 def test_a_streams_error_is_one_the_official_clients_recognise() -> None:
     failure = RequestRefused(Refusal.ENGINE_DOWN, "busy")
-    events = DIALECT.stream(IDENTITY, parse(STREAM, {"alt": "sse"}))
+    (events,) = DIALECT.stream(IDENTITY, parse(STREAM, {"alt": "sse"}))
     assert json.loads(events.error(failure))["error"]["status"] == "UNAVAILABLE"
-    array = DIALECT.stream(IDENTITY, parse(STREAM))
+    (array,) = DIALECT.stream(IDENTITY, parse(STREAM))
     told = json.loads(array.start() + array.text("a") + array.error(failure))
     assert told[-1]["error"]["code"] == 503
 

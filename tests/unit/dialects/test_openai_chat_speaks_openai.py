@@ -153,7 +153,7 @@ def test_every_refusal_has_openais_shape(refusal: Refusal) -> None:
 
 
 def test_a_stream_has_role_content_calls_finish_usage_and_done() -> None:
-    encoder = DIALECT.stream(CallIdentity("1", "m", 5), parse(stream_options={"include_usage": True}))
+    (encoder,) = DIALECT.stream(CallIdentity("1", "m", 5), parse(stream_options={"include_usage": True}))
     data = b"".join(
         [
             encoder.start(),
@@ -186,7 +186,7 @@ def test_a_stream_has_role_content_calls_finish_usage_and_done() -> None:
 
 
 def test_without_being_asked_no_usage_is_streamed() -> None:
-    encoder = DIALECT.stream(CallIdentity("1", "m", 5), parse())
+    (encoder,) = DIALECT.stream(CallIdentity("1", "m", 5), parse())
     assert b"usage" not in encoder.start() + encoder.finish(FinishReason.STOP, Usage(1, 1))
 
 

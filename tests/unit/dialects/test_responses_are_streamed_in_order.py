@@ -26,7 +26,8 @@ def request(**fields: Any) -> ChatRequest:
 
 
 def encoder(**fields: Any) -> StreamEncoder:
-    return DIALECT.stream(WHO, request(**fields))
+    (encoder,) = DIALECT.stream(WHO, request(**fields))
+    return encoder
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
@@ -144,14 +145,14 @@ def test_streamed_and_plain_answers_are_the_same_response(
     message: Message, finish_reason: FinishReason
 ) -> None:
     chat = request(include=["reasoning.encrypted_content"], instructions="Be good.", metadata={"a": "b"})
-    stream = DIALECT.stream(WHO, chat)
+    (stream,) = DIALECT.stream(WHO, chat)
     data = stream.start()
     data += stream.reasoning(message.reasoning) if message.reasoning else b""
     data += stream.text(message.content) if message.content else b""
     data += b"".join(map(stream.tool_call, message.tool_calls))
     data += stream.finish(finish_reason, Usage(3, 2))
     last = events(data)[-1]
-    plain = json.loads(DIALECT.respond(WHO, chat, Answer(message, finish_reason, Usage(3, 2))))
+    plain = json.loads(DIALECT.respond(WHO, chat, [Answer(message, finish_reason, Usage(3, 2))]))
     assert last["response"] == plain
     expected = "incomplete" if finish_reason is FinishReason.LENGTH else "completed"
     assert last["type"] == plain["status"] == expected
@@ -200,7 +201,7 @@ def test_a_custom_call_is_echoed_as_it_was_sampled(arguments: str) -> None:
         FinishReason.TOOL_CALLS,
         Usage(1, 1),
     )
-    (item,) = json.loads(DIALECT.respond(WHO, chat, answer))["output"]
+    (item,) = json.loads(DIALECT.respond(WHO, chat, [answer]))["output"]
     assert item["type"] == "custom_tool_call"
     output = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "ok"}
     said, heard = request(input=[item, output]).messages

@@ -88,7 +88,7 @@ def check_echo(output: list[Any], message: Message) -> None:
 
 @given(PIECES)
 def test_a_streamed_answer_is_found_again(pieces: list[tuple[str, Any]]) -> None:
-    stream = DIALECT.stream(WHO, request())
+    (stream,) = DIALECT.stream(WHO, request())
     data = stream.start() + b"".join(getattr(stream, name)(piece) for name, piece in pieces)
     data += stream.finish(FinishReason.STOP, Usage(1, 1))
     last = data.strip().split(b"\n\n")[-1].partition(b"\ndata: ")[2]
@@ -98,7 +98,7 @@ def test_a_streamed_answer_is_found_again(pieces: list[tuple[str, Any]]) -> None
 @given(PIECES)
 def test_a_plain_answer_is_found_again(pieces: list[tuple[str, Any]]) -> None:
     answer = Answer(said(pieces), FinishReason.STOP, Usage(1, 1))
-    check_echo(json.loads(DIALECT.respond(WHO, request(), answer))["output"], said(pieces))
+    check_echo(json.loads(DIALECT.respond(WHO, request(), [answer]))["output"], said(pieces))
 
 
 @pytest.mark.parametrize(

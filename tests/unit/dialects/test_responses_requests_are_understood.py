@@ -199,7 +199,7 @@ def test_tools_may_come_as_an_input_item() -> None:
 def test_instructions_of_a_continuation_stand_in_the_place_of_those_before() -> None:
     first = parse(instructions="Be good.")
     before = (*first.messages, Message(Role.ASSISTANT, "ok"))
-    encoder = DIALECT.stream(CallIdentity("abc123", "m", 5), first)
+    (encoder,) = DIALECT.stream(CallIdentity("abc123", "m", 5), first)
     created = json.loads(encoder.start().split(b"\n")[1].removeprefix(b"data: "))
     id = created["response"]["id"]
     for instructions in ("Be good.", "Be bad.", None):

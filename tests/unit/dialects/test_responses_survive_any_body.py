@@ -154,8 +154,8 @@ def answer_all(chat: ChatRequest) -> None:
         for arguments in ('{"input": "x"}', '{"command": ["ls"]}', "[", '{"input": "\\ud83d"}')
     )
     message = Message(Role.ASSISTANT, "Hi", "hm", calls)
-    json.loads(DIALECT.respond(WHO, chat, Answer(message, FinishReason.TOOL_CALLS, Usage(1, 1))))
-    stream = DIALECT.stream(WHO, chat)
+    json.loads(DIALECT.respond(WHO, chat, [Answer(message, FinishReason.TOOL_CALLS, Usage(1, 1))]))
+    (stream,) = DIALECT.stream(WHO, chat)
     stream.start()
     stream.reasoning("hm")
     for call in calls:
