@@ -22,7 +22,7 @@ import numpy as np
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_model
 from polar.gateway.conversation import Conversations
-from polar.gateway.token_source import render
+from polar.gateway.source import render
 from polar.models.chat import ChatRequest, Message, Role, ToolCall, ToolDefinition
 from polar.models.completion import Ids
 from polar.recordings.growth import GrowingTree, Turn

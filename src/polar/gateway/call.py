@@ -14,6 +14,7 @@ import numpy as np
 
 from polar.dialects.base import Answer
 from polar.engines.base import ChatChunk, EngineError, RequestUnfit
+from polar.gateway.conversation import Extension
 from polar.gateway.reply import SampledMessage, SampledTokens, StopStrings
 from polar.gateway.session import Session
 from polar.gateway.source import AnswerGeneration, AnswerSource
@@ -56,6 +57,7 @@ class ModelCall:
         self._dialect = dialect
         self._ordinal = ordinal
         self._choice = choice
+        self._extension: Extension
         self._generation: AnswerGeneration
         self._tokens = SampledTokens()
         self._reply = SampledMessage()
@@ -64,8 +66,8 @@ class ModelCall:
 
     async def prepare(self) -> None:
         """Find the prompt and settle the sampling; RequestRefused if it does not fit."""
-        extension = self.session.find(self._request, self._source.model.max_context)
-        generation = self._generation = await self._source.begin(self._request, extension)
+        self._extension = self.session.find(self._request, self._source.model.max_context)
+        generation = self._generation = await self._source.begin(self._request, self._extension)
         grant = self.session.grant
         sampling = pinned(
             self._request.sampling,
@@ -89,7 +91,7 @@ class ModelCall:
             raise
         message, usage = self._record(finish_reason)
         # A retry may ask for the answer for a while; what it was made of is large, and is not kept for that.
-        del self._generation, self._tokens, self._request
+        del self._extension, self._generation, self._tokens, self._request
         if last:
             send(last)
         return Answer(message, finish_reason, usage, self._stop_sequence, tuple(self._logprobs))
@@ -150,7 +152,7 @@ class ModelCall:
         self, finish_reason: FinishReason, extra: dict[str, str] | None = None
     ) -> tuple[Message, Usage]:
         tokens, message = self._tokens, self._reply.message
-        prompt = self._generation.prompt(tokens.prompt_ids)
+        prompt, follows = self._generation.prompt(tokens.prompt_ids), self._extension.follows
         usage = tokens.usage(len(prompt.ids), self._generation.reasoning_tokens)
         completion = Completion(
             id=self.id,
@@ -162,7 +164,7 @@ class ModelCall:
             messages=prompt.messages,
             response=message,
             finish_reason=finish_reason,
-            follows=prompt.follows.completion_id if prompt.follows else None,
+            follows=follows.completion_id if follows else None,
             tools=self._request.tools,
             dialect=self._dialect,
             asked=self._request.sampling,
@@ -184,12 +186,6 @@ class ModelCall:
             completion = abridged(completion)
         self.session.record(completion, usage, is_whole=whole)
         return message, usage
-
-
-def calls_for(session: Session, source: AnswerSource, request: ChatRequest, dialect: str) -> list[ModelCall]:
-    """A call for each sample that the request asks for; RequestRefused if the session may not make them."""
-    ordinals = enumerate(session.begin_calls(request.choices))
-    return [ModelCall(session, source, request, dialect, ordinal, choice) for choice, ordinal in ordinals]
 
 
 def _of_failure(error: Exception) -> dict[str, str]:
@@ -229,10 +225,8 @@ def _seed(asked: Sampling, pin: SamplingPin, sample: int, ordinal: int, choice: 
     return int.from_bytes(os.urandom(_SEED_BYTES), "big")
 
 
-def _first(pinned: float | None, asked: float | None, default: float) -> float:
-    if pinned is not None:
-        return pinned
-    return default if asked is None else asked
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
 
 
 def abridged(completion: Completion) -> Completion:

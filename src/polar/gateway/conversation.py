@@ -16,7 +16,7 @@ from itertools import islice
 import orjson
 
 from polar.gateway.canonical import Key, joined, key_of
-from polar.models.chat import Message, Role, ToolCall, ToolDefinition
+from polar.models.chat import Message, Role, ToolDefinition
 from polar.recordings.growth import Turn
 
 _LONGEST_SPLIT = 8
@@ -41,48 +41,16 @@ class Extension:
 class _MessageNode:
     """A point in a conversation: everything said up to it."""
 
-    __slots__ = ("_following", "_last", "_last_message", "turn")
+    __slots__ = ("following", "turn")
 
     def __init__(self) -> None:
         self.turn: Turn | None = None
         """The latest completion whose sampled message ends here."""
-        self._following: dict[Key, _MessageNode] = {}
-        self._last_message: Message | None = None
-        self._last: _MessageNode | None = None
+        self.following: dict[Key, _MessageNode] = {}
 
     def step(self, message: Message) -> _MessageNode | None:
         """Where a message leads, if it was said here before."""
-        if self._was_last(message):
-            return self._last
-        place = self._following.get(key_of(message))
-        if place is not None:
-            self._last_message, self._last = message, place
-        return place
-
-    def grow(self, message: Message) -> _MessageNode:
-        """Where a message leads, from now on."""
-        if self._last is not None and self._was_last(message):
-            return self._last
-        key = key_of(message)
-        place = self._following.get(key)
-        if place is None:
-            place = self._following[key] = _MessageNode()
-        self._last_message, self._last = message, place
-        return place
-
-    def _was_last(self, message: Message) -> bool:
-        """Whether it is the one that was said here last, to the letter."""
-        last = self._last_message
-        return (
-            last is not None
-            and last.content == message.content
-            and last.role is message.role
-            and (last.tool_calls is message.tool_calls or _same_calls(last.tool_calls, message.tool_calls))
-        )
-
-    def alias(self, message: Message, place: _MessageNode) -> None:
-        """Let another wording lead to a place as well."""
-        self._following.setdefault(key_of(message), place)
+        return self.following.get(key_of(message))
 
 
 class HistoryPrefix:
@@ -157,9 +125,8 @@ class Conversations:
         self._latest: tuple[tuple[ToolDefinition, ...], bytes] | None = None
         self._shortcuts: list[_Shortcut] = []
         """The latest last."""
-        self._turns: dict[str, Turn] = {}
-        self._places: dict[str, tuple[_MessageNode, _MessageNode]] = {}
-        """By completion: the root of its tools, and where its sampled message ends."""
+        self._turns: dict[str, tuple[Turn, _MessageNode, _MessageNode]] = {}
+        """By completion, each with the root of its tools and where its sampled message ends."""
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Extension:
         root = self._roots.get(self._key(tools))
@@ -175,8 +142,7 @@ class Conversations:
         self._roots[key] = root
         place = self._grow(turn, root)
         place.turn = turn
-        self._turns[turn.completion_id] = turn
-        self._places[turn.completion_id] = (root, place)
+        self._turns[turn.completion_id] = (turn, root, place)
 
     def known(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
         """These tools as they were offered last, where they were: kept once, and compared at a glance."""
@@ -188,8 +154,8 @@ class Conversations:
 
     def recall(self, completion_id: str) -> tuple[Message, ...] | None:
         """The whole conversation of a finished completion of this session, its answer last."""
-        turn = self._turns.get(completion_id)
-        return turn.messages if turn is not None else None
+        known = self._turns.get(completion_id)
+        return known[0].messages if known is not None else None
 
     def _matched(self, root: _MessageNode, messages: Sequence[Message]) -> tuple[_MessageNode | None, int]:
         """As `_walk`, from the end of the longest history that is known to the letter."""
@@ -207,20 +173,21 @@ class Conversations:
         return place, matched
 
     def _grow(self, turn: Turn, root: _MessageNode) -> _MessageNode:
-        place, messages, parent = root, turn.messages, turn.parent
-        known_root, known = self._places.get(parent.completion_id if parent is not None else "", (None, root))
-        if parent is not None and known_root is root and _adds_to(parent.messages, messages):
-            place, messages = known, messages[len(parent.messages) :]
+        place, messages = root, turn.messages
+        if turn.parent is not None and turn.parent.completion_id in self._turns:
+            parent, its_root, its_end = self._turns[turn.parent.completion_id]
+            if its_root is root and _adds_to(parent.messages, messages):
+                place, messages = its_end, messages[len(parent.messages) :]
         said_from, said = place, 0
         for count, message in enumerate(messages):
             if message.role is not Role.ASSISTANT:
                 said = count + 1
             elif count == said:
                 said_from = place
-            place = place.grow(message)
+            place = place.following.setdefault(key_of(message), _MessageNode())
         if len(messages) - said > 1:
             # Some providers' clients send neighbouring messages of the assistant back as one.
-            said_from.alias(joined(messages[said:]), place)
+            said_from.following.setdefault(key_of(joined(messages[said:])), place)
         return place
 
     def _followed(self, messages: Sequence[Message], root: _MessageNode | None) -> Turn | None:
@@ -235,15 +202,6 @@ class Conversations:
         key = orjson.dumps(tuple(tools), option=orjson.OPT_SORT_KEYS)
         self._latest = (tuple(tools), key)
         return key
-
-
-def _same_calls(one: tuple[ToolCall, ...], other: tuple[ToolCall, ...]) -> bool:
-    if len(one) != len(other):
-        return False
-    for mine, theirs in zip(one, other, strict=True):
-        if mine.arguments != theirs.arguments or mine.name != theirs.name:
-            return False
-    return True
 
 
 def _adds_to(known: tuple[Message, ...], messages: tuple[Message, ...]) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -50,19 +49,24 @@ class SessionQuota:
         self._held = 0
         self._requests = 0
         self._failed_calls = 0
-        self._capture_bytes = 0
+        self.capture_bytes = 0
+        """How long the session's capture is."""
 
-    def request(self) -> HeldRequest:
-        """Admit one more request; RequestRefused where too many are in flight."""
-        return HeldRequest(self)
+    @contextmanager
+    def request(self) -> Iterator[HeldRequest]:
+        """Admit one more request while it is answered; RequestRefused where too many are in flight."""
+        self.refuse_calls(1, in_flight=self._requests)
+        self._requests += 1
+        held = HeldRequest(self)
+        try:
+            yield held
+        finally:
+            self._requests -= 1
+            self._take(-held.size)
 
     def count_failure(self, error: RequestRefused) -> None:
         """Count a request that got an error for an answer, unless the error was not the agent's doing."""
         self._failed_calls += error.refusal not in _NOT_THE_AGENTS_FAULT
-
-    def count_capture(self, length: int) -> None:
-        """Note how long the session's capture is."""
-        self._capture_bytes = length
 
     @property
     def spent(self) -> str | None:
@@ -70,8 +74,8 @@ class SessionQuota:
         settings = self._settings
         if self._failed_calls >= settings.max_failed_calls:
             return f"{self._failed_calls} model calls have failed"
-        if self._capture_bytes >= settings.max_capture_bytes:
-            return f"its capture has {self._capture_bytes} bytes"
+        if self.capture_bytes >= settings.max_capture_bytes:
+            return f"its capture has {self.capture_bytes} bytes"
         return None
 
     def refuse_calls(self, count: int, *, in_flight: int) -> None:
@@ -85,14 +89,6 @@ class SessionQuota:
             )
         if in_flight + count > limit:
             raise _over_quota(f"{in_flight} calls of this session are in flight already, of {limit} at most")
-
-    def enter(self) -> None:
-        self.refuse_calls(1, in_flight=self._requests)
-        self._requests += 1
-
-    def leave(self, size: int) -> None:
-        self._requests -= 1
-        self._take(-size)
 
     def grow(self, before: int, after: int) -> None:
         limit, more = self._settings.max_bytes_in_flight, after - before
@@ -117,25 +113,12 @@ class HeldRequest:
 
     def __init__(self, quota: SessionQuota) -> None:
         self._quota = quota
-        self._size = 0
-
-    def __enter__(self) -> Self:
-        self._quota.enter()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._quota.leave(self._size)
+        self.size = 0
 
     def hold(self, size: int) -> None:
         """Hold this many bytes from now on; RequestRefused if that is more than the quota allows."""
-        self._quota.grow(self._size, size)
-        self._size = size
-
-    def hold_more(self, size: int) -> None:
-        """Hold this many bytes besides."""
-        self.hold(self._size + size)
+        self._quota.grow(self.size, size)
+        self.size = size
 
 
 def memory_of(document: bytes) -> int:

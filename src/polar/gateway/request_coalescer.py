@@ -44,12 +44,9 @@ class InFlight:
         self._deltas: list[ChoiceDelta] = []
         self._accepted = 0
         self._watching: list[asyncio.Future[None]] = []
-        """Clients that are woken by every delta; `_waiting` are those that want the whole answer only."""
-        self._waiting: list[asyncio.Future[None]] = []
+        """Clients that are woken by every delta."""
         self._followers = 0
-        self._failure: BaseException | None = None
-        """What ended the first call that failed."""
-        self._is_aborted = False
+        self._is_aborted = self._is_failed = False
         self.tasks = [asyncio.create_task(self._run(call, choice)) for choice, call in enumerate(calls)]
         for task in self.tasks:
             task.add_done_callback(self._notice_end)
@@ -81,7 +78,7 @@ class InFlight:
             if self._is_done:
                 self._results()
                 return
-            await _woken(self._watching)
+            await self._news()
 
     async def deltas(self) -> AsyncIterator[list[ChoiceDelta]]:
         """Every delta from the first on, as they come: all that are new since the last look."""
@@ -93,12 +90,11 @@ class InFlight:
             elif self._is_done:
                 return
             else:
-                await _woken(self._watching)
+                await self._news()
 
     async def answers(self) -> list[Answer]:
         """The whole answers, in the order of the calls; raises what ended them instead."""
-        while not self._is_done:
-            await _woken(self._waiting)
+        await asyncio.wait(self.tasks)
         return self._results()
 
     @property
@@ -106,20 +102,20 @@ class InFlight:
         return all(task.done() for task in self.tasks)
 
     def _results(self) -> list[Answer]:
-        if self._failure is not None:
-            raise self._failure
-        if any(task.cancelled() for task in self.tasks):
+        # One that failed tells more than those that were aborted for it.
+        whole = [task.result() for task in self.tasks if not task.cancelled()]
+        if len(whole) < len(self.tasks):
             raise self.calls[0].session.why_over()
-        return [task.result() for task in self.tasks]
+        return whole
 
     async def _run(self, call: ModelCall, choice: int) -> Answer:
         def append(delta: MessageDelta) -> None:
             self._deltas.append((choice, delta))
-            _wake(self._watching)
+            self._wake()
 
         await call.prepare()
         self._accepted += 1
-        _wake(self._watching)
+        self._wake()
         return await call.run(append)
 
     def _abort(self) -> None:
@@ -128,14 +124,23 @@ class InFlight:
 
     def _notice_end(self, task: asyncio.Task[Answer]) -> None:
         # Asking for the exception also tells asyncio that somebody has seen it.
-        failure = None if task.cancelled() else task.exception()
-        self._failure = self._failure or failure
-        if task.cancelled() or failure is not None:
+        if task.cancelled() or task.exception() is not None:
+            self._is_failed, self.finished_at = True, None
             self._abort()
-        elif all(_has_succeeded(task) for task in self.tasks):
+        elif self._is_done and not self._is_failed:
             self.finished_at = time.monotonic()
-        _wake(self._watching)
-        _wake(self._waiting)
+        self._wake()
+
+    async def _news(self) -> None:
+        sleeper = asyncio.get_running_loop().create_future()
+        self._watching.append(sleeper)
+        await sleeper
+
+    def _wake(self) -> None:
+        for sleeper in self._watching:
+            if not sleeper.done():
+                sleeper.set_result(None)
+        self._watching.clear()
 
 
 class RequestCoalescer:
@@ -186,23 +191,6 @@ class RequestCoalescer:
             asked: list(filter(self._is_current, same)) for asked, same in self._by_fingerprint.items()
         }
         self._by_fingerprint = {asked: same for asked, same in current.items() if same}
-
-
-def _has_succeeded(task: asyncio.Task[Answer]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
-
-
-async def _woken(sleepers: list[asyncio.Future[None]]) -> None:
-    sleeper = asyncio.get_running_loop().create_future()
-    sleepers.append(sleeper)
-    await sleeper
-
-
-def _wake(sleepers: list[asyncio.Future[None]]) -> None:
-    for sleeper in sleepers:
-        if not sleeper.done():
-            sleeper.set_result(None)
-    sleepers.clear()
 
 
 def fingerprint(path: str, body: bytes, headers: Mapping[str, str]) -> bytes:

@@ -39,15 +39,14 @@ from polar.engines.base import (
 from polar.engines.http import NotAccepted
 from polar.engines.pausable import PausableEngine
 from polar.errors import PolarError, Unavailable
-from polar.gateway.call import ModelCall, calls_for
+from polar.gateway.call import ModelCall
 from polar.gateway.canonical import in_call_order
 from polar.gateway.http import ClientConnection, go_on, json_answer, kept_alive, read_body
 from polar.gateway.metrics import GatewayMetrics, Load
 from polar.gateway.quota import HeldRequest, memory_of_calls
 from polar.gateway.request_coalescer import InFlight, fingerprint
 from polar.gateway.session import Session, SessionGrant, SessionRegistry, context_overflow, new_key
-from polar.gateway.source import AnswerSource, ChatSource
-from polar.gateway.token_source import TokenSource
+from polar.gateway.source import AnswerSource, ChatSource, TokenSource
 from polar.models.chat import ChatRequest
 from polar.models.completion import Completion
 from polar.models.policy import PauseMode
@@ -292,7 +291,7 @@ class Gateway:
             tools=session.conversations.known(chat.tools),
             messages=in_call_order(chat.messages),
         )
-        held.hold_more(memory_of_calls(chat.messages))
+        held.hold(held.size + memory_of_calls(chat.messages))
         return chat, fingerprint(request.raw_path, body, request.headers)
 
     async def _complete(
@@ -303,7 +302,11 @@ class Gateway:
             session.refuse_when_over()  # It may have been closed meanwhile.
             in_flight = session.coalescer.join(asked, request.headers)
             if in_flight is None:
-                calls = calls_for(session, self._source, chat, dialect.name)
+                ordinals = enumerate(session.begin_calls(chat.choices))
+                calls = [
+                    ModelCall(session, self._source, chat, dialect.name, ordinal, choice)
+                    for choice, ordinal in ordinals
+                ]
                 in_flight = session.coalescer.launch(calls, asked)
             else:
                 self.metrics.coalesced(dialect.name)

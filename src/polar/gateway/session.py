@@ -178,27 +178,21 @@ class Session:
             raise context_overflow(model_context)
         return self.conversations.find(request.messages, request.tools)
 
-    def room(self, prompt_tokens: int, model_context: int) -> int:
-        """How many tokens may be sampled after a prompt; RequestRefused if none."""
+    def room(self, prompt_tokens: int, model_context: int | None = None) -> int | None:
+        """How many tokens may be sampled after a prompt, None: any number; RequestRefused if none may."""
         self.refuse_when_over()
         self.refuse_long_prompt(prompt_tokens)
-        budget = self.grant.budgets.max_context_tokens
-        if prompt_tokens >= model_context:
+        if model_context is not None and prompt_tokens >= model_context:
             raise context_overflow(model_context, prompt_tokens)
-        room = min(model_context, budget or model_context) - prompt_tokens
-        return room if self.tokens_left is None else min(room, max(self.tokens_left, 1))
-
-    def room_after(self, completion_id: str | None) -> int | None:
-        """As `room`, for a prompt of which only the completion that it follows is known; None: no limit."""
-        self.refuse_when_over()
-        known = self._contexts.get(completion_id or "", 0)
-        self.refuse_long_prompt(known)
-        budget = self.grant.budgets.max_context_tokens
-        limits = [
-            *([] if budget is None else [budget - known]),
-            *([] if self.tokens_left is None else [max(self.tokens_left, 1)]),
-        ]
+        contexts = (self.grant.budgets.max_context_tokens, model_context)
+        limits = [context - prompt_tokens for context in contexts if context is not None]
+        if self.tokens_left is not None:
+            limits.append(max(self.tokens_left, 1))
         return min(limits, default=None)
+
+    def context_of(self, completion_id: str) -> int:
+        """How many tokens the prompt and the answer of a completion have; 0 if it is not known."""
+        return self._contexts.get(completion_id, 0)
 
     def refuse_long_prompt(self, prompt_tokens: int) -> None:
         """RequestRefused if the budget leaves nothing to be sampled after so long a prompt."""
@@ -222,7 +216,7 @@ class Session:
     def record(self, completion: Completion, usage: Usage, *, is_whole: bool) -> None:
         """Commit a completion; one that is whole is found by requests that continue it."""
         turn = self._capture.append(completion)
-        self.quota.count_capture(self._capture.length)
+        self.quota.capture_bytes = self._capture.length
         self._recorded += 1
         self._watch(self.grant, completion)
         self._contexts[completion.id] = usage.prompt_tokens + usage.sampled_tokens

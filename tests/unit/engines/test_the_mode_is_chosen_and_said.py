@@ -19,8 +19,7 @@ from polar.engines.base import EngineError
 from polar.engines.replicas import engine_client
 from polar.errors import InvalidInput, NotInstalled
 from polar.gateway.server import Gateway
-from polar.gateway.source import ChatSource
-from polar.gateway.token_source import TokenSource
+from polar.gateway.source import ChatSource, TokenSource
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import event, usage, vllm_wire
 

@@ -8,6 +8,7 @@ import logging
 import random
 import zlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -265,17 +266,13 @@ def test_what_is_held_is_bounded_and_comes_back(steps: list[tuple[int, int, int]
     settings = GatewaySettings(max_bytes_in_flight=2048, max_gateway_bytes_in_flight=4096)
     memory = GatewayMemory(settings)
     quotas = [SessionQuota(settings, memory) for _ in range(3)]
-    held = [[quota.request().__enter__() for _ in range(4)] for quota in quotas]
-    for session, request, size in steps:
-        try:
-            held[session][request].hold(size)
-        except RequestRefused:
-            continue
-    assert all(quota._held <= 2048 for quota in quotas)
-    assert memory.held == sum(quota._held for quota in quotas) <= 4096 + 3 * 512
-    for requests in held:
-        for one in requests:
-            one.__exit__(None, None, None)
+    with ExitStack() as requests:
+        held = [[requests.enter_context(quota.request()) for _ in range(4)] for quota in quotas]
+        for session, request, size in steps:
+            with suppress(RequestRefused):
+                held[session][request].hold(size)
+        assert all(quota._held <= 2048 for quota in quotas)
+        assert memory.held == sum(quota._held for quota in quotas) <= 4096 + 3 * 512
     assert memory.held == 0
 
 
