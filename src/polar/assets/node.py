@@ -10,8 +10,6 @@ import shutil
 import subprocess
 import sysconfig
 import tarfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from polar.assets.cache import DownloadFailed, asset, run_tool
@@ -148,26 +146,16 @@ def _unpack(wanted: str, tarball: Path, into: Path) -> None:
             path.chmod(0o755 if member.mode & 0o111 else 0o644)
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
-    """The npm package that holds a program for one platform."""
+def native(name: str, version: str, lock: Path) -> Path:
+    """The unpacked package of this machine's build.
 
-    package: str
-    version: str
-    integrity: str
-    """`sha512-…` of its tarball."""
-
-
-def native(name: str, version: str, builds: Mapping[str, Build]) -> Path:
-    """The unpacked package of this machine's build; `builds` goes by `system-machine`, as in linux-x86_64."""
+    `lock` has the package, version and integrity of each build by `system-machine`, as in linux-x86_64.
+    """
     here = f"{platform.system()}-{platform.machine()}".lower()
-    build = builds.get(here)
-    if build is None:
+    builds = json.loads(lock.read_text())
+    if here not in builds:
         raise NotInstalled(
             f"{name} {version} has no pinned build for {here}",
             hint=f"run the node on one of: {', '.join(sorted(builds))}",
         )
-    return asset(
-        f"{name}-{version}-{here}",
-        lambda into: unpack_npm(build.package, build.version, build.integrity, into),
-    )
+    return asset(f"{name}-{version}-{here}", lambda into: unpack_npm(**builds[here], into=into))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from typing import ClassVar
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
 from polar.runtimes.base import Command, ToolDirectory
+
+NODE = PurePosixPath("/opt/polar/node")
+"""Where harnesses that need Node.js find it."""
+LOCKS = Path(__file__).parent / "locks"
+"""What pinned harnesses are made of, with the hash of each package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,41 @@ class Harness(ABC):
     @abstractmethod
     def command(self, context: HarnessContext) -> Command:
         """The headless run of the instruction."""
+
+
+class PinnedHarness(Harness):
+    """A harness of one version, which is fetched once and found at fixed places inside."""
+
+    version: ClassVar[str]
+
+    async def install(self) -> Installation:
+        directories = await asyncio.to_thread(self.fetch)
+        tools = tuple(ToolDirectory(source, target) for target, source in directories.items())
+        return Installation(self.version, tools)
+
+    @abstractmethod
+    def fetch(self) -> dict[PurePosixPath, Path]:
+        """Its directories, by where they are wanted inside; downloaded unless they are in the cache."""
+
+
+def plain_text(instruction: str) -> bytes:
+    """The instruction as text: what begins with a slash a harness may take for a command of its own."""
+    return (f"\n{instruction}" if instruction.startswith("/") else instruction).encode()
+
+
+def json_file(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, indent=2).encode()
+
+
+def prompt_files(
+    directory: PurePosixPath, prompts: Mapping[str, str | None]
+) -> dict[str, tuple[PurePosixPath, bytes]]:
+    """Flag → file and content, for every prompt that is given: as an argument it could be too long."""
+    return {
+        flag: (directory / f"{flag.strip('-')}.md", text.encode())
+        for flag, text in prompts.items()
+        if text is not None
+    }
 
 
 def provider_environment(url: str, key: str, model: str) -> dict[str, str]:

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from polar.assets.node import Build, native
-from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, ToolDirectory
+from polar.assets.node import native
+from polar.harnesses.base import LOCKS, Harness, HarnessContext, PinnedHarness, plain_text, prompt_files
+from polar.runtimes.base import Command
 
 VERSION = "2.1.325"
-BUILDS = {
-    "linux-x86_64": Build(
-        "@anthropic-ai/claude-code-linux-x64",
-        VERSION,
-        "sha512-BqZzMvP/zgLLL34S+7OzbG+cyoFp7gwWHU5koVwsyMlTAz+0zZAmbY+UkzvtN2RXxp6AcMenbYIjQJxoXfUY3w==",
-    ),
-    "linux-aarch64": Build(
-        "@anthropic-ai/claude-code-linux-arm64",
-        VERSION,
-        "sha512-NCvQcOxr685Y4mkYUjQT8l/Ouzw0k2xWloWeyzfsUtWiOedHosPkaW6XCSpzAl1dMuvDNBF97qpWgVDrSdK2Vw==",
-    ),
-    "darwin-x86_64": Build(
-        "@anthropic-ai/claude-code-darwin-x64",
-        VERSION,
-        "sha512-+wTK42IT/b5GZHxAVVMLNnCHG/CtngztTE6fNn5s4h47LNXrDQz2RpPLsY5XHr8astNzk7GWPU8GecCG+5EEIQ==",
-    ),
-    "darwin-arm64": Build(
-        "@anthropic-ai/claude-code-darwin-arm64",
-        VERSION,
-        "sha512-Ds1f1B+qy2BWDI+VnmDHwkNyTbXCwFrBtrinPD95RBmUubFJu9nCzMgn+wrg5VwwF6vtkkzGexogneZIYZKb6A==",
-    ),
-}
-
 CLAUDE = PurePosixPath("/opt/polar/claude-code")
+STATE = ".claude"
 
 MODEL_VARIABLES = (
     "ANTHROPIC_MODEL",
@@ -51,12 +28,10 @@ MODEL_VARIABLES = (
 """Every name under which Claude Code may choose a model, for side calls and sub-agents too."""
 
 
-class ClaudeCode(Harness):
+class ClaudeCode(PinnedHarness):
     """Claude Code with a private configuration directory in HOME and every permission given."""
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Harness.Options):
         tools: tuple[str, ...] | None = None
         """Which built-in tools (Bash, Edit, Read, …) are offered; None: Claude Code's default, (): none."""
         max_turns: int | None = Field(default=None, ge=1)
@@ -77,20 +52,20 @@ class ClaudeCode(Harness):
         """What the log of the run holds: the final answer, one summary, or every event as JSON lines."""
 
     options: Options
+    version = VERSION
 
-    async def install(self) -> Installation:
-        root = await asyncio.to_thread(native, "claude-code", VERSION, BUILDS)
-        return Installation(version=VERSION, tools=(ToolDirectory(root, CLAUDE),))
+    def fetch(self) -> dict[PurePosixPath, Path]:
+        return {CLAUDE: native("claude-code", VERSION, LOCKS / "claude_code.json")}
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
-        return {path: text.encode() for path, text in self._prompts(context).values()}
+        return dict(self._prompts(context).values())
 
     def command(self, context: HarnessContext) -> Command:
         return Command(
             argv=(str(context.paths[CLAUDE] / "claude"), *self._arguments(context)),
             env=self._environment(context),
             # As an argument it could be too long or begin with a dash.
-            stdin=_not_a_command(context.instruction).encode(),
+            stdin=plain_text(context.instruction),
         )
 
     def _arguments(self, context: HarnessContext) -> list[str]:
@@ -116,7 +91,7 @@ class ClaudeCode(Harness):
             "ANTHROPIC_BASE_URL": context.gateway_url,
             "ANTHROPIC_API_KEY": context.key,
             **dict.fromkeys(MODEL_VARIABLES, context.model),
-            "CLAUDE_CONFIG_DIR": str(_state(context)),
+            "CLAUDE_CONFIG_DIR": str(context.home / STATE),
             "CLAUDE_CODE_TMPDIR": str(context.tmp),
             # A model it does not know is taken for one with a context of a million tokens.
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context.max_context),
@@ -135,23 +110,10 @@ class ClaudeCode(Harness):
             env["DISABLE_COMPACT"] = "1"
         return env
 
-    def _prompts(self, context: HarnessContext) -> dict[str, tuple[PurePosixPath, str]]:
-        """Flag → file and its text."""
-        texts = {
-            "--system-prompt-file": self.options.system_prompt,
-            "--append-system-prompt-file": self.options.append_system_prompt,
+    def _prompts(self, context: HarnessContext) -> dict[str, tuple[PurePosixPath, bytes]]:
+        options = self.options
+        prompts = {
+            "--system-prompt-file": options.system_prompt,
+            "--append-system-prompt-file": options.append_system_prompt,
         }
-        return {
-            flag: (_state(context) / f"{flag.strip('-').removesuffix('-file')}.md", text)
-            for flag, text in texts.items()
-            if text is not None
-        }
-
-
-def _not_a_command(instruction: str) -> str:
-    """Claude Code would run `/word …` as its own command; after a line break it is text for the model."""
-    return f"\n{instruction}" if instruction.startswith("/") else instruction
-
-
-def _state(context: HarnessContext) -> PurePosixPath:
-    return context.home / ".claude"
+        return prompt_files(context.home / STATE, prompts)

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from polar.assets.cache import asset
-from polar.assets.node import Build, native
+from polar.assets.node import native
 from polar.errors import NotInstalled
-from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, ToolDirectory
+from polar.harnesses.base import LOCKS, Harness, HarnessContext, PinnedHarness
+from polar.runtimes.base import Command
 
 VERSION = "0.166.0"
-BUILDS = {
-    "linux-x86_64": Build(
-        "@openai/codex",
-        f"{VERSION}-linux-x64",
-        "sha512-CxDm3+D1cpbGJeHrdzINoG+3wn9BVncP4qpZaaNYkxe8iPtRJOYyCJnnPoVjWRIBvI9vPKbRoifsMSA5xDaUpw==",
-    ),
-    "linux-aarch64": Build(
-        "@openai/codex",
-        f"{VERSION}-linux-arm64",
-        "sha512-w0ScAsBr9aZKtIFrh6HN6KU2yjKKeSCzYfbb7DB0Ccj4BYPzeZtUeQprbycLCwuX3AFQdbdjapmLho2iot74jQ==",
-    ),
-    "darwin-x86_64": Build(
-        "@openai/codex",
-        f"{VERSION}-darwin-x64",
-        "sha512-Vj5wXJPizKmrzNtnRNQf9PP6FJkG3iJU/UO3NE4WvkENZGoQfmImdwf4MVRI5NgwjSuC6LT0HbBRHPVVnwGHuw==",
-    ),
-    "darwin-arm64": Build(
-        "@openai/codex",
-        f"{VERSION}-darwin-arm64",
-        "sha512-5fWH6qqUInACcRADIewjlnRxDb4QLe0uriwehiZz0+viuAAB8I+WWefqw4xwHvyKaxeiGX4uK56+vrgfvFk3FQ==",
-    ),
-}
-
 CODEX = PurePosixPath("/opt/polar/codex")
+STATE = ".codex"
 
 PROVIDER = "polar"
 KEY_VARIABLE = "POLAR_KEY"
@@ -50,12 +27,10 @@ TEMPLATE_SLUG = "gpt-5.5"
 """The bundled model whose tools are plain calls; newer ones have their tools called from JavaScript."""
 
 
-class Codex(Harness):
+class Codex(PinnedHarness):
     """Codex with a private CODEX_HOME; its own sandbox and approvals are off, as ours is around it."""
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Harness.Options):
         system_prompt: str | None = Field(default=None, min_length=1)
         """Replaces Codex's own."""
         append_system_prompt: str | None = Field(default=None, min_length=1)
@@ -70,16 +45,16 @@ class Codex(Harness):
         """What the log of the run holds: the conversation as text, or every event as JSON lines."""
 
     options: Options
+    version = VERSION
 
-    async def install(self) -> Installation:
-        root = await asyncio.to_thread(_download)
-        await asyncio.to_thread(_template)
-        return Installation(version=VERSION, tools=(ToolDirectory(root, CODEX),))
+    def fetch(self) -> dict[PurePosixPath, Path]:
+        _template()
+        return {CODEX: _download()}
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         catalog = {"models": [self._model(context)]}
         return {
-            _state(context) / "config.toml": _toml(self._config(context)).encode(),
+            context.home / STATE / "config.toml": _toml(self._config(context)).encode(),
             _catalog_path(context): json.dumps(catalog).encode(),
         }
 
@@ -91,7 +66,7 @@ class Codex(Harness):
         return Command(
             # The launcher of the npm package does no more than find this binary; `-` reads stdin.
             argv=(str(context.paths[CODEX] / "bin" / "codex"), *arguments, "-"),
-            env={"CODEX_HOME": str(_state(context)), KEY_VARIABLE: context.key},
+            env={"CODEX_HOME": str(context.home / STATE), KEY_VARIABLE: context.key},
             stdin=context.instruction.encode(),
         )
 
@@ -154,7 +129,7 @@ class Codex(Harness):
 
 def _download() -> Path:
     """The directory with the binary and what it uses beside it."""
-    (root,) = native("codex", VERSION, BUILDS).glob("vendor/*")
+    (root,) = native("codex", VERSION, LOCKS / "codex.json").glob("vendor/*")
     return root
 
 
@@ -184,12 +159,8 @@ def _write_template(into: Path) -> None:
     (into / "model.json").write_text(json.dumps(template))
 
 
-def _state(context: HarnessContext) -> PurePosixPath:
-    return context.home / ".codex"
-
-
 def _catalog_path(context: HarnessContext) -> PurePosixPath:
-    return _state(context) / "models.json"
+    return context.home / STATE / "models.json"
 
 
 def _toml(table: dict[str, Any], prefix: str = "") -> str:

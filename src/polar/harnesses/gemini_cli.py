@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from polar.assets.cache import asset, lock_tag
 from polar.assets.node import install_npm, node
-from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, ToolDirectory
+from polar.harnesses.base import LOCKS, NODE, Harness, HarnessContext, PinnedHarness, json_file, plain_text
+from polar.runtimes.base import Command
 
 PACKAGE = "@google/gemini-cli"
 VERSION = "0.61.0"
-LOCK = Path(__file__).parent / "locks" / "gemini_cli.json"
-
-NODE = PurePosixPath("/opt/polar/node")
+LOCK = LOCKS / "gemini_cli.json"
 GEMINI = PurePosixPath("/opt/polar/gemini-cli")
+STATE = ".gemini"
 
 ASSUMED_CONTEXT = 1_048_576
 """Tokens that Gemini CLI takes every model it does not know to have; no setting changes it."""
@@ -64,16 +61,14 @@ Tool = Literal[
 ]
 
 
-class GeminiCli(Harness):
+class GeminiCli(PinnedHarness):
     """Gemini CLI with a private home; settings of the workspace's `.gemini` are read as it does.
 
     It summarises a long context only at a user's message, and a headless run has one: where tool calls
     alone fill the context, the run ends with the gateway's refusal.
     """
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Harness.Options):
         tools: tuple[Tool, ...] | None = Field(default=None, min_length=1)
         """Which tools the model is offered; None: all of Gemini CLI's own except those for the web."""
         agents: bool = True
@@ -88,15 +83,14 @@ class GeminiCli(Harness):
         """What the log of the run holds: the final answer, that with statistics, or every event as JSON."""
 
     options: Options
+    version = VERSION
 
-    async def install(self) -> Installation:
-        node_root, gemini_root = await asyncio.to_thread(_download)
-        return Installation(
-            version=VERSION, tools=(ToolDirectory(node_root, NODE), ToolDirectory(gemini_root, GEMINI))
-        )
+    def fetch(self) -> dict[PurePosixPath, Path]:
+        gemini = asset(f"gemini-cli-{VERSION}-{lock_tag(LOCK)}", partial(install_npm, LOCK))
+        return {NODE: node(), GEMINI: gemini}
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
-        files = {_state(context) / "settings.json": json.dumps(self._settings(context), indent=2).encode()}
+        files = {context.home / STATE / "settings.json": json_file(self._settings(context))}
         if self.options.system_prompt is not None:
             files[_prompt_file(context)] = self.options.system_prompt.encode()
         return files
@@ -118,7 +112,7 @@ class GeminiCli(Harness):
                 *("--output-format", self.options.output),
             ),
             env=env,
-            stdin=_plain(context.instruction).encode(),
+            stdin=plain_text(context.instruction),
         )
 
     def _settings(self, context: HarnessContext) -> dict[str, Any]:
@@ -158,18 +152,5 @@ class GeminiCli(Harness):
         }
 
 
-def _download() -> tuple[Path, Path]:
-    return node(), asset(f"gemini-cli-{VERSION}-{lock_tag(LOCK)}", partial(install_npm, LOCK))
-
-
-def _plain(instruction: str) -> str:
-    """The instruction as text: what begins with a slash Gemini CLI would take for a command of its own."""
-    return f"\n{instruction}" if instruction.startswith("/") else instruction
-
-
-def _state(context: HarnessContext) -> PurePosixPath:
-    return context.home / ".gemini"
-
-
 def _prompt_file(context: HarnessContext) -> PurePosixPath:
-    return _state(context) / "system-prompt.md"
+    return context.home / STATE / "system-prompt.md"

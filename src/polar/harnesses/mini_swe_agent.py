@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from polar.assets.cache import asset, lock_tag
 from polar.assets.pypi import PYTHON_TAG, install_python, python_program, python_root
-from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, ToolDirectory
+from polar.harnesses.base import LOCKS, Harness, HarnessContext, PinnedHarness
+from polar.runtimes.base import Command
 
 VERSION = "2.4.6"
-LOCK = Path(__file__).parent / "locks" / "mini_swe_agent.txt"
+LOCK = LOCKS / "mini_swe_agent.txt"
 
 # A Python with a shared library knows where that is by absolute path, so it keeps its place.
 PYTHON = PurePosixPath(python_root())
 MINI = PurePosixPath("/opt/polar/mini-swe-agent")
+STATE = ".config/mini-swe-agent"
 
 LAUNCH = "import site, sys; site.addsitedir(sys.argv.pop(1)); from minisweagent.run.mini import app; app()"
 """Finds the packages without an environment variable, which the commands of the agent would inherit."""
 
 
-class MiniSweAgent(Harness):
+class MiniSweAgent(PinnedHarness):
     """mini-swe-agent with its own default configuration and one of ours on top.
 
     It ends when the model runs `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT`. Answers without a tool
     call are pointed out to the model; after three in a row it gives up, with exit code 0.
     """
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Harness.Options):
         max_turns: int | None = Field(default=None, ge=1)
         """Model calls after which the agent ends by itself."""
         command_timeout_seconds: int | None = Field(default=None, ge=1)
@@ -48,13 +46,11 @@ class MiniSweAgent(Harness):
         """How often a model call that failed is repeated, after 4 seconds and more."""
 
     options: Options
+    version = VERSION
 
-    async def install(self) -> Installation:
+    def fetch(self) -> dict[PurePosixPath, Path]:
         name = f"mini-swe-agent-{VERSION}-{lock_tag(LOCK)}-{PYTHON_TAG}"
-        root = await asyncio.to_thread(asset, name, partial(install_python, LOCK))
-        return Installation(
-            version=VERSION, tools=(ToolDirectory(python_root(), PYTHON), ToolDirectory(root, MINI))
-        )
+        return {PYTHON: python_root(), MINI: asset(name, partial(install_python, LOCK))}
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         return {_config_file(context): yaml.safe_dump(self._config(context)).encode()}
@@ -66,10 +62,10 @@ class MiniSweAgent(Harness):
                 # Without -I and -S the workspace and the interpreter's own packages could come first.
                 *("-I", "-S", "-c", LAUNCH, str(context.paths[MINI])),
                 *("--config", "mini.yaml", "--config", str(_config_file(context))),
-                *("--output", str(_state(context) / "trajectory.json")),
+                *("--output", str(context.home / STATE / "trajectory.json")),
             ),
             env={
-                "MSWEA_GLOBAL_CONFIG_DIR": str(_state(context)),
+                "MSWEA_GLOBAL_CONFIG_DIR": str(context.home / STATE),
                 "MSWEA_CONFIGURED": "true",
                 "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self.options.retries + 1),
                 # Without it litellm fetches its price list from the network.
@@ -81,12 +77,12 @@ class MiniSweAgent(Harness):
     def _config(self, context: HarnessContext) -> dict[str, Any]:
         options = self.options
         agent: dict[str, Any] = {"mode": "yolo", "confirm_exit": False, "cost_limit": 0}
-        if options.max_turns is not None:
-            agent["step_limit"] = options.max_turns
-        if options.system_template is not None:
-            agent["system_template"] = options.system_template
-        if options.instance_template is not None:
-            agent["instance_template"] = options.instance_template
+        own = {
+            "step_limit": options.max_turns,
+            "system_template": options.system_template,
+            "instance_template": options.instance_template,
+        }
+        agent |= {name: value for name, value in own.items() if value is not None}
         timeout = options.command_timeout_seconds
         return {
             "run": {"task": context.instruction},
@@ -105,9 +101,5 @@ class MiniSweAgent(Harness):
         }
 
 
-def _state(context: HarnessContext) -> PurePosixPath:
-    return context.home / ".config" / "mini-swe-agent"
-
-
 def _config_file(context: HarnessContext) -> PurePosixPath:
-    return _state(context) / "polar.yaml"
+    return context.home / STATE / "polar.yaml"

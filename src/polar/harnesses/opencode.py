@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from polar.assets.node import Build, native
-from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, ToolDirectory
+from polar.assets.node import native
+from polar.harnesses.base import LOCKS, Harness, HarnessContext, PinnedHarness, json_file
+from polar.runtimes.base import Command
 
 VERSION = "1.18.33"
-# The baseline build also runs on processors without AVX2.
-BUILDS = {
-    "linux-x86_64": Build(
-        "opencode-linux-x64-baseline",
-        VERSION,
-        "sha512-1KQGBiiDDeL/VHHbHkOvvFo8Jr97WT5+C1tear+p7IcDTnXgVHXqIjU4O4jM4mHQzykTP2i884FCnW5LDa+zCA==",
-    )
-}
-
 OPENCODE = PurePosixPath("/opt/polar/opencode")
+STATE = ".config/opencode"
 
 PROVIDER = "polar"
 KEY_VARIABLE = "POLAR_KEY"
@@ -31,12 +21,10 @@ KEY_VARIABLE = "POLAR_KEY"
 Tool = Literal["bash", "read", "edit", "glob", "grep", "task", "skill", "todowrite", "webfetch"]
 
 
-class OpenCode(Harness):
+class OpenCode(PinnedHarness):
     """OpenCode with its configuration in HOME; the workspace's own `opencode.json` is not read."""
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Harness.Options):
         tools: tuple[Tool, ...] | None = None
         """Which tools the model is offered; None: OpenCode's default, (): none. `edit` includes write."""
         system_prompt: str | None = Field(default=None, min_length=1)
@@ -55,19 +43,20 @@ class OpenCode(Harness):
         """What the log of the run holds: the conversation as text, or every event as JSON lines."""
 
     options: Options
+    version = VERSION
 
-    async def install(self) -> Installation:
-        root = await asyncio.to_thread(native, "opencode", VERSION, BUILDS)
-        return Installation(version=VERSION, tools=(ToolDirectory(root, OPENCODE),))
+    def fetch(self) -> dict[PurePosixPath, Path]:
+        # The locked build is the baseline, which also runs on processors without AVX2.
+        return {OPENCODE: native("opencode", VERSION, LOCKS / "opencode.json")}
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
-        state = _state(context)
+        state = context.home / STATE
         # OpenCode would fetch its plugin library in the background, unless this says it has been fetched.
         fetched = {"lockfileVersion": 3, "packages": {"": {"dependencies": {"@opencode-ai/plugin": VERSION}}}}
         files = {
-            state / "opencode.json": _json(self._config(context)),
-            state / "package-lock.json": _json(fetched),
-            state / "node_modules" / ".package-lock.json": _json({"lockfileVersion": 3, "packages": {}}),
+            state / "opencode.json": json_file(self._config(context)),
+            state / "package-lock.json": json_file(fetched),
+            state / "node_modules" / ".package-lock.json": json_file({"lockfileVersion": 3, "packages": {}}),
         }
         if self.options.append_system_prompt is not None:
             files[_appended(context)] = self.options.append_system_prompt.encode()
@@ -144,13 +133,5 @@ class OpenCode(Harness):
         return agent
 
 
-def _state(context: HarnessContext) -> PurePosixPath:
-    return context.home / ".config" / "opencode"
-
-
 def _appended(context: HarnessContext) -> PurePosixPath:
-    return _state(context) / "polar-instructions.md"
-
-
-def _json(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, indent=2).encode()
+    return context.home / STATE / "polar-instructions.md"

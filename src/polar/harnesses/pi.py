@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from polar.assets.cache import asset
 from polar.assets.node import node, unpack_npm
-from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, ToolDirectory
+from polar.harnesses.base import NODE, Harness, HarnessContext, PinnedHarness, json_file, prompt_files
+from polar.runtimes.base import Command
 
 PACKAGE = "@earendil-works/pi-coding-agent"
 VERSION = "1.5.0"
 INTEGRITY = "sha512-xNDZ5kqowO6Z03FS2gwAkPEGk1ssxVcYKQ6qZId84mFEvwACvvyc2l0vAMOS+c5zvxLRMLBE9r4y44IGYkMJaQ=="
 
-NODE = PurePosixPath("/opt/polar/node")
 PI = PurePosixPath("/opt/polar/pi")
+STATE = ".pi/agent"
 
 PROVIDER = "polar"
 KEY_VARIABLE = "POLAR_KEY"
@@ -28,12 +26,10 @@ Tool = Literal["read", "bash", "edit", "write", "grep", "find", "ls", "codemode"
 Thinking = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class Pi(Harness):
+class Pi(PinnedHarness):
     """Pi with a private configuration directory in HOME; the workspace's own `.pi` is not trusted."""
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Harness.Options):
         tools: tuple[Tool, ...] | None = None
         """Which tools the model is offered; None: Pi's default (read, bash, edit, write), (): none."""
         system_prompt: str | None = Field(default=None, min_length=1)
@@ -52,22 +48,19 @@ class Pi(Harness):
         """What the log of the run holds: the final answer, or every event as JSON lines."""
 
     options: Options
+    version = VERSION
 
-    async def install(self) -> Installation:
-        node_root, pi_root = await asyncio.to_thread(_download)
-        return Installation(
-            version=VERSION, tools=(ToolDirectory(node_root, NODE), ToolDirectory(pi_root, PI))
-        )
+    def fetch(self) -> dict[PurePosixPath, Path]:
+        pi = asset(f"pi-{VERSION}", lambda into: unpack_npm(PACKAGE, VERSION, INTEGRITY, into))
+        return {NODE: node(), PI: pi}
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
-        state = _state(context)
-        files = {
-            state / "models.json": _json(self._models(context)),
-            state / "settings.json": _json(self._settings(context)),
+        state = context.home / STATE
+        return {
+            state / "models.json": json_file(self._models(context)),
+            state / "settings.json": json_file(self._settings(context)),
+            **dict(self._prompts(context).values()),
         }
-        for path, text in self._prompts(context).values():
-            files[path] = text.encode()
-        return files
 
     def command(self, context: HarnessContext) -> Command:
         options = self.options
@@ -91,24 +84,21 @@ class Pi(Harness):
                 "PI_OFFLINE": "1",
                 "PI_TELEMETRY": "0",
                 "PI_SKIP_VERSION_CHECK": "1",
-                "PI_CODING_AGENT_DIR": str(_state(context)),
+                "PI_CODING_AGENT_DIR": str(context.home / STATE),
                 KEY_VARIABLE: context.key,
             },
             # As an argument it could be too long, begin with a dash, or name a file with an @.
             stdin=context.instruction.encode(),
         )
 
-    def _prompts(self, context: HarnessContext) -> dict[str, tuple[PurePosixPath, str]]:
-        """Flag → file and its text: Pi takes a text that happens to be a path for that file."""
-        texts = {
-            "--system-prompt": self.options.system_prompt,
-            "--append-system-prompt": self.options.append_system_prompt,
+    def _prompts(self, context: HarnessContext) -> dict[str, tuple[PurePosixPath, bytes]]:
+        """In files, also because Pi takes a text that happens to be a path for that file."""
+        options = self.options
+        prompts = {
+            "--system-prompt": options.system_prompt,
+            "--append-system-prompt": options.append_system_prompt,
         }
-        return {
-            flag: (_state(context) / f"{flag.strip('-')}.md", text)
-            for flag, text in texts.items()
-            if text is not None
-        }
+        return prompt_files(context.home / STATE, prompts)
 
     def _models(self, context: HarnessContext) -> dict[str, Any]:
         model = {
@@ -145,15 +135,3 @@ class Pi(Harness):
             },
             "retry": {"enabled": self.options.retries > 0, "maxRetries": self.options.retries},
         }
-
-
-def _download() -> tuple[Path, Path]:
-    return node(), asset(f"pi-{VERSION}", lambda into: unpack_npm(PACKAGE, VERSION, INTEGRITY, into))
-
-
-def _state(context: HarnessContext) -> PurePosixPath:
-    return context.home / ".pi" / "agent"
-
-
-def _json(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, indent=2).encode()

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from polar.assets.cache import asset, lock_tag
 from polar.assets.node import install_npm, node
-from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.runtimes.base import Command, ToolDirectory
+from polar.harnesses.base import LOCKS, NODE, Harness, HarnessContext, PinnedHarness, json_file, plain_text
+from polar.runtimes.base import Command
 
 PACKAGE = "@qwen-code/qwen-code"
 VERSION = "0.24.4"
-LOCK = Path(__file__).parent / "locks" / "qwen_code.json"
-
-NODE = PurePosixPath("/opt/polar/node")
+LOCK = LOCKS / "qwen_code.json"
 QWEN = PurePosixPath("/opt/polar/qwen-code")
 
 LONGEST_PROMPT = 30_000
@@ -44,12 +40,10 @@ Tool = Literal[
 ]
 
 
-class QwenCode(Harness):
+class QwenCode(PinnedHarness):
     """Qwen Code with settings that win over the workspace's own `.qwen/settings.json`."""
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Harness.Options):
         disabled_tools: tuple[Tool, ...] = ()
         """Tools the model is not offered, of those that Qwen Code offers by default."""
         skills: bool = True
@@ -68,15 +62,13 @@ class QwenCode(Harness):
         """What the log of the run holds: the final answer, or every message as JSON."""
 
     options: Options
+    version = VERSION
 
-    async def install(self) -> Installation:
-        node_root, qwen_root = await asyncio.to_thread(_download)
-        return Installation(
-            version=VERSION, tools=(ToolDirectory(node_root, NODE), ToolDirectory(qwen_root, QWEN))
-        )
+    def fetch(self) -> dict[PurePosixPath, Path]:
+        return {NODE: node(), QWEN: asset(f"qwen-code-{VERSION}-{lock_tag(LOCK)}", _make)}
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
-        files = {_settings_file(context): json.dumps(self._settings(context), indent=2).encode()}
+        files = {_settings_file(context): json_file(self._settings(context))}
         if self.options.system_prompt is not None:
             files[_prompt_file(context)] = self.options.system_prompt.encode()
         return files
@@ -111,7 +103,7 @@ class QwenCode(Harness):
                 *arguments,
             ),
             env=env,
-            stdin=_plain(context.instruction).encode(),
+            stdin=plain_text(context.instruction),
         )
 
     def _settings(self, context: HarnessContext) -> dict[str, Any]:
@@ -146,20 +138,11 @@ class QwenCode(Harness):
         }
 
 
-def _download() -> tuple[Path, Path]:
-    return node(), asset(f"qwen-code-{VERSION}-{lock_tag(LOCK)}", _make)
-
-
 def _make(into: Path) -> None:
     install_npm(LOCK, into)
     for ripgrep in (into / "node_modules" / PACKAGE / "vendor" / "ripgrep").glob("*/rg"):
         # The tarball holds it without its exec bit, and Qwen Code cannot set it in a read-only place.
         ripgrep.chmod(0o755)
-
-
-def _plain(instruction: str) -> str:
-    """The instruction as text: what begins with a slash Qwen Code would take for a command of its own."""
-    return f"\n{instruction}" if instruction.startswith("/") else instruction
 
 
 def _settings_file(context: HarnessContext) -> PurePosixPath:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from polar import __version__
 from polar.harnesses.base import Harness, HarnessContext, Installation, provider_environment
@@ -31,9 +31,7 @@ class Shell(Harness):
 
     asks_by_any_name = True
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Harness.Options):
         command: str | list[str] = Field(min_length=1)
         """A string is run by `/bin/sh -c`, a list as it is."""
         env: dict[str, str] = Field(default_factory=dict)

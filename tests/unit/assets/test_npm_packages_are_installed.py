@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from polar.assets.cache import DownloadFailed
-from polar.assets.node import Build, install_npm, native
+from polar.assets.node import install_npm, native
 from polar.errors import NotInstalled
 
 PACKAGE = {"name": "thing", "version": "1.2.3", "scripts": {"postinstall": "echo ran > ran.txt"}}
@@ -107,8 +107,12 @@ def test_a_lock_without_a_hash_is_refused(tmp_path: Path) -> None:
         install_npm(lock(tmp_path), tmp_path)
 
 
-def test_machine_without_a_build_is_told_which_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_a_build_is_told_which_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "vax")
+    lock = tmp_path / "tool.json"
+    lock.write_text('{"linux-x86_64": {"package": "tool-linux", "version": "1.0", "integrity": "sha512-"}}')
     with pytest.raises(NotInstalled, match=r"tool 1\.0 has no pinned build for \w+-vax") as caught:
-        native("tool", "1.0", {"linux-x86_64": Build("tool-linux", "1.0", "sha512-")})
+        native("tool", "1.0", lock)
     assert caught.value.hint == "run the node on one of: linux-x86_64"

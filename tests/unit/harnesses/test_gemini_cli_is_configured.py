@@ -10,8 +10,8 @@ import pytest
 
 from polar.config import plugins
 from polar.errors import InvalidInput
-from polar.harnesses.base import HarnessContext
-from polar.harnesses.gemini_cli import ASSUMED_CONTEXT, GEMINI, NODE, SIDE_CALLS, GeminiCli
+from polar.harnesses.base import NODE, HarnessContext
+from polar.harnesses.gemini_cli import ASSUMED_CONTEXT, GEMINI, SIDE_CALLS, GeminiCli
 from polar.models.component import Component
 from tests.fakes.harness_context import harness_context
 

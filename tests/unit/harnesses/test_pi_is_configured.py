@@ -10,7 +10,8 @@ import pytest
 
 from polar.config import plugins
 from polar.errors import InvalidInput
-from polar.harnesses.pi import NODE, PI, Pi
+from polar.harnesses.base import NODE
+from polar.harnesses.pi import PI, Pi
 from polar.models.component import Component
 from tests.fakes.harness_context import harness_context
 

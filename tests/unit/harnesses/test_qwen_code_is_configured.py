@@ -10,8 +10,8 @@ import pytest
 
 from polar.config import plugins
 from polar.errors import InvalidInput
-from polar.harnesses.base import HarnessContext
-from polar.harnesses.qwen_code import NODE, QWEN, QwenCode
+from polar.harnesses.base import NODE, HarnessContext
+from polar.harnesses.qwen_code import QWEN, QwenCode
 from polar.models.component import Component
 from tests.fakes.harness_context import harness_context
 
