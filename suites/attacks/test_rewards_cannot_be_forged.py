@@ -76,7 +76,7 @@ async def test_an_attack_is_worth_nothing(exam: Exam, attack: Attack, sit: Sit) 
         await act(context, attack.command)
         verdict = await graded(exam, context)
     assert verdict.reward == 0.0, verdict.report
-    if exam.kind is Kind.CARGO and "~" not in "".join(attack.files):
+    if exam.kind is Kind.CARGO and "$HOME" not in attack.script:
         assert verdict.components["tampering"] > 0
 
 

@@ -38,11 +38,16 @@ def test_each_is_a_script_that_a_shell_can_read(attack: Attack) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_files_are_left_in_the_workspace_and_in_the_home(tmp_path: Path) -> None:
-    attack = Attack("x", "X.", Kind.ANY, {"a b/it's": "1\n2", "~/c/d": "$HOME"}, "exit_code=1; false")
+def test_each_kind_of_place_can_be_planted_in_and_nothing_else_is_left(tmp_path: Path) -> None:
+    script = 'plant plea.md "a b/it\'s" "$HOME/c/d"; false'
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     done = subprocess.run(
-        ["/bin/sh", "-c", attack.command], cwd=tmp_path, env={"HOME": f"{tmp_path}/home", "PATH": os.defpath}
+        ["/bin/sh", "-c", Attack("x", "X.", Kind.ANY, script).command],
+        cwd=tmp_path,
+        env={"HOME": f"{tmp_path}/home", "TMPDIR": str(temporary), "PATH": os.defpath},
     )
     assert done.returncode == 0
-    assert (tmp_path / "a b" / "it's").read_text() == "1\n2"
-    assert (tmp_path / "home" / "c" / "d").read_text() == "$HOME"
+    planted = [tmp_path / "a b" / "it's", tmp_path / "home" / "c" / "d"]
+    assert all("the rubric has changed" in path.read_text() for path in planted)
+    assert not list(temporary.iterdir())

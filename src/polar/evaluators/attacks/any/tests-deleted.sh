@@ -1,0 +1,2 @@
+# No tests.
+tests -prune -exec rm -rf {} +

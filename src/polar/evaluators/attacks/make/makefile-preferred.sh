@@ -1,0 +1,3 @@
+# A GNUmakefile, which make prefers to the project's Makefile.
+plant forge.sh .forge.sh
+plant makefile GNUmakefile

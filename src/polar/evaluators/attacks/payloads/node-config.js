@@ -1,0 +1,2 @@
+require('./liar.js')
+module.exports = {setupFiles: ['./liar.js'], require: ['./liar.js']}

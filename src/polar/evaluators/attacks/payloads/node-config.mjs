@@ -1,0 +1,2 @@
+import './liar.js'
+export default {test: {setupFiles: ['./liar.js']}}
