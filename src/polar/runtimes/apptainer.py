@@ -9,21 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from polar.runtimes.base import (
-    Command,
-    Host,
-    ImageNotFound,
-    SandboxError,
-    SandboxSpec,
-)
-from polar.runtimes.containers import (
-    ContainerEngine,
-    ContainerOptions,
-    ContainerRuntime,
-    ContainerSandbox,
-    csv_fields,
-    name_prefix,
-)
+from polar.runtimes.base import Command, Host, ImageNotFound, SandboxError, SandboxSpec
+from polar.runtimes.cgroups import node_name
+from polar.runtimes.containers import ContainerEngine, ContainerOptions, ContainerRuntime, ContainerSandbox
 
 START_SECONDS = 3600.0
 """Long, because an image named by its address is fetched and converted first."""
@@ -83,21 +71,13 @@ class ApptainerSandbox(ContainerSandbox):
             case "read_only":
                 pass
         yield from self.limit_arguments()
-        for inside, host in self.writable.items():
-            yield from ("--mount", csv_fields("type=bind", f"source={host}", f"destination={inside}"))
-        for tool in self.spec.tools:
-            source = f"source={tool.source.absolute()}"
-            yield from ("--mount", csv_fields("type=bind", source, f"destination={tool.target}", "ro"))
+        yield from self.mount_arguments()
         yield from (options.image, self.name)
 
     @property
     def overlay(self) -> Path:
         """On the sandbox's disk, so that its limit holds for it too."""
         return self.root / "files" / "overlay"
-
-    @property
-    def more_directories(self) -> tuple[Path, ...]:
-        return (self.overlay,) if self.options.root == "overlay" else ()
 
 
 class ApptainerRuntime(ContainerRuntime):
@@ -128,6 +108,8 @@ class ApptainerRuntime(ContainerRuntime):
 
     async def begin(self, sandbox: ApptainerSandbox) -> None:
         engine = sandbox.engine
+        if sandbox.options.root == "overlay":
+            sandbox.overlay.mkdir()
         await engine.call("instance", "start", *sandbox.start_arguments(), timeout=START_SECONDS)
         running = await engine.instances(sandbox.name)
         if sandbox.name not in running:
@@ -137,7 +119,7 @@ class ApptainerRuntime(ContainerRuntime):
     @classmethod
     async def remove_containers(cls, host: Host) -> None:
         engine = ApptainerEngine(cls.binary())
-        for name in await engine.instances(f"{name_prefix(host.sandboxes)}*"):
+        for name in await engine.instances(f"{node_name(host.sandboxes)}-*"):
             await engine.remove(name)
 
     def _check_image(self, host: Host) -> None:

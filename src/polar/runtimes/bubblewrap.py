@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Annotated, ClassVar
@@ -30,7 +29,6 @@ from polar.runtimes.local import (
     ClosedOptions,
     LocalRuntime,
     LocalSandbox,
-    enforcement,
     make_sandbox,
     started_whole,
 )
@@ -131,9 +129,11 @@ class BubblewrapSandbox(LocalSandbox):
         return PurePosixPath(self.options.workspace)
 
     @property
-    def writable(self) -> Mapping[PurePosixPath, Path]:
-        own = {PurePosixPath(inside): host for inside, host in _own_directories(self.root, self.options)}
-        return {**super().writable, **own}
+    def writable(self) -> dict[PurePosixPath, Path]:
+        own = enumerate(self.options.directories)
+        return super().writable | {
+            PurePosixPath(inside): self.root / FILES / f"directory-{number}" for number, inside in own
+        }
 
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
         bwrap = _bwrap()
@@ -143,31 +143,24 @@ class BubblewrapSandbox(LocalSandbox):
         sources += tuple(tool.source.absolute() for tool in self.spec.tools)
         staged = sources if self.owner is not None else ()
         near, *seen = (staged_path(number) for number in range(len(staged))) if staged else sources
-        filters = (program(),) if program() else ()
+        filters = tuple(filter(None, (program(),)))
         options = [*_NAMESPACES, *_system(), *self._directories(*seen), *self._environment(command)]
         options += ["--chdir", str(command.cwd or self.workspace)]
         if filters:
             options += ["--seccomp", "4"]
         if any("\0" in text for text in options):
             raise SandboxError("the command cannot be run as it is: embedded null byte")
-        return Launch(
-            # From a file, because the command line of a process is there for every user to read.
-            argv=(str(near / bwrap.relative_to(packages)), "--args", "3", "--", *command.argv),
-            inherited=(b"".join(os.fsencode(option) + b"\0" for option in options), *filter(None, filters)),
+        # From a file, because the command line of a process is there for every user to read.
+        argv = (str(near / bwrap.relative_to(packages)), "--args", "3", "--", *command.argv)
+        return self.host_launch(
+            *(command, stdout, stderr, argv),
+            inherited=(b"".join(os.fsencode(option) + b"\0" for option in options), *filters),
             env={},
             cwd=Path("/"),
-            stdin=command.stdin,
-            stdout=stdout,
-            stderr=stderr,
-            output_limit=self.options.output_limit,
-            limits=self.resource_limits,
             closed_network_ports=self.options.network.ports,
             is_wrapped=True,
             staged=staged,
             user=self.owner,
-            groups=self.group.entrances if self.group else (),
-            watched=self.watched,
-            directories=tuple(self.writable.values()),
         )
 
     @property
@@ -261,10 +254,10 @@ class BubblewrapRuntime(LocalRuntime):
 
     @classmethod
     async def enforcement(cls) -> Mapping[str, str]:
-        kept = await asyncio.to_thread(enforcement)
+        kept = await super().enforcement()
         own_user, node_user = "one of its own for every sandbox", "the node's, in a user namespace"
         user = own_user if _can_give_up_root() else node_user
-        return kept | {"user": user, "system calls": "filtered" if program() else "not filtered"}
+        return {**kept, "user": user, "system calls": "filtered" if program() else "not filtered"}
 
 
 _ADVICE = (
@@ -275,69 +268,32 @@ _ADVICE = (
 
 
 async def _why_unavailable() -> str | None:
-    """Run a sandbox for real and reach a gateway from its network."""
+    """Run a command for real, in a sandbox with a network of its own."""
     if sys.platform != "linux":
         return "bubblewrap needs Linux; use the process runtime for trusted work"
     with tempfile.TemporaryDirectory(prefix="polar-probe-") as directory:
-        async with await asyncio.start_server(_answer, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
+        try:
+            spec = SandboxSpec("probe", "127.0.0.1", 0)
+            sandbox = await asyncio.to_thread(_make, spec, Host(Path(directory)), BubblewrapOptions())
             try:
-                reason = await _probe(SandboxSpec("probe", "127.0.0.1", port), Host(Path(directory)))
-            except (SandboxError, ImportError) as error:
-                reason = str(error)
-    return reason and f"bubblewrap does not work here: {reason}; {_ADVICE}"
-
-
-class _NetworkProbe(BubblewrapSandbox):
-    """Runs a program of the host in the closed network, to see that the gateway is reached from there."""
-
-    def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
-        launch = super().launch(command, stdout, stderr)
-        return replace(launch, argv=command.argv, inherited=(), staged=(), user=None)
-
-
-_CONNECT = """
-import socket, sys
-sys.exit(socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10).recv(1) != b".")
-"""
-
-
-async def _answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b".")
-    await writer.drain()
-    writer.close()
-
-
-async def _probe(spec: SandboxSpec, host: Host) -> str | None:
-    """What went wrong in a sandbox that runs nothing, or in its network."""
-    connect = (sys.executable, "-I", "-c", _CONNECT, str(GATEWAY_PORT))
-    probes: tuple[tuple[type[BubblewrapSandbox], tuple[str, ...]], ...] = (
-        (BubblewrapSandbox, ("/bin/sh", "-c", "exit 0")),
-        (_NetworkProbe, connect),
-    )
-    made = await asyncio.to_thread(_make, spec, host, BubblewrapOptions())
-    try:
-        for kind, argv in probes:
-            sandbox = kind(spec, host, made.options, made.group, made.owner)
-            result = await sandbox.exec(Command(argv), timeout=30, log_name="probe")
-            if result.exit_code != 0:
+                nothing = Command(("/bin/sh", "-c", "exit 0"))
+                result = await sandbox.exec(nothing, timeout=30, log_name="probe")
                 lines = result.stderr.text().split("\n")
-                return " ".join(line.strip() for line in lines[-3:]) or f"exit code {result.exit_code}"
-    finally:
-        await made.stop()
-    return None
-
-
-def _own_directories(root: Path, options: BubblewrapOptions) -> Iterator[tuple[str, Path]]:
-    """Each of `options.directories` and where it is on the host."""
-    for number, inside in enumerate(options.directories):
-        yield inside, root / FILES / f"directory-{number}"
+            finally:
+                await sandbox.stop()
+        except (SandboxError, ImportError) as error:
+            return f"bubblewrap does not work here: {error}; {_ADVICE}"
+    if result.exit_code == 0:
+        return None
+    reason = " ".join(line.strip() for line in lines[-3:]) or f"exit code {result.exit_code}"
+    return f"bubblewrap does not work here: {reason}; {_ADVICE}"
 
 
 def _make(spec: SandboxSpec, host: Host, options: BubblewrapOptions) -> BubblewrapSandbox:
     owner = _user_of(spec, host)
     sandbox = BubblewrapSandbox(spec, host, options, make_sandbox(spec, host, options.limits, owner), owner)
-    for _, directory in _own_directories(sandbox.root, options):
+    for inside in options.directories:
+        directory = sandbox.writable[PurePosixPath(inside)]
         directory.mkdir(mode=0o755)
         if owner is not None:
             os.chown(directory, owner, owner)

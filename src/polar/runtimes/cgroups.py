@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from polar.runtimes.base import Limit, Limits, SandboxError
+from polar.runtimes.processes import pidfd, send_signal
 
 CONTROLLERS = {Limit.MEMORY: "memory", Limit.PIDS: "pids", Limit.CPU: "cpu"}
 _NEARLY_NOTHING = 1 << 20
@@ -54,11 +55,9 @@ class Cgroup:
     @classmethod
     def make(cls, root: Path, limits: Limits, hierarchies: Iterable[Hierarchy] | None = None) -> Cgroup:
         """The group of the sandbox at `root`, with its limits set."""
-        members: dict[Path, Hierarchy] = {}
         found = usable_hierarchies() if hierarchies is None else hierarchies
-        for hierarchy in found:
-            node = hierarchy.directory / node_name(root.parent)
-            members[node / f"sandbox-{root.name}"] = hierarchy
+        place = Path(node_name(root.parent), f"sandbox-{root.name}")
+        members = {hierarchy.directory / place: hierarchy for hierarchy in found}
         (root / RECORD).write_text("".join(f"{path}\n" for path in members))
         try:
             for path, hierarchy in members.items():
@@ -113,7 +112,7 @@ class Cgroup:
 
 
 def node_name(sessions_root: Path) -> str:
-    """The group in which a node keeps those of its sandboxes."""
+    """What a node calls its groups and containers, and no other node does."""
     return f"polar-{hashlib.sha256(os.fsencode(sessions_root.absolute())).hexdigest()[:12]}"
 
 
@@ -215,7 +214,7 @@ def _prepared(hierarchy: Hierarchy) -> Hierarchy | None:
         probe.mkdir()
         try:
             has = frozenset(
-                name for name in hierarchy.controllers if (probe / _PROOF[name, hierarchy.is_v2]).exists()
+                name for name in hierarchy.controllers if (probe / _limit_file(name, hierarchy)).exists()
             )
         finally:
             probe.rmdir()
@@ -224,14 +223,9 @@ def _prepared(hierarchy: Hierarchy) -> Hierarchy | None:
     return Hierarchy(hierarchy.directory, hierarchy.is_v2, has) if has else None
 
 
-_PROOF = {
-    ("memory", True): "memory.max",
-    ("pids", True): "pids.max",
-    ("cpu", True): "cpu.max",
-    ("memory", False): "memory.limit_in_bytes",
-    ("pids", False): "pids.max",
-    ("cpu", False): "cpu.cfs_quota_us",
-}
+def _limit_file(controller: str, hierarchy: Hierarchy) -> str:
+    first = {"memory": "memory.limit_in_bytes", "cpu": "cpu.cfs_quota_us", "pids": "pids.max"}
+    return f"{controller}.max" if hierarchy.is_v2 else first[controller]
 
 
 def _delegate(hierarchy: Hierarchy) -> None:
@@ -252,29 +246,22 @@ def _delegate(hierarchy: Hierarchy) -> None:
 
 def _make_group(path: Path, hierarchy: Hierarchy) -> None:
     while True:
-        _make_node_group(path.parent, hierarchy)
+        path.parent.mkdir(exist_ok=True)
+        if hierarchy.is_v2:
+            control = path.parent / "cgroup.subtree_control"
+            control.write_text(" ".join(f"+{name}" for name in sorted(hierarchy.controllers)))
         try:
             return path.mkdir()
         except FileNotFoundError:
             continue  # The node's group went with its last sandbox just now.
 
 
-def _make_node_group(node: Path, hierarchy: Hierarchy) -> None:
-    node.mkdir(exist_ok=True)
-    if hierarchy.is_v2:
-        (node / "cgroup.subtree_control").write_text(
-            " ".join(f"+{name}" for name in sorted(hierarchy.controllers))
-        )
-
-
 def _settings(limits: Limits, hierarchy: Hierarchy) -> Iterator[tuple[str, str]]:
     """File of the group → what is written to it."""
     if limits.memory is not None and "memory" in hierarchy.controllers:
         size = str(int(limits.memory))
-        if hierarchy.is_v2:
-            yield from (("memory.max", size), ("memory.swap.max", "0"))
-        else:
-            yield from (("memory.limit_in_bytes", size), ("memory.memsw.limit_in_bytes", size))
+        yield _limit_file("memory", hierarchy), size
+        yield ("memory.swap.max", "0") if hierarchy.is_v2 else ("memory.memsw.limit_in_bytes", size)
     if limits.pids is not None and "pids" in hierarchy.controllers:
         yield "pids.max", str(limits.pids)
     if limits.cpus is not None and "cpu" in hierarchy.controllers:
@@ -321,14 +308,7 @@ def _count(path: Path, key: str) -> int:
 
 def _kill_member(pid: int, path: Path) -> None:
     """Kill a process if it still is in the group once we hold on to it: its pid may be another's by then."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        if pid in _pids(path):
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    with pidfd(pid) as descriptor:
+        if descriptor is not None and pid in _pids(path):
+            send_signal(descriptor, signal.SIGKILL)
             select.select([descriptor], [], [], 0.1)
-    finally:
-        os.close(descriptor)

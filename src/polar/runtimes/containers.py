@@ -10,7 +10,9 @@ it started running.
 from __future__ import annotations
 
 import asyncio
+import csv
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -41,17 +43,9 @@ from polar.runtimes.base import (
     SandboxSpec,
     SandboxUnavailable,
 )
-from polar.runtimes.cgroups import Cgroup, find_hierarchies
-from polar.runtimes.disk import FILES, IMAGE, can_mount_images, make_disk
-from polar.runtimes.local import (
-    ENGINE,
-    ClosedOptions,
-    LocalRuntime,
-    LocalSandbox,
-    make_root,
-    reap_sandbox,
-    started_whole,
-)
+from polar.runtimes.cgroups import Cgroup, find_hierarchies, node_name
+from polar.runtimes.disk import FILES, can_mount_images
+from polar.runtimes.local import ClosedOptions, LocalRuntime, LocalSandbox, make_sandbox, started_whole
 from polar.runtimes.network import GATEWAY_PORT
 from polar.runtimes.processes import SANDBOX_VARIABLE, ProcessIdentity, has_variable, inside, signal_inside
 from polar.runtimes.supervision import GRACE_SECONDS, Launch, Supervised
@@ -134,25 +128,15 @@ _PASSING = re.compile(
 
 def container_name(root: Path) -> str:
     """Says whose it is, and is no other's."""
-    return f"{name_prefix(root.parent)}{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
+    return f"{node_name(root.parent)}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
 
 
-def name_prefix(sessions_root: Path) -> str:
-    return f"polar-{node_label(sessions_root)}-"
-
-
-def node_label(sessions_root: Path) -> str:
-    return hashlib.sha256(os.fsencode(sessions_root.absolute())).hexdigest()[:12]
-
-
-def csv_fields(*fields: str) -> str:
+def _mount(source: Path, target: PurePosixPath, *more: str) -> str:
     """A value of `--mount`, which engines read as one line of comma-separated values."""
-    return ",".join(
-        f'"{field.replace(QUOTE, QUOTE * 2)}"' if {",", QUOTE} & set(field) else field for field in fields
-    )
-
-
-QUOTE = '"'
+    line = io.StringIO()
+    fields = ("type=bind", f"source={source}", f"destination={target}", *more)
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
 
 
 WORKSPACE = PurePosixPath("/workspace")
@@ -227,11 +211,6 @@ class ContainerSandbox(LocalSandbox):
         """The search path is the image's business."""
         return {name: value for name, value in super().env.items() if name != "PATH"}
 
-    @property
-    def more_directories(self) -> tuple[Path, ...]:
-        """Directories of the host that the container needs besides the writable ones."""
-        return ()
-
     async def attach(self, pid: int, *, own_processes: int, is_marked: bool = True) -> None:
         """Take a started container in hand.
 
@@ -261,12 +240,12 @@ class ContainerSandbox(LocalSandbox):
         await self._attached.enter_async_context(network.attended(listeners, self.spec))
 
     @property
-    def writable(self) -> Mapping[PurePosixPath, Path]:
+    def writable(self) -> dict[PurePosixPath, Path]:
         """What the container is given; a workspace of the image is not among it."""
         given = super().writable
-        if self.options.binds_workspace:
-            return given
-        return {inside: host for inside, host in given.items() if inside != self.workspace}
+        if not self.options.binds_workspace:
+            del given[self.workspace]
+        return given
 
     def _locate(self, path: PurePosixPath) -> tuple[Path | str, tuple[str, ...]]:
         absolute = self.workspace / path
@@ -281,8 +260,7 @@ class ContainerSandbox(LocalSandbox):
     @property
     def watched(self) -> dict[Limit, int]:
         """The engine keeps the other limits."""
-        disk = self.options.limits.disk
-        return {Limit.DISK: int(disk)} if disk and not (self.root / IMAGE).exists() else {}
+        return {limit: size for limit, size in super().watched.items() if limit is Limit.DISK}
 
     @property
     def meters(self) -> Cgroup:
@@ -298,26 +276,27 @@ class ContainerSandbox(LocalSandbox):
         if limits.cpus is not None:
             yield from ("--cpus", f"{limits.cpus:g}")
 
+    def mount_arguments(self) -> Iterator[str]:
+        for target, source in self.writable.items():
+            yield from ("--mount", _mount(source, target))
+        for tool in self.spec.tools:
+            yield from ("--mount", _mount(tool.source.absolute(), tool.target, "ro"))
+
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
-        token = secrets.token_hex(8)
-        env = {**self.env, **self.options.network.env, **command.env, COMMAND_VARIABLE: token}
-        argv = self.engine.exec_argv(
-            self.name, command, command.cwd or self.workspace, self._env_file(env, token)
-        )
         if not command.argv or any("\0" in text for text in command.argv):
             raise SandboxError("the command cannot be run as it is: empty, or embedded null byte")
-        return Launch(
-            argv=argv,
+        token = secrets.token_hex(8)
+        env = {**self.env, **self.options.network.env, **command.env, COMMAND_VARIABLE: token}
+        env_file = self._env_file(env, token)
+        argv = self.engine.exec_argv(self.name, command, command.cwd or self.workspace, env_file)
+        return self.host_launch(
+            *(command, stdout, stderr, argv),
             env=engine_environment(),
             cwd=Path("/"),
-            stdin=command.stdin,
-            stdout=stdout,
-            stderr=stderr,
-            output_limit=self.options.output_limit,
             is_wrapped=True,
-            watched=self.watched,
-            directories=(self.root / FILES,),
             label=token,
+            limits={},
+            directories=(self.root / FILES,),
         )
 
     async def conclude(self, running: Supervised, timeout: float) -> tuple[int, bool]:
@@ -327,7 +306,7 @@ class ContainerSandbox(LocalSandbox):
             done, _ = await asyncio.wait({running.ended}, timeout=timeout)
             timed_out = not done
             if timed_out:
-                await self._signal(running, signal.SIGTERM)
+                await asyncio.to_thread(self._send_signal, self._other_labels(running), signal.SIGTERM)
                 await asyncio.wait({running.ended}, timeout=GRACE_SECONDS)
         finally:
             await asyncio.shield(self._end_command(running))
@@ -351,17 +330,12 @@ class ContainerSandbox(LocalSandbox):
         if self.holder is not None:
             await self.holder.end()
 
-    async def _signal(self, running: Supervised, number: signal.Signals) -> None:
-        others = {other.label for other in self._running if other is not running}
-        await asyncio.to_thread(self._send_to_all_but, others, number)
-
-    def _send_to_all_but(self, others: Iterable[str], number: signal.Signals) -> None:
-        if self._init is not None:
-            signal_inside(inside(self._init) - self._spared - self._marked(others), self._init, number)
+    def _other_labels(self, running: Supervised) -> set[str]:
+        return {other.label for other in self._running if other is not running}
 
     async def _end_command(self, running: Supervised) -> None:
         """Kill whatever is there that no other running command can be shown to have started."""
-        others = {other.label for other in self._running if other is not running}
+        others = self._other_labels(running)
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         await asyncio.to_thread(self._kill_all_but, others)
         while not running.ended.done() and time.monotonic() < deadline:
@@ -373,25 +347,25 @@ class ContainerSandbox(LocalSandbox):
             await asyncio.to_thread(self._kill_all_but, others)
         (self.root / f"env-{running.label}").unlink(missing_ok=True)
 
-    def _kill_all_but(self, labels: set[str]) -> None:
-        if self._init is None:
-            return
+    def _kill_all_but(self, labels: Iterable[str]) -> None:
         for _ in range(_KILL_ROUNDS):
-            left = inside(self._init) - self._spared - self._marked(labels)
+            left = self._send_signal(labels, signal.SIGKILL)
             if not left:
                 return
-            signal_inside(left, self._init, signal.SIGKILL)
         raise SandboxError(f"container {self.name}: processes {sorted(left)} could not be ended")
 
-    def _marked(self, labels: Iterable[str]) -> set[int]:
-        labels = set(labels)
-        if not labels or self._init is None:
+    def _send_signal(self, spared: Iterable[str], number: signal.Signals) -> set[int]:
+        """Send a signal to all processes but those of the commands with these labels; to whom it was."""
+        if self._init is None:
             return set()
-        return {
+        found = {
             pid
-            for pid in inside(self._init)
-            if any(has_variable(pid, COMMAND_VARIABLE, label) for label in labels)
+            for pid in inside(self._init) - self._spared
+            if not any(has_variable(pid, COMMAND_VARIABLE, label) for label in spared)
         }
+        if found:
+            signal_inside(found, self._init, number)
+        return found
 
     def _env_file(self, env: Mapping[str, str], token: str) -> Path:
         """From a file, because the command line of a process is there for every user to read."""
@@ -446,11 +420,16 @@ class ContainerRuntime(LocalRuntime):
 
     async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
         sandbox = await self.describe(spec, host)
-        await started_whole(lambda: self._with_files(sandbox))
+
+        def make() -> ContainerSandbox:
+            make_sandbox(spec, host, self.options.limits, engine=self.engine_name)
+            return sandbox
+
+        await started_whole(make)
         try:
             await self.begin(sandbox)
         except BaseException:
-            await asyncio.shield(self._undo(sandbox))
+            await sandbox.stop()
             raise
         return sandbox
 
@@ -464,22 +443,6 @@ class ContainerRuntime(LocalRuntime):
     @abstractmethod
     async def remove_containers(cls, host: Host) -> None:
         """Remove the containers that a previous life of this node left."""
-
-    def _with_files(self, sandbox: ContainerSandbox) -> ContainerSandbox:
-        make_root(sandbox.spec, sandbox.host)
-        try:
-            (sandbox.root / ENGINE).write_text(self.engine_name)
-            make_disk(sandbox.spec, sandbox.host, self.options.limits.disk, None)
-            for directory in sandbox.more_directories:
-                directory.mkdir()
-        except BaseException:
-            reap_sandbox(sandbox.root)
-            raise
-        return sandbox
-
-    async def _undo(self, sandbox: ContainerSandbox) -> None:
-        await sandbox.close()
-        await asyncio.to_thread(reap_sandbox, sandbox.root)
 
 
 async def container_listeners(pid: int, ports: Sequence[int]) -> list[socket.socket]:

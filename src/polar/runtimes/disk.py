@@ -27,7 +27,7 @@ MS_NOSUID, MS_NODEV, MS_NOATIME = 2, 4, 1024
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 BLOCK_BYTES = 4096
 FEATURES = "^has_journal,^resize_inode,^metadata_csum"
-MOUNT_OPTIONS = b"nobarrier,noinit_itable"
+MOUNT_OPTIONS = "nobarrier,noinit_itable"
 """Nobody wants these files back after a crash, so nothing ever waits for the real disk."""
 
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
@@ -36,10 +36,6 @@ _CONFIGURATION = struct.Struct("=II40xIIII160x16x64x")
 _ATTEMPTS = 100
 
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-def has_tools() -> bool:
-    return os.geteuid() == 0 and shutil.which("mkfs.ext4", path=SYSTEM_PATH) is not None
 
 
 def mount_image(image: Path, target: Path, size: int) -> None:
@@ -51,15 +47,17 @@ def mount_image(image: Path, target: Path, size: int) -> None:
             file.write(data)
         file.flush()
         device = _attach(file.fileno())
-    try:
-        with os.fdopen(device, "rb"):
-            name = os.fsencode(os.readlink(f"/proc/self/fd/{device}"))
-            flags = MS_NOSUID | MS_NODEV | MS_NOATIME
-            if libc.mount(name, os.fsencode(target), b"ext4", flags, MOUNT_OPTIONS) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    except OSError as error:
-        raise SandboxUnavailable(f"the sandbox's disk could not be mounted: {error.strerror}") from None
+    with os.fdopen(device, "rb"):
+        _mount(os.readlink(f"/proc/self/fd/{device}"), target, "ext4", MOUNT_OPTIONS)
     (target / "lost+found").rmdir()
+
+
+def _mount(source: str, target: Path, kind: str, options: str) -> None:
+    flags = MS_NOSUID | MS_NODEV | MS_NOATIME
+    what = (source.encode(), os.fsencode(target), kind.encode())
+    if libc.mount(*what, flags, os.fsencode(options)) != 0:
+        problem = os.strerror(ctypes.get_errno())
+        raise SandboxUnavailable(f"{target}: the sandbox's {kind} could not be mounted: {problem}")
 
 
 @cache
@@ -212,7 +210,9 @@ def copy_tree(source: Path, target: Path) -> None:
 @cache
 def can_mount_images() -> bool:
     """Whether this process can make a disk of limited size; tried once for real."""
-    return has_tools() and _succeeds(lambda root, files: mount_image(root / IMAGE, files, PROBE_BYTES))
+    if os.geteuid() != 0 or shutil.which("mkfs.ext4", path=SYSTEM_PATH) is None:
+        return False
+    return _succeeds(lambda root, files: mount_image(root / IMAGE, files, PROBE_BYTES))
 
 
 @cache
@@ -258,11 +258,7 @@ def _mount_overlay(lower: Path, layers: Path, target: Path) -> None:
     os.chown(upper, below.st_uid, below.st_gid)
     upper.chmod(below.st_mode & 0o7777)
     options = f"lowerdir={_escaped(lower)},upperdir={_escaped(upper)},workdir={_escaped(work)}"
-    flags = MS_NOSUID | MS_NODEV | MS_NOATIME
-    if libc.mount(b"polar", os.fsencode(target), b"overlay", flags, os.fsencode(options)) != 0:
-        raise SandboxUnavailable(
-            f"{target}: a snapshot could not be laid under it: {os.strerror(ctypes.get_errno())}"
-        )
+    _mount("polar", target, "overlay", options)
 
 
 def _escaped(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,25 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal
 
 from polar.config.settings import engine_environment
-from polar.runtimes.base import (
-    Command,
-    Host,
-    SandboxError,
-    SandboxSpec,
-    SandboxUnavailable,
-)
-from polar.runtimes.containers import (
-    ContainerEngine,
-    ContainerOptions,
-    ContainerRuntime,
-    ContainerSandbox,
-    csv_fields,
-    name_prefix,
-    node_label,
-)
-from polar.runtimes.local import (
-    start_supervised,
-)
+from polar.runtimes.base import Command, Host, SandboxError, SandboxSpec, SandboxUnavailable
+from polar.runtimes.cgroups import node_name
+from polar.runtimes.containers import ContainerEngine, ContainerOptions, ContainerRuntime, ContainerSandbox
+from polar.runtimes.local import start_supervised
 from polar.runtimes.processes import SANDBOX_VARIABLE
 from polar.runtimes.supervision import Launch, Supervised
 
@@ -70,10 +56,7 @@ class DockerEngine(ContainerEngine):
         try:
             await self.call("rm", "--force", "--volumes", name)
         except SandboxError as error:
-            if (
-                "no such container" not in str(error).lower()
-                and "no container with" not in str(error).lower()
-            ):
+            if not re.search("no such container|no container with", str(error), re.IGNORECASE):
                 raise
 
     async def first_pid(self, name: str, holder: Supervised) -> int:
@@ -105,7 +88,7 @@ class DockerSandbox(ContainerSandbox):
     def create_arguments(self, *, rootless: bool) -> Iterator[str]:
         """How the container is described to the engine; the image and what it runs come last."""
         options = self.options
-        yield from ("--name", self.name, "--label", f"{NODE_LABEL}={node_label(self.root.parent)}")
+        yield from ("--name", self.name, "--label", f"{NODE_LABEL}={node_name(self.root.parent)}")
         yield from ("--interactive", "--network", "none", "--hostname", "sandbox")
         yield from ("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", SHM)
         yield from ("--env", f"{SANDBOX_VARIABLE}={self.root}", "--entrypoint", "/bin/sh")
@@ -120,14 +103,8 @@ class DockerSandbox(ContainerSandbox):
         yield from self.limit_arguments()
         if options.root == "read_only":
             yield from ("--read-only", "--tmpfs", "/run:size=64m", "--tmpfs", "/var/tmp:size=64m")
-        yield from self._mounts()
+        yield from self.mount_arguments()
         yield from (_snapshot_image(self.spec.base, self.host) or options.image, "-c", INIT)
-
-    def _mounts(self) -> Iterator[str]:
-        for inside, host in self.writable.items():
-            yield from ("--mount", _mount(host, inside))
-        for tool in self.spec.tools:
-            yield from ("--mount", _mount(tool.source.absolute(), tool.target, "readonly"))
 
 
 class DockerRuntime(ContainerRuntime):
@@ -166,13 +143,13 @@ class DockerRuntime(ContainerRuntime):
     @classmethod
     async def remove_containers(cls, host: Host) -> None:
         engine = cls.engine()
-        label = f"label={NODE_LABEL}={node_label(host.sandboxes)}"
+        label = f"label={NODE_LABEL}={node_name(host.sandboxes)}"
         try:
             listed = await engine.call("ps", "--all", "--filter", label, "--format", "{{.Names}}")
         except SandboxUnavailable:
             return  # Without its engine no container runs.
         for name in listed.split():
-            if name.startswith(name_prefix(host.sandboxes)):
+            if name.startswith(f"{node_name(host.sandboxes)}-"):
                 await engine.remove(name)
 
     async def begin(self, sandbox: DockerSandbox) -> None:
@@ -206,10 +183,8 @@ class DockerRuntime(ContainerRuntime):
         if cls.engine_name not in cls._probed:
             try:
                 cls._probed[cls.engine_name] = await cls._ask()
-            except SandboxUnavailable as error:
-                return str(error), False  # A daemon that is down now may be up later.
             except SandboxError as error:
-                return str(error), False
+                return str(error), False  # What is not there now may be there later.
         return cls._probed[cls.engine_name]
 
     @classmethod
@@ -251,7 +226,3 @@ class PodmanRuntime(DockerRuntime):
 def _snapshot_image(name: str | None, host: Host) -> str | None:
     file = host.snapshots / name / IMAGE if name else None
     return file.read_text() if file and file.is_file() else None
-
-
-def _mount(source: Path, target: PurePosixPath, *more: str) -> str:
-    return csv_fields("type=bind", f"source={source}", f"target={target}", *more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
@@ -107,6 +107,22 @@ class LocalSandbox(Sandbox):
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
         """How the host starts a command of this sandbox."""
 
+    def host_launch(
+        self, command: Command, stdout: Path, stderr: Path, argv: tuple[str, ...], **own: Any
+    ) -> Launch:
+        """A launch of `argv` as every command of this machine's sandboxes is launched, but for `own`."""
+        common: dict[str, Any] = {
+            "stdin": command.stdin,
+            "stdout": stdout,
+            "stderr": stderr,
+            "output_limit": self.options.output_limit,
+            "limits": self.resource_limits,
+            "groups": self.group.entrances if self.group else (),
+            "watched": self.watched,
+            "directories": tuple(self.writable.values()),
+        }
+        return Launch(argv, **{**common, **own})
+
     def tool_path(self, tool: ToolDirectory) -> PurePosixPath:
         return tool.target
 
@@ -120,14 +136,14 @@ class LocalSandbox(Sandbox):
         return {**CONSTANT_ENV, "HOME": str(self.home), "TMPDIR": str(self.tmp)}
 
     @property
-    def writable(self) -> Mapping[PurePosixPath, Path]:
+    def writable(self) -> dict[PurePosixPath, Path]:
         """Directories inside → where they are on the host."""
         files = self.root / FILES
         return {self.workspace: files / "workspace", self.home: files / "home", self.tmp: files / "tmp"}
 
     @property
     def resource_limits(self) -> dict[str, int]:
-        """What the kernel keeps each process to; the number of processes only where it counts them alone."""
+        """What the kernel keeps each process to."""
         limits = {"core": 0, "nofile": 65_536}
         if self.options.limits.disk is not None:
             limits["fsize"] = int(self.options.limits.disk)
@@ -157,8 +173,12 @@ class LocalSandbox(Sandbox):
         finally:
             await running.end()
             self._running.discard(running)
-        hit = self._limits_hit(before) | ({running.exceeded} if running.exceeded else set())
-        is_killed = self.is_killed_from_outside(exit_code) or self._is_short_of_memory(kills_before)
+        hit = {limit for limit, count in self.meters.refusals().items() if count > before.get(limit, 0)}
+        hit |= {Limit.DISK} if is_full(self.root) else set()
+        hit |= {running.exceeded} if running.exceeded else set()
+        # The machine had no memory for a sandbox that kept to its own limit.
+        is_short = self.options.limits.memory is not None and self.meters.memory_kills() > kills_before
+        is_killed = is_short or self.is_killed_from_outside(exit_code)
         is_killed = is_killed and not timed_out and Limit.MEMORY not in hit and running.exceeded is None
         return ExecResult(self.exit_code(exit_code), timed_out, stdout, stderr, frozenset(hit), is_killed)
 
@@ -167,20 +187,12 @@ class LocalSandbox(Sandbox):
         """Where the kernel counts what it refused the sandbox."""
         return self.group or Cgroup({})
 
-    def _is_short_of_memory(self, kills_before: int) -> bool:
-        """Whether the machine had no memory for a sandbox that kept to its own limit."""
-        return self.options.limits.memory is not None and self.meters.memory_kills() > kills_before
-
     def is_killed_from_outside(self, reported: int) -> bool:
         """Whether an end was none that the command itself, or a process beside it, could have brought about.
 
         What is reported is the end of what holds the sandbox: a signal inside shows as an exit code.
         """
         return reported < 0
-
-    def _limits_hit(self, before: Mapping[Limit, int]) -> set[Limit]:
-        hit = {limit for limit, count in self.meters.refusals().items() if count > before.get(limit, 0)}
-        return hit | {Limit.DISK} if is_full(self.root) else hit
 
     def _end_strays(self) -> None:
         end_strays(self.root)
@@ -213,7 +225,7 @@ class LocalSandbox(Sandbox):
         await asyncio.to_thread(keep, self.root, self.host.snapshots / name)
 
     async def stop(self) -> None:
-        await to_its_end(self.clear_away())
+        await to_its_end(asyncio.create_task(self.clear_away()))
 
     async def clear_away(self) -> None:
         """What `stop` does, whether or not it is cancelled."""
@@ -242,9 +254,8 @@ class LocalSandbox(Sandbox):
         raise PathRefused(f"{path}: not below a writable directory of the sandbox", hint=f"these are {names}")
 
 
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+async def to_its_end(working: asyncio.Task[T]) -> T:
     """Do what must not be left half done: a cancellation takes effect only when it is finished."""
-    working = asyncio.create_task(work)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
@@ -256,9 +267,8 @@ async def started_whole(make: Callable[[], S]) -> S:
     """A sandbox made in a thread; if the call is cancelled meanwhile, the sandbox is stopped again."""
     making = asyncio.create_task(asyncio.to_thread(make))
     try:
-        return await asyncio.shield(making)
+        return await to_its_end(making)
     except asyncio.CancelledError:
-        await asyncio.wait({making})
         if making.exception() is None:
             await making.result().stop()
         raise
@@ -269,6 +279,10 @@ class LocalRuntime(Runtime):
 
     engine_name: ClassVar[str | None] = None
     """The container engine whose sandboxes these are; None: this machine's own."""
+
+    @classmethod
+    async def enforcement(cls) -> Mapping[str, str]:
+        return await asyncio.to_thread(enforcement)
 
     async def discard(self, snapshot: str, host: Host) -> None:
         await asyncio.to_thread(remove_tree, host.snapshots / snapshot)
@@ -287,8 +301,7 @@ def start_supervised(launch: Launch, root: Path) -> Supervised:
         raise SandboxError(f"the command cannot be run as it is: {error}") from None
 
 
-def make_root(spec: SandboxSpec, host: Host) -> Path:
-    """The directory of a new sandbox; its disk and group are made next."""
+def _make_root(spec: SandboxSpec, host: Host) -> Path:
     root = host.sandboxes / spec.name
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -302,12 +315,16 @@ def make_root(spec: SandboxSpec, host: Host) -> Path:
     return root
 
 
-def make_sandbox(spec: SandboxSpec, host: Host, limits: Limits, owner: int | None) -> Cgroup | None:
-    """Root, disk and group of a sandbox whose processes this node starts; all or nothing."""
-    root = make_root(spec, host)
+def make_sandbox(
+    spec: SandboxSpec, host: Host, limits: Limits, owner: int | None = None, engine: str | None = None
+) -> Cgroup | None:
+    """Root, disk and, unless an engine keeps the limits, group of a new sandbox; all or nothing."""
+    root = _make_root(spec, host)
     try:
+        if engine is not None:
+            (root / ENGINE).write_text(engine)
         make_disk(spec, host, limits.disk, owner)
-        return Cgroup.make(root, limits) if usable_hierarchies() else None
+        return Cgroup.make(root, limits) if engine is None and usable_hierarchies() else None
     except BaseException as error:
         reap_sandbox(root)
         if isinstance(error, OSError):
@@ -353,18 +370,12 @@ def reap_sandboxes(host: Host, engine: str | None = None) -> int:
     """Reap every sandbox of an engine (None: of this machine itself), and all snapshots; how many."""
     reaped = 0
     for root in host.sandboxes.iterdir() if host.sandboxes.is_dir() else ():
-        if root.is_symlink() or not (root / "pids").is_dir() or engine_of(root) != engine:
+        if root.is_symlink() or not (root / "pids").is_dir():
             continue
-        reap_sandbox(root)
-        reaped += 1
+        if ((root / ENGINE).read_text() if (root / ENGINE).is_file() else None) == engine:
+            reap_sandbox(root)
+            reaped += 1
     if engine is None:
         reap_groups(host.sandboxes)
     remove_tree(host.snapshots)
     return reaped
-
-
-def engine_of(root: Path) -> str | None:
-    try:
-        return (root / ENGINE).read_text()
-    except FileNotFoundError:
-        return None

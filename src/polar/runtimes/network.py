@@ -11,19 +11,112 @@ import logging
 import re
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from polar.runtimes.allow_list import LOCALHOST, AllowList, Destination
 from polar.runtimes.base import SandboxSpec
-from polar.runtimes.forwarding import copy, forwarded, join, send, served
 
 log = logging.getLogger(__name__)
+
+_CHUNK = 65536
+MAX_CONNECTIONS = 256
+"""Of one listener at a time: a sandbox shall not use up the node's descriptors."""
+
+
+def reachable_host(host: str) -> str:
+    """Where a server that listens on `host` is reached from the same machine."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+
+@asynccontextmanager
+async def served(listener: socket.socket, handle: Handler, *, limit: int = _CHUNK) -> AsyncIterator[None]:
+    """While inside, `handle` attends to whoever connects to `listener`; connections end with it.
+
+    Who comes when there are too many is hung up on.
+    """
+    connections: set[asyncio.Task[None]] = set()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(handle(reader, writer))
+        connections.add(task)
+        task.add_done_callback(connections.discard)
+
+    # Begun only where its end is certain: a cancelled start would leave the loop with a closed descriptor.
+    server = await asyncio.start_server(connected, sock=listener, limit=limit, start_serving=False)
+    try:
+        await server.start_serving()
+        yield
+    finally:
+        server.close()
+        for task in connections:
+            task.cancel()
+        if connections:
+            await asyncio.wait(connections)
+
+
+@asynccontextmanager
+async def forwarded(listener: socket.socket, host: str, port: int) -> AsyncIterator[None]:
+    """While inside, whoever connects to `listener` talks to `host:port`."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection(reachable_host(host), port)
+            try:
+                await join(reader, writer, far_reader, far_writer)
+            finally:
+                far_writer.close()
+        except OSError as error:
+            log.warning("a sandbox's connection to the gateway at %s:%s failed: %s", host, port, error)
+        finally:
+            writer.close()
+
+    async with served(listener, carry):
+        yield
+
+
+async def join(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    far_reader: asyncio.StreamReader,
+    far_writer: asyncio.StreamWriter,
+) -> None:
+    """Copy in both directions until both have ended."""
+    async with asyncio.TaskGroup() as both:
+        both.create_task(copy(reader, far_writer))
+        both.create_task(copy(far_reader, writer))
+
+
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy to the end of the stream and pass the end on; a broken connection is also an end."""
+    try:
+        while data := await reader.read(_CHUNK):
+            await send(writer, data)
+        if writer.can_write_eof() and not writer.is_closing():
+            writer.write_eof()
+    except OSError:
+        writer.close()
+
+
+async def send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Write, at the other side's pace; OSError if the connection is over."""
+    # Of a connection that was closed here asyncio drops what is written, and uvloop raises RuntimeError.
+    if writer.is_closing():
+        raise ConnectionResetError("the connection was closed")
+    writer.write(data)
+    await writer.drain()
+
 
 MAX_HEAD_BYTES = 65_536
 HEAD_SECONDS = 30.0
@@ -115,12 +208,8 @@ class ForwardProxy:
     def __init__(self, allowed: AllowList, session_id: str) -> None:
         self._allowed = allowed
         self._session_id = session_id
-        self._refused: Counter[str] = Counter()
-
-    @property
-    def refused(self) -> Mapping[str, int]:
+        self.refused: Counter[str] = Counter()
         """How often each server was asked for that is not allowed."""
-        return self._refused
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -185,12 +274,12 @@ class ForwardProxy:
 
     def _refusal(self, wanted: Destination, why: str) -> Refused:
         name = str(wanted)
-        if name not in self._refused:
-            if len(self._refused) >= MAX_NAMES_COUNTED:
+        if name not in self.refused:
+            if len(self.refused) >= MAX_NAMES_COUNTED:
                 name = "others"
             else:
                 log.warning("session %s: refused a connection: %s %s", self._session_id, wanted, why)
-        self._refused[name] += 1
+        self.refused[name] += 1
         return Refused(403, f"{wanted} {why}")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,15 +12,14 @@ from pydantic import model_validator
 from polar.runtimes.base import Command, Host, Sandbox, SandboxError, SandboxSpec, ToolDirectory
 from polar.runtimes.cgroups import Cgroup
 from polar.runtimes.disk import FILES
-from polar.runtimes.forwarding import reachable_host
 from polar.runtimes.local import (
     LocalOptions,
     LocalRuntime,
     LocalSandbox,
-    enforcement,
     make_sandbox,
     started_whole,
 )
+from polar.runtimes.network import reachable_host
 from polar.runtimes.processes import SANDBOX_VARIABLE
 from polar.runtimes.supervision import Launch
 
@@ -51,19 +48,9 @@ class ProcessSandbox(LocalSandbox):
         return reported == -signal.SIGKILL
 
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
-        return Launch(
-            argv=command.argv,
-            env={**self.env, **command.env, SANDBOX_VARIABLE: str(self.root)},
-            cwd=Path(command.cwd or self.workspace),
-            stdin=command.stdin,
-            stdout=stdout,
-            stderr=stderr,
-            output_limit=self.options.output_limit,
-            limits=self.resource_limits,
-            groups=self.group.entrances if self.group else (),
-            watched=self.watched,
-            directories=tuple(self.writable.values()),
-        )
+        env = {**self.env, **command.env, SANDBOX_VARIABLE: str(self.root)}
+        cwd = Path(command.cwd or self.workspace)
+        return self.host_launch(command, stdout, stderr, command.argv, env=env, cwd=cwd)
 
 
 class ProcessRuntime(LocalRuntime):
@@ -83,13 +70,7 @@ class ProcessRuntime(LocalRuntime):
     async def unavailable(cls) -> str | None:
         return None if sys.platform == "linux" else "the process runtime needs Linux; run Polar there"
 
-    @classmethod
-    async def enforcement(cls) -> Mapping[str, str]:
-        return await asyncio.to_thread(enforcement)
-
     async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
         return await started_whole(
-            lambda: ProcessSandbox(
-                spec, host, self.options, make_sandbox(spec, host, self.options.limits, None)
-            )
+            lambda: ProcessSandbox(spec, host, self.options, make_sandbox(spec, host, self.options.limits))
         )

@@ -7,7 +7,7 @@ import os
 import select
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,7 +28,9 @@ class ProcessIdentity:
     def of(cls, pid: int) -> ProcessIdentity | None:
         """Who has this pid now; None if nobody has."""
         fields = _stat(pid)
-        return None if not fields or fields[0] in (b"Z", b"X") else cls(pid, int(fields[19]), _boot_id())
+        if not fields or fields[0] in (b"Z", b"X"):
+            return None
+        return cls(pid, int(fields[19]), Path("/proc/sys/kernel/random/boot_id").read_text().strip())
 
     def save(self, directory: Path) -> Path:
         path = directory / f"{self.pid}.json"
@@ -45,11 +47,11 @@ class ProcessIdentity:
 
     def end(self, grace: float) -> bool:
         """SIGTERM, then SIGKILL, if it is still this process; whether it was alive."""
-        with _pidfd(self.pid) as descriptor:
+        with pidfd(self.pid) as descriptor:
             if descriptor is None or ProcessIdentity.of(self.pid) != self:
                 return False
             for number in (signal.SIGTERM, signal.SIGKILL):
-                _send(descriptor, number)
+                send_signal(descriptor, number)
                 if select.select([descriptor], [], [], grace)[0]:
                     break
             return True
@@ -57,22 +59,17 @@ class ProcessIdentity:
 
 def end_strays(root: Path) -> int:
     """Kill every process whose environment names this sandbox; how many there were."""
-    mark = f"{SANDBOX_VARIABLE}={root}".encode()
     ended = 0
-    while found := sum(_end_if_marked(int(name), mark) for name in os.listdir("/proc") if name.isdigit()):
+    while found := sum(_end_if_of(root, int(name)) for name in os.listdir("/proc") if name.isdigit()):
         ended += found
     return ended
 
 
-def _end_if_marked(pid: int, mark: bytes) -> bool:
-    with _pidfd(pid) as descriptor:
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            return False  # Gone, or another user's.
-        if descriptor is None or mark not in environment:
+def _end_if_of(root: Path, pid: int) -> bool:
+    with pidfd(pid) as descriptor:
+        if descriptor is None or not has_variable(pid, SANDBOX_VARIABLE, str(root)):
             return False
-        _send(descriptor, signal.SIGKILL)
+        send_signal(descriptor, signal.SIGKILL)
         return bool(select.select([descriptor], [], [], 5.0)[0])
 
 
@@ -102,10 +99,10 @@ def signal_inside(pids: set[int], init: ProcessIdentity, number: signal.Signals)
         # Not all at once: a node may have few descriptors and an agent many processes.
         batch, waiting = waiting[:_BATCH], waiting[_BATCH:]
         with ExitStack() as stack:
-            held = {pid: stack.enter_context(_pidfd(pid)) for pid in batch}
+            held = {pid: stack.enter_context(pidfd(pid)) for pid in batch}
             for pid in inside(init):
                 if (descriptor := held.get(pid)) is not None:
-                    _send(descriptor, number)
+                    send_signal(descriptor, number)
 
 
 def has_variable(pid: int, name: str, value: str) -> bool:
@@ -113,7 +110,7 @@ def has_variable(pid: int, name: str, value: str) -> bool:
     try:
         return f"{name}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False
+        return False  # Gone, or another user's.
 
 
 def _pid_namespace(pid: int) -> str | None:
@@ -131,15 +128,13 @@ def _stat(pid: int) -> list[bytes] | None:
         return None
 
 
-def _send(descriptor: int, number: signal.Signals) -> None:
-    try:
+def send_signal(descriptor: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        return
 
 
 @contextmanager
-def _pidfd(pid: int) -> Iterator[int | None]:
+def pidfd(pid: int) -> Iterator[int | None]:
     """A handle that stays with this process even if its pid is given to another."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -150,7 +145,3 @@ def _pidfd(pid: int) -> Iterator[int | None]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

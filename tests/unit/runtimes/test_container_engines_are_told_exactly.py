@@ -22,7 +22,8 @@ from polar.runtimes.base import (
     SandboxUnavailable,
     ToolDirectory,
 )
-from polar.runtimes.containers import container_name, name_prefix
+from polar.runtimes.cgroups import node_name
+from polar.runtimes.containers import container_name
 from polar.runtimes.docker import DockerEngine, DockerRuntime, DockerSandbox, PodmanRuntime
 from tests.fakes.engine_cli import FakeEngine, fake_engine
 
@@ -99,14 +100,19 @@ def test_limits_reach_the_engine(tmp_path: Path) -> None:
 def test_mounts_are_read_only_whatever_their_names(tmp_path: Path) -> None:
     arguments = described(tmp_path)
     mounts = [arguments[n + 1] for n, argument in enumerate(arguments) if argument == "--mount"]
-    assert mounts[-1] == 'type=bind,"source=/cache/a,b",target=/opt/tool,readonly'
-    assert [mount.rpartition("target=")[2] for mount in mounts[:-1]] == ["/workspace", "/home/agent", "/tmp"]
+    assert mounts[-1] == 'type=bind,"source=/cache/a,b",destination=/opt/tool,ro'
+    assert [mount.rpartition("destination=")[2] for mount in mounts[:-1]] == [
+        "/workspace",
+        "/home/agent",
+        "/tmp",
+    ]
 
 
 def test_a_workspace_of_the_image_is_not_covered(tmp_path: Path) -> None:
     arguments = described(tmp_path, workspace="/testbed", root="writable")
     assert "--read-only" not in arguments
-    assert not any("target=/testbed" in argument or "target=/workspace" in argument for argument in arguments)
+    mounted = [argument.rpartition("destination=")[2] for argument in arguments]
+    assert not {"/testbed", "/workspace"} & set(mounted)
 
 
 def test_rootless_containers_run_as_the_nodes_own_user(tmp_path: Path) -> None:
@@ -336,5 +342,5 @@ async def test_reap_stops_only_the_nodes_own_instances(apptainer: FakeEngine, tm
     own = container_name(sessions / "s1")
     apptainer.answer(instance_list={"stdout": json.dumps({"instances": [{"instance": own, "pid": 1}]})})
     assert await ApptainerRuntime.reap(Host(tmp_path)) == 0
-    assert apptainer.orders[0][-1] == f"{name_prefix(sessions)}*"
+    assert apptainer.orders[0][-1] == f"{node_name(sessions)}-*"
     assert apptainer.orders[-1][:2] == ["instance", "stop"]

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from polar.runtimes import forwarding, network
+from polar.runtimes import network
 from polar.runtimes.allow_list import AllowList, Destination
-from polar.runtimes.forwarding import served
-from polar.runtimes.network import ForwardProxy, proxy_environment
+from polar.runtimes.network import ForwardProxy, proxy_environment, served
 
 
 @asynccontextmanager
@@ -150,7 +149,7 @@ async def test_a_dead_server_is_told_apart_from_a_forbidden_one() -> None:
 
 
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(network, "MAX_CONNECTIONS", 2)
     async with web_server() as (web, _), proxy(f"localhost:{web}") as (port, _made):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         request = f"GET http://localhost:{web}/ HTTP/1.1\r\n\r\n"

@@ -11,8 +11,7 @@ import pytest
 import uvloop
 
 from polar.runtimes.allow_list import AllowList
-from polar.runtimes.forwarding import copy, forwarded
-from polar.runtimes.network import ForwardProxy
+from polar.runtimes.network import ForwardProxy, copy, forwarded
 
 
 @pytest.mark.parametrize("turns", range(6))
