@@ -231,7 +231,7 @@ def _progress(
     from polar.cli.output import console, visible
 
     terminal = console(stderr=True)
-    done = [attempt.passed(plan.threshold) for attempt in journal.attempts.values()]
+    done = [attempt.passed(plan.conditions.threshold) for attempt in journal.attempts.values()]
     if done:
         typer.echo(f"going on: {len(done)} of {plan.sessions} sessions had ended", err=True)
     columns = (
@@ -245,11 +245,11 @@ def _progress(
         shown = bar.add_task("", total=plan.sessions, completed=len(done), passed="")
 
         def ended(attempt: Attempt) -> None:
-            done.append(attempt.passed(plan.threshold))
+            done.append(attempt.passed(plan.conditions.threshold))
             passed = f"{sum(done) / len(done):.0%} passed"
             bar.update(shown, completed=len(done), passed=passed)
             if not terminal.is_terminal:
-                why = attempt.reason(plan.threshold) or "passed"
+                why = attempt.reason(plan.conditions.threshold) or "passed"
                 typer.echo(
                     f"{len(done)}/{plan.sessions} {attempt.session_id} {visible(why)}; {passed}", err=True
                 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from enum import StrEnum
+from statistics import fmean
 
 from polar.errors import InvalidInput
 from polar.evals.plan import Plan
@@ -111,7 +113,7 @@ def check_comparable(plan: Plan, earlier: Report, name: str) -> None:
     if not any(mine & _identities(cell) for cell in earlier.cells):
         tasksets = ", ".join(sorted({cell.taskset for cell in earlier.cells}))
         raise InvalidInput(f"{name}: no task in common", hint=f"it evaluated {tasksets}")
-    if abs(earlier.threshold - plan.threshold) > 1e-9:
+    if abs(earlier.threshold - plan.conditions.threshold) > 1e-9:
         raise InvalidInput(
             f"{name}: there a session passed with a reward of {earlier.threshold:g}",
             hint=f"give --pass-reward {earlier.threshold:g}",
@@ -161,23 +163,18 @@ def _paired(before: Cell, after: Cell, threshold: float) -> PairedCells:
     common = [
         (task, others[task.id, task.digest]) for task in before.tasks if (task.id, task.digest) in others
     ]
-    pairs, passes, rewards, kinds = [], [], [], [0, 0, 0, 0]
+    pairs, rewards, outcomes = [], [], Counter[tuple[bool, bool]]()
     for one, other in common:
         samples = list(_samples(one, other, threshold))
         if not samples:
             continue
-        for was, now, _ in samples:
-            kinds[2 * (not was) + (not now)] += 1
+        outcomes.update((was, now) for was, now, _ in samples)
+        passed_before, passed_after = (sum(sample[at] for sample in samples) for at in (0, 1))
         pairs.append(
-            TaskPair(
-                id=one.id,
-                samples=len(samples),
-                passed_before=sum(was for was, _, _ in samples),
-                passed_after=sum(now for _, now, _ in samples),
-            )
+            TaskPair(id=one.id, samples=len(samples), passed_before=passed_before, passed_after=passed_after)
         )
-        passes.append((pairs[-1].passed_after - pairs[-1].passed_before) / len(samples))
-        rewards.append(sum(gain for _, _, gain in samples) / len(samples))
+        rewards.append(fmean(gain for _, _, gain in samples))
+    passes = [(pair.passed_after - pair.passed_before) / pair.samples for pair in pairs]
     pass_difference, reward_difference = mean_of_values(passes), mean_of_values(rewards)
     if pass_difference is None or reward_difference is None:
         raise InvalidInput(f"{before.name} and {after.name} have no sample in common that was not cancelled")
@@ -185,14 +182,19 @@ def _paired(before: Cell, after: Cell, threshold: float) -> PairedCells:
         before=f"{before.harness} · {before.model}",
         after=f"{after.harness} · {after.model}",
         taskset=after.taskset,
-        pass_before=_mean([pair.passed_before / pair.samples for pair in pairs]),
-        pass_after=_mean([pair.passed_after / pair.samples for pair in pairs]),
+        pass_before=fmean(pair.passed_before / pair.samples for pair in pairs),
+        pass_after=fmean(pair.passed_after / pair.samples for pair in pairs),
         pass_difference=pass_difference,
         reward_difference=reward_difference,
         p=sign_flip_p(passes),
-        outcomes=PairCounts(both=kinds[0], only_before=kinds[1], only_after=kinds[2], neither=kinds[3]),
-        tokens_before=_tokens(before),
-        tokens_after=_tokens(after),
+        outcomes=PairCounts(
+            both=outcomes[True, True],
+            only_before=outcomes[True, False],
+            only_after=outcomes[False, True],
+            neither=outcomes[False, False],
+        ),
+        tokens_before=before.cost.tokens_per_session,
+        tokens_after=after.cost.tokens_per_session,
         seconds_before=before.cost.per_session(before.cost.seconds),
         seconds_after=after.cost.per_session(after.cost.seconds),
         tasks=tuple(pairs),
@@ -207,11 +209,3 @@ def _samples(before: TaskOutcome, after: TaskOutcome, threshold: float) -> Itera
         if other := later.get(attempt.sample):
             gain = (other.reward or 0.0) - (attempt.reward or 0.0)
             yield attempt.passed(threshold), other.passed(threshold), gain
-
-
-def _tokens(cell: Cell) -> float:
-    return cell.cost.per_session(cell.cost.prompt_tokens + cell.cost.sampled_tokens)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from polar.evals.comparison import Comparison, PairedCells, TaskChange
-from polar.evals.report import COMPLETED, MEAN_REWARD, Cell, Report
+from polar.evals.report import COMPLETED, MEAN_REWARD, Cell, Report, TaskOutcome
 from polar.evals.statistics import Estimate
 
 _UNPRINTABLE = {
@@ -33,13 +33,15 @@ class Grid:
     words: int = 1
     """The number of columns at the left that hold text; the others hold numbers."""
     note: str = ""
+    is_folded: bool = False
+    """Whether it is long, and shown on a page only when it is asked for."""
 
 
 def report_grids(report: Report) -> Iterator[Grid]:
     """All tables of a report but those of single tasks."""
-    yield results_grid(report)
-    yield cost_grid(report)
-    yield from (grid for grid in (failures_grid(report), _excluded_grid(report)) if grid.rows)
+    yield _results_grid(report)
+    yield _cost_grid(report)
+    yield from (grid for grid in (_failures_grid(report), _excluded_grid(report)) if grid.rows)
 
 
 def facts(report: Report) -> str:
@@ -58,104 +60,115 @@ def _subject(report: Report) -> str:
     return " ".join(words[part].format(printable(getattr(report.cells[0], part))) for part in shared)
 
 
-def results_grid(report: Report) -> Grid:
-    names = [f"pass@{k}" for k in report.ks]
+def _results_grid(report: Report) -> Grid:
+    passes = [f"pass@{k}" for k in report.ks]
     rows = [
-        (
-            *_names(cell, report),
-            *(_interval(cell.metrics.get(name)) for name in (*names, MEAN_REWARD)),
-            _percent(cell.metrics.get(COMPLETED)),
+        [
+            *(_interval(cell.metrics.get(name)) for name in (*passes, MEAN_REWARD)),
+            f"{cell.metrics[COMPLETED].value:.0%}" if COMPLETED in cell.metrics else "–",
             str(len(cell.tasks)),
             str(cell.cost.sessions),
-        )
+        ]
         for cell in report.cells
     ]
     note = f"Passed: reward at least {report.threshold:g}. In brackets 95 % confidence intervals over tasks."
-    parts = _telling(report)
-    columns = (*parts, *names, "mean reward", "completed", "tasks", "sessions")
-    return Grid("Results", columns, tuple(rows), len(parts), note)
+    columns = (*passes, "mean reward", "completed", "tasks", "sessions")
+    return _of_cells(report, "Results", columns, zip(report.cells, rows, strict=True), note=note)
 
 
-def cost_grid(report: Report) -> Grid:
+def _cost_grid(report: Report) -> Grid:
     rows = []
     for cell in report.cells:
         cost = cell.cost
         passed = sum(task.passed(report.threshold) for task in cell.tasks)
-        tokens = cost.prompt_tokens + cost.sampled_tokens
         rows.append(
-            (
-                *_names(cell, report),
+            [
                 f"{cost.per_session(cost.completions):.1f}",
                 _count(cost.per_session(cost.prompt_tokens)),
                 f"{cost.cached_tokens / cost.prompt_tokens:.0%}" if cost.prompt_tokens else "–",
                 _count(cost.per_session(cost.sampled_tokens)),
                 f"{cost.per_session(cost.agent_seconds):.1f}",
                 f"{cost.per_session(cost.seconds):.1f}",
-                _count(tokens),
-                _count(tokens / passed) if passed else "–",
-            )
+                _count(cost.tokens),
+                _count(cost.tokens / passed) if passed else "–",
+            ]
         )
-    parts = _telling(report)
     columns = (
-        *(*parts, "completions", "prompt tokens", "of these cached", "sampled tokens"),
+        *("completions", "prompt tokens", "of these cached", "sampled tokens"),
         *("agent s", "all s", "tokens in all", "tokens per pass"),
     )
     note = "Means per session, but for the last two. Cached is what the engine says; some do not say it."
-    return Grid("Cost", columns, tuple(rows), len(parts), note)
+    return _of_cells(report, "Cost", columns, zip(report.cells, rows, strict=True), note=note)
 
 
-def failures_grid(report: Report) -> Grid:
+def _failures_grid(report: Report) -> Grid:
     rows = [
         (
-            *_names(cell, report),
-            printable(reason),
-            next(one.session_id for one in cell.attempts if one.reason(report.threshold) == reason),
-            str(count),
-            f"{count / max(1, len(list(cell.attempts))):.0%}",
+            cell,
+            [
+                printable(reason),
+                next(one.session_id for one in cell.attempts if one.reason(report.threshold) == reason),
+                str(count),
+                f"{count / max(1, len(list(cell.attempts))):.0%}",
+            ],
         )
         for cell in report.cells
         for reason, count in cell.failures.items()
     ]
-    parts = _telling(report)
-    columns = (*parts, "why it did not pass", "for example", "sessions", "of all")
-    return Grid("Failures", columns, tuple(rows), len(parts) + 2)
+    columns = ("why it did not pass", "for example", "sessions", "of all")
+    return _of_cells(report, "Failures", columns, rows, words=2)
 
 
 def _excluded_grid(report: Report) -> Grid:
     rows = [
-        (*_names(cell, report), printable(reason), _count(count))
+        (cell, [printable(reason), _count(count)])
         for cell in report.cells
         for reason, count in cell.excluded.items()
     ]
+    columns = ("why tokens are not trainable", "tokens")
+    return _of_cells(report, "Tokens left out of training", columns, rows, words=1)
+
+
+def _of_cells(
+    report: Report,
+    title: str,
+    columns: tuple[str, ...],
+    rows: Iterable[tuple[Cell, list[str]]],
+    *,
+    words: int = 0,
+    note: str = "",
+) -> Grid:
+    """A table whose rows begin with the name of their cell; `words` counts columns after that."""
     parts = _telling(report)
-    columns = (*parts, "why tokens are not trainable", "tokens")
-    return Grid("Tokens left out of training", columns, tuple(rows), len(parts) + 1)
+    named = tuple((*_names(cell, parts), *row) for cell, row in rows)
+    return Grid(title, (*parts, *columns), named, len(parts) + words, note)
 
 
 def task_grids(report: Report) -> Iterator[Grid]:
     """For each taskset its tasks, with a column for every harness and model."""
     for taskset in dict.fromkeys(cell.taskset for cell in report.cells):
         cells = [cell for cell in report.cells if cell.taskset == taskset]
-        models = {cell.model for cell in cells}
+        has_models = len({cell.model for cell in cells}) > 1
         columns = [
-            printable(cell.harness if len(models) == 1 else f"{cell.harness} · {cell.model}")
-            for cell in cells
+            printable(f"{cell.harness} · {cell.model}" if has_models else cell.harness) for cell in cells
         ]
-        rows = []
-        for at, task in enumerate(cells[0].tasks):
-            outcomes = [cell.tasks[at] for cell in cells]
-            counts = [f"{one.passed(report.threshold)}/{len(one.counted)}" for one in outcomes]
-            rewards = ["–" if one.mean_reward is None else f"{one.mean_reward:.2f}" for one in outcomes]
-            rows.append(
-                (task.id, *(f"{count} ({reward})" for count, reward in zip(counts, rewards, strict=True)))
-            )
+        rows = tuple(
+            (same[0].id, *(_passed(task, report.threshold) for task in same))
+            for same in zip(*(cell.tasks for cell in cells), strict=True)
+        )
         note = "Samples passed of those attempted, and their mean reward."
-        yield Grid(f"Tasks of {printable(taskset)}", ("task", *columns), tuple(rows), 1, note)
+        title = f"Tasks of {printable(taskset)}"
+        yield Grid(title, ("task", *columns), rows, note=note, is_folded=True)
+
+
+def _passed(task: TaskOutcome, threshold: float) -> str:
+    reward = "–" if task.mean_reward is None else f"{task.mean_reward:.2f}"
+    return f"{task.passed(threshold)}/{len(task.counted)} ({reward})"
 
 
 def comparison_grids(comparison: Comparison) -> Iterator[Grid]:
     yield _differences_grid(comparison)
-    yield from (grid for grid in map(changed_grid, comparison.cells) if grid.rows)
+    yield from (grid for grid in map(_changed_grid, comparison.cells) if grid.rows)
 
 
 def _differences_grid(comparison: Comparison) -> Grid:
@@ -187,7 +200,7 @@ def _differences_grid(comparison: Comparison) -> Grid:
     return Grid(f"From {comparison.before} to {comparison.after}", columns, tuple(rows), 3, printable(note))
 
 
-def changed_grid(cells: PairedCells) -> Grid:
+def _changed_grid(cells: PairedCells) -> Grid:
     """The tasks that changed, the most changed first."""
     moved = [pair for pair in cells.tasks if pair.change is not TaskChange.SAME]
     moved.sort(key=lambda pair: (-abs(pair.passed_after - pair.passed_before) / pair.samples, pair.id))
@@ -196,7 +209,7 @@ def changed_grid(cells: PairedCells) -> Grid:
         for pair in moved
     ]
     title = f"Tasks that changed: {cells.before} → {cells.after}"
-    return Grid(printable(title), ("task", "change", "before", "after"), tuple(rows), 2)
+    return Grid(printable(title), ("task", "change", "before", "after"), tuple(rows), 2, is_folded=True)
 
 
 _PARTS = ("taskset", "harness", "model")
@@ -212,16 +225,14 @@ def _telling(report: Report) -> tuple[str, ...]:
     return tuple(part for part in _PARTS if part == "harness" or differs(part, report))
 
 
-def _names(cell: Cell, report: Report) -> tuple[str, ...]:
+def _names(cell: Cell, parts: tuple[str, ...]) -> tuple[str, ...]:
     version = f" {cell.harness_version}" if cell.harness_version else ""
     names = {"taskset": cell.taskset, "harness": cell.harness + version, "model": cell.model}
-    return tuple(printable(names[part]) for part in _telling(report))
+    return tuple(printable(names[part]) for part in parts)
 
 
 def _interval(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "–"
-    return f"{estimate.value:.3f} {_bounds(estimate, '.2f')}"
+    return "–" if estimate is None else f"{estimate.value:.3f} {_bounds(estimate, '.2f')}"
 
 
 def _signed(estimate: Estimate) -> str:
@@ -232,10 +243,6 @@ def _bounds(estimate: Estimate, form: str) -> str:
     if not estimate.has_interval:
         return "[n/a: one task]"
     return f"[{estimate.low:{form}}, {estimate.high:{form}}]"
-
-
-def _percent(estimate: Estimate | None) -> str:
-    return "–" if estimate is None else f"{estimate.value:.0%}"
 
 
 def _count(number: float) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from polar.config import plugins
 from polar.errors import InvalidInput, explain
+from polar.files import write_atomic
 from polar.models.component import Component, Frozen
 from polar.models.task import TaskSpec
 from polar.tasksets.files import STDIN, Loaded, listing, read_tasks
@@ -56,35 +57,6 @@ class PlannedCell:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    run: str
-    samples: int
-    seed: int | None
-    threshold: float
-    ks: tuple[int, ...]
-    cells: tuple[PlannedCell, ...]
-    problems: tuple[str, ...] = ()
-    """Why some tasks of the tasksets cannot be run, a line each; the others are evaluated."""
-
-    def tasks(self, model: str | None) -> list[PlannedTask]:
-        """All tasks that a model is evaluated on."""
-        return [task for cell in self.cells if cell.model == model for task in cell.tasks]
-
-    @property
-    def sessions(self) -> int:
-        return self.samples * sum(len(cell.tasks) for cell in self.cells)
-
-
-class Memo(Frozen):
-    """Kept in the evaluation's directory from its first moment, so that the same command goes on with it."""
-
-    format: Literal["polar-eval-1"] = "polar-eval-1"
-    run: str
-    fingerprint: str
-    """Of everything that is submitted."""
-
-
-@dataclass(frozen=True, slots=True)
 class Conditions:
     """What all attempts have in common."""
 
@@ -95,6 +67,42 @@ class Conditions:
     """None: the one that each task names."""
     threshold: float = 1.0
     ks: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    run: str
+    conditions: Conditions
+    cells: tuple[PlannedCell, ...]
+    problems: tuple[str, ...] = ()
+    """Why some tasks of the tasksets cannot be run, a line each; the others are evaluated."""
+
+    def tasks(self, model: str | None) -> list[PlannedTask]:
+        """All tasks that a model is evaluated on."""
+        return [task for cell in self.cells if cell.model == model for task in cell.tasks]
+
+    @property
+    def sessions(self) -> int:
+        return self.conditions.samples * sum(len(cell.tasks) for cell in self.cells)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that the plan submits, apart from the ids that its run gave."""
+        fields = set(TaskSpec.model_fields) - {"id", "priority", "metadata"}
+        lines = []
+        for cell in self.cells:
+            lines.append(repr((cell.taskset, cell.harness, cell.model)))
+            lines += [f"{task.id} {_digest(task.spec, fields)}" for task in cell.tasks]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+class Memo(Frozen):
+    """Kept in the evaluation's directory from its first moment, so that the same command goes on with it."""
+
+    format: Literal["polar-eval-1"] = "polar-eval-1"
+    run: str
+    fingerprint: str
+    """Of everything that is submitted."""
 
 
 def named_tasksets(paths: Sequence[Path]) -> dict[str, Path]:
@@ -168,7 +176,7 @@ def make_plan(
     for name, path in tasksets.items():
         loaded = [_load(path, choice, conditions) for choice in harnesses]
         problems |= dict.fromkeys(problem for one in loaded for problem in one.problems)
-        if any(_ids(one) != _ids(loaded[0]) for one in loaded):
+        if len({tuple(task.id for task in one.tasks) for one in loaded}) > 1:
             raise InvalidInput(
                 f"{name}: not all harnesses can run the same tasks: {listing(tuple(problems))}"
             )
@@ -177,9 +185,7 @@ def make_plan(
                 prefix = f"eval-{run}-{len(cells)}-"
                 tasks = tuple(_planned(task, conditions.samples, prefix) for task in one.tasks)
                 cells.append(PlannedCell(name, choice.label, model, tasks))
-    ks = tuple(sorted(set(conditions.ks)))
-    settled = (conditions.samples, conditions.seed, conditions.threshold, ks)
-    return Plan(run, *settled, tuple(cells), tuple(problems))
+    return Plan(run, conditions, tuple(cells), tuple(problems))
 
 
 def _load(path: Path, choice: HarnessChoice, conditions: Conditions) -> Loaded:
@@ -200,10 +206,6 @@ def _load(path: Path, choice: HarnessChoice, conditions: Conditions) -> Loaded:
     return loaded
 
 
-def _ids(loaded: Loaded) -> list[str]:
-    return [task.id for task in loaded.tasks]
-
-
 def _planned(task: TaskSpec, samples: int, prefix: str) -> PlannedTask:
     # All samples are wanted, however early some succeed.
     changes = {"id": _server_id(prefix, task.id), "samples": samples, "early_stop": None}
@@ -217,20 +219,8 @@ def _server_id(prefix: str, task_id: str) -> str:
     return f"{prefix}{task_id[: _LONGEST_ID - len(prefix) - len(digest) - 1]}-{digest}"
 
 
-def _digest(task: TaskSpec, fields: Sequence[str]) -> str:
+def _digest(task: TaskSpec, fields: Collection[str]) -> str:
     return hashlib.sha256(task.model_dump_json(include=set(fields)).encode()).hexdigest()[:16]
-
-
-def fingerprint(plan: Plan) -> str:
-    """Of everything that the plan submits, apart from the ids that its run gave."""
-    return hashlib.sha256("\n".join(_lines(plan)).encode()).hexdigest()
-
-
-def _lines(plan: Plan) -> Iterator[str]:
-    fields = [field for field in TaskSpec.model_fields if field not in ("id", "priority", "metadata")]
-    for cell in plan.cells:
-        yield repr((cell.taskset, cell.harness, cell.model))
-        yield from (f"{task.id} {_digest(task.spec, fields)}" for task in cell.tasks)
 
 
 def kept_run(out: Path) -> str | None:
@@ -246,18 +236,14 @@ def new_run() -> str:
 def keep(plan: Plan, out: Path) -> None:
     """Tie the directory to the plan; InvalidInput if it is tied to another."""
     memo = _memo(out)
-    mine = Memo(run=plan.run, fingerprint=fingerprint(plan))
-    if memo is not None:
-        if memo != mine:
-            raise InvalidInput(
-                f"{out} holds another evaluation: other tasks, harnesses, models or samples",
-                hint="give another --out, or repeat the command that began it",
-            )
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    fresh = out / f"{MEMO_FILE}.new"
-    fresh.write_text(mine.model_dump_json(indent=2) + "\n")
-    fresh.replace(out / MEMO_FILE)
+    mine = Memo(run=plan.run, fingerprint=plan.fingerprint)
+    if memo is None:
+        write_atomic(out / MEMO_FILE, mine.model_dump_json(indent=2) + "\n")
+    elif memo != mine:
+        raise InvalidInput(
+            f"{out} holds another evaluation: other tasks, harnesses, models or samples",
+            hint="give another --out, or repeat the command that began it",
+        )
 
 
 def _memo(out: Path) -> Memo | None:

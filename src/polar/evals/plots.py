@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from html import escape
+from dataclasses import dataclass
+from xml.etree import ElementTree
 
 from polar.evals.comparison import Comparison
 from polar.evals.grids import differs, printable
@@ -32,12 +33,23 @@ STYLE = """
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Plot:
+    name: str
+    """Of its file."""
+    title: str
+    svg: str
+
+
 class _Drawing:
     """Elements from the top down; `y` is where the next one goes."""
 
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._parts: list[str] = []
+    def __init__(self, name: str, title: str) -> None:
+        self._name, self._title = name, title
+        self._root = ElementTree.Element(
+            "svg", {"xmlns": "http://www.w3.org/2000/svg", "class": "polar-plot"}
+        )
+        ElementTree.SubElement(self._root, "style").text = STYLE
         self.y = 4.0
 
     def down(self, by: float) -> float:
@@ -46,78 +58,57 @@ class _Drawing:
 
     def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> None:
         words = printable(words)
-        if len(words) > LONGEST_LABEL:
-            words = f"{words[: LONGEST_LABEL - 1]}…"
-        self._parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
-        )
+        drawn = self._add("text", kind, x=x, y=y)
+        drawn.set("text-anchor", anchor)
+        drawn.text = words if len(words) <= LONGEST_LABEL else f"{words[: LONGEST_LABEL - 1]}…"
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
-        self._parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>')
+        self._add("line", kind, x1=x1, y1=y1, x2=x2, y2=y2)
 
-    def bar(
-        self, x: float, y: float, width: float, height: float, kind: str, *, opacity: float = 1, tip: str = ""
-    ) -> None:
-        inside = f"<title>{escape(printable(tip))}</title>" if tip else ""
-        self._parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}" rx="2"'
-            f' class="{kind}" fill-opacity="{opacity:.2f}">{inside}</rect>'
-        )
+    def bar(self, x: float, y: float, width: float, height: float, kind: str, tip: str = "") -> None:
+        self._add("rect", kind, tip, x=x, y=y, width=max(0.0, width), height=height, rx=2)
 
     def dot(self, x: float, y: float, kind: str, tip: str) -> None:
-        self._parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="{kind}">'
-            f"<title>{escape(printable(tip))}</title></circle>"
-        )
+        self._add("circle", kind, tip, cx=x, cy=y, r=4)
 
-    def svg(self) -> str:
-        height = self.y + 6
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="polar-plot" viewBox="0 0 {WIDTH} {height:.0f}"'
-            f' role="img" aria-label="{escape(self._title)}">'
-            f"<style>{STYLE}</style>{''.join(self._parts)}</svg>"
-        )
+    def _add(self, tag: str, kind: str, tip: str = "", **places: float) -> ElementTree.Element:
+        attributes = {name: f"{place:.1f}" for name, place in places.items()}
+        drawn = ElementTree.SubElement(self._root, tag, {"class": kind, **attributes})
+        if tip:
+            ElementTree.SubElement(drawn, "title").text = printable(tip)
+        return drawn
 
-
-def plots(report: Report, comparison: Comparison | None = None) -> dict[str, str]:
-    """File name → drawing, in the order they are shown; what has nothing to show is left out."""
-    drawn = {
-        "pass-at-k": pass_plot(report),
-        "tasks": tasks_plot(report),
-        "cost": cost_plot(report),
-        "failures": failures_plot(report),
-        "comparison": comparison_plot(comparison) if comparison else None,
-    }
-    return {name: drawing for name, drawing in drawn.items() if drawing}
+    def done(self) -> Plot:
+        frame = {"viewBox": f"0 0 {WIDTH} {self.y + 6:.0f}", "role": "img", "aria-label": self._title}
+        self._root.attrib |= frame
+        return Plot(self._name, self._title, ElementTree.tostring(self._root, encoding="unicode"))
 
 
-TITLES = {
-    "pass-at-k": "pass@k with 95 % confidence intervals",
-    "tasks": "Each task a square, hardest first: the fuller, the more samples passed",
-    "cost": "Tokens per session: prompt, of it cached, sampled",
-    "failures": "Why sessions did not pass",
-    "comparison": "Difference of pass@1, after − before",
-}
+def plots(report: Report, comparison: Comparison | None = None) -> list[Plot]:
+    """In the order they are shown; what has nothing to show is left out."""
+    drawn = [_pass_plot(report), _tasks_plot(report), _cost_plot(report), _failures_plot(report)]
+    if comparison:
+        drawn.append(comparison_plot(comparison))
+    return [plot for plot in drawn if plot]
 
 
-def pass_plot(report: Report) -> str:
+def _pass_plot(report: Report) -> Plot:
     """A row for every cell and k: the estimate and how far it may be off."""
-    drawing = _Drawing(TITLES["pass-at-k"])
+    drawing = _Drawing("pass-at-k", "pass@k with 95 % confidence intervals")
     for cell in report.cells:
         drawing.text(0, drawing.down(LINE + 4), _name(cell, report))
         for k in report.ks:
             if estimate := cell.metrics.get(f"pass@{k}"):
                 _interval(drawing, f"k = {k}", estimate, 0.0, 1.0)
     _axis(drawing, 0.0, 1.0)
-    return drawing.svg()
+    return drawing.done()
 
 
-def comparison_plot(comparison: Comparison) -> str:
-    drawing = _Drawing(TITLES["comparison"])
-    reach = max(
-        max(abs(cells.pass_difference.low), abs(cells.pass_difference.high)) for cells in comparison.cells
-    )
-    reach = next(end for end in (0.1, 0.2, 0.4, 0.6, 1.0) if end >= reach)
+def comparison_plot(comparison: Comparison) -> Plot:
+    drawing = _Drawing("comparison", "Difference of pass@1, after − before")
+    differences = [cells.pass_difference for cells in comparison.cells]
+    furthest = max(max(abs(one.low), abs(one.high)) for one in differences)
+    reach = next(end for end in (0.1, 0.2, 0.4, 0.6, 1.0) if end >= furthest)
     middle = (LEFT + RIGHT) / 2
     for cells in comparison.cells:
         label = cells.before if cells.before == cells.after else f"{cells.before} → {cells.after}"
@@ -125,7 +116,7 @@ def comparison_plot(comparison: Comparison) -> str:
         _interval(drawing, "", cells.pass_difference, -reach, reach)
         drawing.line(middle, drawing.y - 7, middle, drawing.y + 7, "zero")
     _axis(drawing, -reach, reach)
-    return drawing.svg()
+    return drawing.done()
 
 
 def _interval(drawing: _Drawing, label: str, estimate: Estimate, low: float, high: float) -> None:
@@ -151,83 +142,74 @@ def _place(value: float, low: float, high: float) -> float:
     return LEFT + share * (RIGHT - LEFT)
 
 
-def tasks_plot(report: Report) -> str | None:
+def _tasks_plot(report: Report) -> Plot | None:
     """Every task as a square, in the same order for all cells of a taskset, so that columns compare."""
     if max(len(cell.tasks) for cell in report.cells) > MAX_SQUARES:
         return None
-    drawing = _Drawing(TITLES["tasks"])
+    drawing = _Drawing("tasks", "Each task a square, hardest first: the fuller, the more samples passed")
     side, step, across = 10, 12, 30
     for cell in report.cells:
         drawing.text(0, drawing.down(LINE), _name(cell, report))
         drawing.down(6)
-        order = _hardest_first(report, cell.taskset)
-        for place, at in enumerate(order):
+        for place, at in enumerate(_hardest_first(report, cell.taskset)):
             task = cell.tasks[at]
             x, y = place % across * step, drawing.y + place // across * step
-            rate = task.pass_rate(report.threshold)
+            filled = side * (task.pass_rate(report.threshold) or 0.0)
             tip = f"{task.id}: {task.passed(report.threshold)} of {len(task.counted)} passed"
-            drawing.bar(x, y, side, side, "empty", tip=tip)
-            if rate:
-                drawing.bar(x, y + side * (1 - rate), side, side * rate, "three", tip=tip)
-        drawing.down(-(-len(order) // across) * step)
-    return drawing.svg()
+            drawing.bar(x, y, side, side, "empty", tip)
+            if filled:
+                drawing.bar(x, y + side - filled, side, filled, "three", tip)
+        drawing.down(-(-len(cell.tasks) // across) * step)
+    return drawing.done()
 
 
 def _hardest_first(report: Report, taskset: str) -> list[int]:
     cells = [cell for cell in report.cells if cell.taskset == taskset]
     rates = [
-        sum(cell.tasks[at].pass_rate(report.threshold) or 0.0 for cell in cells)
-        for at in range(len(cells[0].tasks))
+        sum(task.pass_rate(report.threshold) or 0.0 for task in same)
+        for same in zip(*(cell.tasks for cell in cells), strict=True)
     ]
-    return sorted(range(len(rates)), key=lambda at: (rates[at], at))
+    return sorted(range(len(rates)), key=rates.__getitem__)
 
 
-def cost_plot(report: Report) -> str | None:
-    tokens = [
-        cell.cost.per_session(cell.cost.prompt_tokens + cell.cost.sampled_tokens) for cell in report.cells
-    ]
-    if not any(tokens):
+def _cost_plot(report: Report) -> Plot | None:
+    most = max(cell.cost.tokens_per_session for cell in report.cells)
+    if not most:
         return None
-    drawing = _Drawing(TITLES["cost"])
+    drawing = _Drawing("cost", "Tokens per session: prompt, of it cached, sampled")
     y = drawing.down(12)
     for x, kind, words in ((0, "one", "prompt"), (70, "empty", "prompt, cached"), (178, "two", "sampled")):
         drawing.bar(x, y - 9, 10, 10, kind)
         drawing.text(x + 15, y, words, "soft")
-    for cell, total in zip(report.cells, tokens, strict=True):
+    for cell in report.cells:
         cost = cell.cost
         drawing.text(0, drawing.down(LINE + 2), _name(cell, report))
-        y = drawing.down(6)
-        end = 0.0
-        for kind, count in (
-            ("one", cost.prompt_tokens - cost.cached_tokens),
-            ("empty", cost.cached_tokens),
-            ("two", cost.sampled_tokens),
-        ):
-            width = cost.per_session(count) / max(tokens) * (WIDTH - 60)
+        y, end = drawing.down(6), 0.0
+        computed = cost.prompt_tokens - cost.cached_tokens
+        for kind, count in (("one", computed), ("empty", cost.cached_tokens), ("two", cost.sampled_tokens)):
+            width = cost.per_session(count) / most * (WIDTH - 60)
             drawing.bar(end, y, width, 10, kind)
             end += max(0.0, width)
-        drawing.text(end + 5, y + 9, f"{total:,.0f}", "soft")
+        drawing.text(end + 5, y + 9, f"{cost.tokens_per_session:,.0f}", "soft")
         drawing.down(10)
-    return drawing.svg()
+    return drawing.done()
 
 
-def failures_plot(report: Report) -> str | None:
-    if not any(cell.failures for cell in report.cells):
+def _failures_plot(report: Report) -> Plot | None:
+    cells = [cell for cell in report.cells if cell.failures]
+    if not cells:
         return None
-    drawing = _Drawing(TITLES["failures"])
-    most = max((count for cell in report.cells for count in cell.failures.values()), default=1)
-    for cell in report.cells:
-        if not cell.failures:
-            continue
+    drawing = _Drawing("failures", "Why sessions did not pass")
+    most = max(max(cell.failures.values()) for cell in cells)
+    for cell in cells:
         drawing.text(0, drawing.down(LINE + 2), _name(cell, report))
         for reason, count in _most_frequent(cell):
             drawing.text(8, drawing.down(LINE - 2), reason, "soft")
-            y = drawing.down(4)
-            width = count / most * (WIDTH - 60)
+            y, width = drawing.down(4), count / most * (WIDTH - 60)
             drawing.bar(8, y, width, 8, "two")
             drawing.text(width + 14, y + 8, str(count), "soft")
             drawing.down(8)
-    return drawing.svg()
+    return drawing.done()
 
 
 def _most_frequent(cell: Cell) -> list[tuple[str, int]]:

@@ -168,6 +168,14 @@ class Cost(Frozen):
     def per_session(self, total: float) -> float:
         return total / self.sessions if self.sessions else 0.0
 
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.sampled_tokens
+
+    @property
+    def tokens_per_session(self) -> float:
+        return self.per_session(self.tokens)
+
 
 class Cell(Frozen):
     """One harness with one model on one taskset."""

@@ -13,7 +13,7 @@ from polar import __version__
 from polar.app.rollouts import RolledOut, roll_out
 from polar.client import AsyncClient
 from polar.errors import InvalidInput
-from polar.evals.plan import Plan, PlannedCell
+from polar.evals.plan import Conditions, Plan, PlannedCell
 from polar.evals.report import Attempt, Cell, Report, TaskOutcome, attempt_of, cell_of
 from polar.files import lock
 
@@ -81,30 +81,24 @@ def report_of(plan: Plan, journal: Journal) -> Report:
         run=plan.run,
         created_at=time.time(),
         polar_version=__version__,
-        samples=plan.samples,
-        seed=plan.seed,
-        threshold=plan.threshold,
-        ks=plan.ks,
-        cells=tuple(_cell(planned, plan, journal) for planned in plan.cells),
+        samples=plan.conditions.samples,
+        seed=plan.conditions.seed,
+        threshold=plan.conditions.threshold,
+        ks=plan.conditions.ks,
+        cells=tuple(_cell(planned, plan.conditions, journal) for planned in plan.cells),
     )
 
 
-def _cell(planned: PlannedCell, plan: Plan, journal: Journal) -> Cell:
-    outcomes = [
-        TaskOutcome(
-            id=task.id,
-            digest=task.digest,
-            attempts=tuple(
-                journal.attempts[key]
-                for number in range(plan.samples)
-                if (key := (task.spec.id, number)) in journal.attempts
-            ),
-        )
-        for task in planned.tasks
-    ]
+def _cell(planned: PlannedCell, conditions: Conditions, journal: Journal) -> Cell:
+    outcomes = []
+    for task in planned.tasks:
+        found = [journal.attempts.get((task.spec.id, number)) for number in range(conditions.samples)]
+        attempts = tuple(attempt for attempt in found if attempt is not None)
+        outcomes.append(TaskOutcome(id=task.id, digest=task.digest, attempts=attempts))
     served = sorted({attempt.model for task in outcomes for attempt in task.attempts if attempt.model})
     model = _model_name(planned.model) if planned.model else ", ".join(served) or "unknown"
-    return cell_of(planned.taskset, planned.harness, model, outcomes, threshold=plan.threshold, ks=plan.ks)
+    threshold, ks = conditions.threshold, conditions.ks
+    return cell_of(planned.taskset, planned.harness, model, outcomes, threshold=threshold, ks=ks)
 
 
 def _model_name(given: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,7 @@ RESAMPLES = 10_000
 SEED = 0
 """Fixed, so that the same attempts always give the same report."""
 
-_Z = 1.959963984540054
-"""The standard normal's quantile for CONFIDENCE on two sides."""
+_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _CELLS_AT_ONCE = 2_000_000
 """How many drawn values are held in memory together."""
 _EXACT_FLIPS = 14
