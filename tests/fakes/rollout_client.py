@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import AsyncIterator, Collection
+from typing import Self
 
 from polar.errors import NotFound, Unavailable
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
-from polar.models.views import ResultPage, TaskView
+from polar.models.views import TaskView
 from polar.trajectory.learnable import Group
 from tests.fakes.recordings import encoded
 from tests.fakes.scripted_rollouts import group
 
 ANSWERS = ([[10, 11, 12]], [[20, 21]])
 REWARDS = (1.0, 0.0)
-PAGE = 100
 SLOW = 5
 """How many tasks are submitted before a slow one ends."""
 
@@ -39,7 +39,13 @@ class RolloutClient:
         self.failures = 0
         """How many of the next requests find no server."""
 
-    def submit(self, task: TaskSpec) -> TaskView:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def submit(self, task: TaskSpec) -> TaskView:
         self._answer()
         if task.id in self.groups:
             return TaskView(spec=task, status=TaskStatus.FINISHED, created_at=0.0)
@@ -58,25 +64,22 @@ class RolloutClient:
             self._end(due)
         return TaskView(spec=task, status=TaskStatus.QUEUED, created_at=0.0)
 
-    def result_pages(
-        self, task_ids: Collection[str], *, cursor: int = 0, follow: bool = False
-    ) -> Iterator[ResultPage]:
+    async def results(
+        self, task_ids: Collection[str], *, follow: bool = False
+    ) -> AsyncIterator[SessionResult]:
         self._answer()
+        cursor = 0
         while True:
-            # As of more tasks than a request can name: of a page of all results, theirs.
-            if page := self.feed[cursor : cursor + PAGE]:
-                cursor += len(page)
-                yield ResultPage(results=tuple(r for r in page if r.task_id in task_ids), cursor=cursor)
+            if cursor < len(self.feed):
+                cursor += 1
+                if self.feed[cursor - 1].task_id in task_ids:
+                    yield self.feed[cursor - 1]
             elif self._running:
                 self._end(self._running[0])
             else:
                 return
 
-    def wait(self, task_ids: Collection[str]) -> list[SessionResult]:
-        self._answer()
-        return [one.result for id in task_ids for one in self.groups[id].samples]
-
-    def recording(self, session_id: str) -> bytes:
+    async def recording(self, session_id: str) -> bytes:
         self._answer()
         self.asked.append(session_id)
         if session_id in self.lost:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -96,7 +97,7 @@ async def roll_out(
             if result.status is not SessionStatus.FAILED:
                 break
             log.info("session %s failed and is tried again: %s", result.session_id, result.error)
-            found = [one async for one in _results(client, [retry_of(task, sample, number)])]
+            found = [one async for one in ended_sessions(client, [retry_of(task, sample, number)])]
             result, was_found = found[-1]
             tried += not was_found
         recording = None
@@ -108,7 +109,7 @@ async def roll_out(
 
     async def follow(group: asyncio.TaskGroup, batch: Sequence[TaskSpec]) -> None:
         by_id = {task.id: task for task in batch}
-        async for result, was_found in _results(client, batch):
+        async for result, was_found in ended_sessions(client, batch):
             if (result.task_id, result.sample) not in skip:
                 group.create_task(finish(by_id[result.task_id], result, was_found))
 
@@ -135,11 +136,14 @@ def _first(group: ExceptionGroup[Exception]) -> Exception:
     return error if isinstance(error, PolarError) else group
 
 
-async def _results(
-    client: AsyncClient, tasks: Sequence[TaskSpec]
-) -> AsyncIterator[tuple[SessionResult, bool]]:
-    """The results of tasks as their sessions end, once each, with whether they had ended before."""
-    seen: dict[str, set[str]] = {}
+async def ended_sessions(
+    client: AsyncClient, tasks: Sequence[TaskSpec], submitted: Collection[str] = ()
+) -> AsyncGenerator[tuple[SessionResult, bool], None]:
+    """Submit tasks and yield results in the order in which sessions end, with whether they had ended before.
+
+    The tasks whose ids are in `submitted` are followed too. A server that cannot be reached is waited for.
+    """
+    seen: dict[str, set[str]] = defaultdict(set)
     found: dict[str, int] = {}
     pauses = errors.RESTART.pauses()
     while True:
@@ -148,12 +152,12 @@ async def _results(
                 if task.id not in found:
                     view = await client.submit(task)
                     found[task.id] = sum(count for status, count in view.sessions.items() if status.ended)
-            async for result in client.results([task.id for task in tasks], follow=True):
+            async for result in client.results([*submitted, *found], follow=True):
                 pauses = errors.RESTART.pauses()
-                known = seen.setdefault(result.task_id, set())
+                known = seen[result.task_id]
                 if result.session_id not in known:
                     known.add(result.session_id)
-                    yield result, len(known) <= found[result.task_id]
+                    yield result, len(known) <= found.get(result.task_id, 0)
             return
         except Unavailable as error:
             pause = next(pauses, None)

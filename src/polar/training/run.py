@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, own_system
 from polar.app.stack import Say
 from polar.app.weights import EngineWeights
-from polar.client import Client
+from polar.client import AsyncClient, Client
 from polar.errors import InvalidInput
 from polar.models.task import TaskSpec
 from polar.tasksets.files import load_tasks
@@ -28,7 +28,7 @@ from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Nowhere, Training, 
 from polar.training.metrics import board, require
 from polar.training.objective import likelihood_loss, policy_loss
 from polar.training.policy import load_policy
-from polar.training.rollouts import HELD_OUT, HeldOut, RolloutSource
+from polar.training.rollouts import HELD_OUT, Connect, HeldOut, RolloutSource
 from polar.training.settings import GrpoSettings, Pack, RolloutSettings, RunSettings, SftSettings
 from polar.training.sources import Dataset, MaterialSource, Recordings
 
@@ -87,10 +87,11 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
             tasks = load_tasks(*rollouts.tasks)
             address = stack.enter_context(rollout_server(settings, rollouts, tasks, say))
             client = stack.enter_context(Client(address.url, address.token))
+            connect = partial(AsyncClient, address.url, address.token)
             return Supply(
-                RolloutSource(settings, rollouts, client, tasks),
+                RolloutSource(settings, rollouts, connect, tasks),
                 EngineWeights(client, settings.out, _weights(settings, rollouts)),
-                _held_out(settings, rollouts, client),
+                _held_out(settings, rollouts, connect),
             )
         case GrpoSettings(recordings=Path() as recordings):
             return Supply(Recordings(settings, recordings))
@@ -126,13 +127,13 @@ def _learner(settings: RunSettings, found: Checkpoint | None) -> Learner:
     )
 
 
-def _held_out(settings: GrpoSettings, rollouts: RolloutSettings, client: Client) -> HeldOutNumbers | None:
+def _held_out(settings: GrpoSettings, rollouts: RolloutSettings, connect: Connect) -> HeldOutNumbers | None:
     asked = rollouts.held_out
     if asked is None:
         return None
     every = asked.every
     tasks = HeldOut(
-        client,
+        connect,
         load_tasks(*asked.tasks),
         asked.samples,
         settings.objective.temperature,

@@ -20,29 +20,20 @@ from tests.fakes.rollout_client import RolloutClient
 from tests.systems import shell_task
 
 
-class AsyncRolloutClient:
-    """The scripted server as asyncio sees it; each task is a group of two."""
+class ReversingClient(RolloutClient):
+    """The scripted server, whose results come in the opposite order."""
 
-    def __init__(self) -> None:
-        self.server = RolloutClient()
-
-    async def submit(self, task: TaskSpec) -> TaskView:
-        return self.server.submit(task)
-
-    async def results(self, task_ids: Collection[str], *, follow: bool) -> AsyncIterator[SessionResult]:
-        pages = list(self.server.result_pages(task_ids, follow=follow))
-        for page in reversed(pages):
-            for result in reversed(page.results):
-                yield result
-
-    async def recording(self, session_id: str) -> bytes:
-        return self.server.recording(session_id)
+    async def results(
+        self, task_ids: Collection[str], *, follow: bool = False
+    ) -> AsyncIterator[SessionResult]:
+        for result in reversed([one async for one in super().results(task_ids, follow=follow)]):
+            yield result
 
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=4))
-    return AsyncRolloutClient()
+    return ReversingClient()
 
 
 def orders(count: int) -> list[Order]:
@@ -51,7 +42,7 @@ def orders(count: int) -> list[Order]:
 
 async def test_each_order_gets_its_own_sessions_in_the_order_of_samples(client: Any) -> None:
     groups = await roll_out_groups(client, orders(3), 0.7)
-    submitted = client.server.submitted
+    submitted = client.submitted
     for number, (spec, group) in enumerate(zip(submitted, groups, strict=True)):
         assert spec.id.endswith(f"-task-{number}")
         assert [one.result.sample for one in group] == [0, 1]
@@ -63,11 +54,11 @@ async def test_each_order_gets_its_own_sessions_in_the_order_of_samples(client: 
 async def test_the_same_task_twice_is_two_rollouts(client: Any) -> None:
     await roll_out_groups(client, orders(1))
     await roll_out_groups(client, orders(1))
-    assert len({spec.id for spec in client.server.submitted}) == 2
+    assert len({spec.id for spec in client.submitted}) == 2
 
 
 async def test_a_server_that_comes_back_is_waited_for(client: Any) -> None:
-    client.server.failures = 2
+    client.failures = 2
     (group,) = await roll_out_groups(client, orders(1))
     assert [len(one.traces) for one in group] == [1, 1]
 
@@ -77,7 +68,7 @@ async def test_a_lost_recording_is_counted_and_keeps_its_reward(client: Any) -> 
 
     async def submit_and_lose_one(task: TaskSpec) -> TaskView:
         view: TaskView = await submit(task)
-        client.server.lost.add(client.server.groups[task.id].samples[1].result.session_id)
+        client.lost.add(client.groups[task.id].samples[1].result.session_id)
         return view
 
     client.submit = submit_and_lose_one

@@ -32,7 +32,7 @@ def source(client: RolloutClient, max_staleness: int = 1, **rollouts: Any) -> Ro
         }
     )
     assert run.rollouts is not None
-    return RolloutSource(run, run.rollouts, cast(Any, client), TASKS)
+    return RolloutSource(run, run.rollouts, lambda: cast(Any, client), TASKS)
 
 
 def client(*equal: int) -> RolloutClient:

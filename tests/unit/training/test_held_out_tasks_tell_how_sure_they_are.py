@@ -18,7 +18,7 @@ def test_each_time_is_an_interval_over_tasks_and_a_line(tmp_path: Path) -> None:
     client = RolloutClient()
     client.equal = {"-t0", "-t1"}
     told = tmp_path / "held-out.jsonl"
-    held_out = HeldOut(cast(Any, client), TASKS, samples=2, temperature=1.0, log_file=told)
+    held_out = HeldOut(lambda: cast(Any, client), TASKS, samples=2, temperature=1.0, log_file=told)
     before = held_out.numbers(0)
     # Of the scripted server's two sessions the second fails, but for those rewarded alike.
     assert before["held_out_success"] == before["held_out_reward"] == 0.75
@@ -34,11 +34,11 @@ def test_each_time_is_an_interval_over_tasks_and_a_line(tmp_path: Path) -> None:
 
 
 def test_one_task_has_no_interval(tmp_path: Path) -> None:
-    held_out = HeldOut(cast(Any, RolloutClient()), TASKS[:1], 2, 1.0, tmp_path / "held-out.jsonl")
+    held_out = HeldOut(cast(Any, RolloutClient), TASKS[:1], 2, 1.0, tmp_path / "held-out.jsonl")
     assert held_out.numbers(0).keys() == {"held_out_reward", "held_out_success"}
 
 
 def test_nothing_held_out_is_nothing_told(tmp_path: Path) -> None:
     told = tmp_path / "held-out.jsonl"
-    assert HeldOut(cast(Any, RolloutClient()), [], 2, 1.0, told).numbers(0) == {}
+    assert HeldOut(cast(Any, RolloutClient), [], 2, 1.0, told).numbers(0) == {}
     assert not told.exists()

@@ -36,7 +36,7 @@ def settings(**changes: Any) -> GrpoSettings:
 def source(client: RolloutClient, **changes: Any) -> RolloutSource:
     asked = settings(**changes)
     assert asked.rollouts is not None
-    return RolloutSource(asked, asked.rollouts, cast(Any, client), TASKS)
+    return RolloutSource(asked, asked.rollouts, lambda: cast(Any, client), TASKS)
 
 
 def names(made: Material) -> list[str]:
@@ -101,11 +101,12 @@ def test_a_run_that_goes_on_finds_what_ended_among_slower_tasks(
 
 def test_a_lost_recording_is_counted_and_training_goes_on() -> None:
     client = RolloutClient()
-    made = source(client, synchronous=True)
+    made = source(client)
     made.take(PolicyVersions(0))
-    made._submit()
-    client.lost.add(client.feed[-1].session_id)
-    assert made.take(PolicyVersions(0)).excluded[Excluded.SESSIONS_UNREADABLE] == 1
+    in_flight = client.groups[client.submitted[-1].id]
+    client.lost.add(in_flight.samples[0].result.session_id)
+    excluded = [made.take(PolicyVersions(0)).excluded for _ in range(3)]
+    assert sum(one[Excluded.SESSIONS_UNREADABLE] for one in excluded) == 1
 
 
 def test_a_server_that_is_away_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

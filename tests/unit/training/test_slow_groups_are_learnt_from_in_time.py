@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import pytest
 
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
-from polar.models.views import ResultPage, TaskView
+from polar.models.views import TaskView
 from polar.training.material import PolicyVersions
 from polar.training.rollouts import RolloutSource
 from polar.training.settings import GrpoSettings
@@ -43,21 +43,27 @@ class SimulatedServer:
         self._feed: list[SessionResult] = []
         self._samples: dict[str, EndedSession] = {}
 
-    def submit(self, task: TaskSpec) -> TaskView:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def submit(self, task: TaskSpec) -> TaskView:
         self._waiting += [(task.id, number) for number in range(task.samples)]
         self._start()
         return TaskView(spec=task, status=TaskStatus.QUEUED, created_at=0.0)
 
-    def result_pages(
-        self, task_ids: Collection[str], *, cursor: int = 0, follow: bool = False
-    ) -> Iterator[ResultPage]:
+    async def results(self, task_ids: Collection[str], *, follow: bool) -> AsyncIterator[SessionResult]:
+        cursor = 0
         while True:
             while cursor == len(self._feed):
                 self._end_next()
-            (result, cursor) = (self._feed[cursor], cursor + 1)
-            yield ResultPage(results=(result,) if result.task_id in task_ids else (), cursor=cursor)
+            cursor += 1
+            if self._feed[cursor - 1].task_id in task_ids:
+                yield self._feed[cursor - 1]
 
-    def recording(self, session_id: str) -> bytes:
+    async def recording(self, session_id: str) -> bytes:
         recording = self._samples[session_id].recording
         assert recording is not None
         return encoded(recording)
@@ -106,7 +112,7 @@ def test_no_token_is_lost_to_its_age(places: int, spread: float, max_staleness: 
     assert settings.rollouts is not None
     server = SimulatedServer(places, spread, seed=0)
     tasks = [shell_task(f"t{number}", "true") for number in range(7)]
-    rollouts = RolloutSource(settings, settings.rollouts, cast(Any, server), tasks)
+    rollouts = RolloutSource(settings, settings.rollouts, lambda: cast(Any, server), tasks)
     lost = trained = 0
     for step in range(settings.steps):
         made = rollouts.take(PolicyVersions(step))
