@@ -1,11 +1,17 @@
-"""The Ray cluster as a fleet uses it: machines, actors by name, wishes to the autoscaler."""
+"""The Ray cluster as a fleet uses it: machines, named actors, wishes to the autoscaler; and the actors."""
 
 from __future__ import annotations
 
+import json
 import logging
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,8 +20,10 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polar.app.fleet.node_host import NodeHost, NodeReport
-from polar.app.fleet.planning import SILENCE_SECONDS, Machine, NodeState, PlacedNode
+from polar.app.fleet.planning import SILENCE_SECONDS, FleetOrder, Machine, NodeState, PlacedNode
+from polar.app.fleet.supervisor import Supervisor
+from polar.app.node_processes import READY
+from polar.telemetry.logs import log_to_stderr
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +31,7 @@ NAMESPACE = "polar"
 SUPERVISOR = "fleet"
 PREFIX = "node:"
 ANSWER_SECONDS = 3.0
+END_SECONDS = 5.0
 
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
@@ -94,22 +103,13 @@ class RayCluster:
         before, at = self._seen.setdefault(name, (unknown, time.monotonic()))
         silence = time.monotonic() - at
         try:
-            report: NodeReport = ray.get(answer, timeout=0)
+            placed: PlacedNode = ray.get(answer, timeout=0)
         except (ActorUnavailableError, GetTimeoutError):
             is_new = before.state is NodeState.STARTING and silence <= SILENCE_SECONDS
             return replace(before, state=before.state if is_new else NodeState.SILENT, seconds=silence)
         except RayActorError as error:
             reason = str(error).strip().splitlines()[-1][:500]
             return replace(before, state=NodeState.LOST, seconds=silence, detail=reason)
-        placed = PlacedNode(
-            name,
-            report.machine,
-            report.host,
-            report.state,
-            report.seconds,
-            report.was_asked,
-            report.detail,
-        )
         self._seen[name] = placed, time.monotonic()
         return placed
 
@@ -133,3 +133,80 @@ def kill(name: str, farewell: str | None = None) -> None:
         except (RayError, TimeoutError) as error:
             log.info("%s did not hear its end: %s", name, type(error).__name__)
     ray.kill(handle, no_restart=True)
+
+
+class NodeHost:
+    """The actor on each machine: its child is `polar node`, which lives and drains as one by hand does.
+
+    Whoever ends the actor's process ends the node with it.
+    """
+
+    def __init__(self, machine: str, host: str, settings: dict[str, Any]) -> None:
+        name = settings["node"]["name"]
+        self._place = name, machine, host
+        data_dir = Path(settings["data_dir"]).expanduser()
+        self._log = data_dir / "logs" / f"{name}.log"
+        self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._state = NodeState.STARTING
+        self._since = time.monotonic()
+        self._was_asked = False
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "polar", "node", "--config", "-", "--exit-with-parent"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=data_dir,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        # Not by arguments or environment: other processes of this user could read them there.
+        with self._process.stdin as stdin:
+            stdin.write(json.dumps({**settings, "data_dir": str(data_dir)}))
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def report(self) -> PlacedNode:
+        code = self._process.poll()
+        if code is not None and self._state is not NodeState.ENDED:
+            self._enter(NodeState.ENDED)
+        seconds = time.monotonic() - self._since
+        reason = None if code is None else self._reason(code)
+        return PlacedNode(*self._place, self._state, seconds, self._was_asked, reason)
+
+    def drain(self) -> None:
+        """Ask the node to end when its sessions have; asking again changes nothing."""
+        if self._was_asked or self._process.poll() is not None:
+            return
+        self._was_asked = True
+        self._enter(NodeState.DRAINING)
+        self._process.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """End the node now; its sessions are taken from it when their leases expire."""
+        self._was_asked = True
+        self._process.kill()
+        self._process.wait(END_SECONDS)
+
+    def _enter(self, state: NodeState) -> None:
+        self._state, self._since = state, time.monotonic()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(READY) and self._state is NodeState.STARTING:
+                self._enter(NodeState.READY)
+
+    def _reason(self, code: int) -> str:
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        said = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+        return f"exit code {code}: {said}"[:500]
+
+
+class FleetActor(Supervisor):
+    """The supervisor as a detached actor: its loop runs beside the calls to it."""
+
+    def __init__(self, order: FleetOrder) -> None:
+        log_to_stderr("info")
+        super().__init__(order, RayCluster(order.fleet.resources, order.fleet.max_restarts))
+        threading.Thread(target=self.watch, daemon=True).start()

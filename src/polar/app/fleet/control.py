@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,33 +23,6 @@ CONNECT_SECONDS = 5.0
 
 Show = Callable[[FleetView], None]
 """Told of the fleet while it is waited for."""
-
-
-class FleetActor:
-    """The supervisor as a detached actor: its loop runs beside the calls to it."""
-
-    def __init__(self, order: FleetOrder) -> None:
-        from polar.app.fleet.cluster import RayCluster
-        from polar.app.fleet.supervisor import Supervisor
-        from polar.telemetry.logs import log_to_stderr
-
-        log_to_stderr("info")
-        self._order = order
-        cluster = RayCluster(order.fleet.resources, order.fleet.max_restarts)
-        self._supervisor = Supervisor(order, cluster)
-        threading.Thread(target=self._supervisor.watch, daemon=True).start()
-
-    def server(self) -> str:
-        return self._order.server
-
-    def view(self) -> FleetView:
-        return self._supervisor.view()
-
-    def resize(self, size: str) -> None:
-        self._supervisor.resize(size)
-
-    def end(self) -> None:
-        self._supervisor.end()
 
 
 @contextmanager
@@ -96,7 +68,7 @@ def up(order: FleetOrder, show: Show, *, wait_seconds: float) -> FleetView:
     """Start the fleet, or give the one that is running another size; wait until its nodes are ready."""
     import ray
 
-    from polar.app.fleet.cluster import NAMESPACE, SUPERVISOR, actor
+    from polar.app.fleet.cluster import NAMESPACE, SUPERVISOR, FleetActor, actor
 
     supervisor = actor(SUPERVISOR)
     if supervisor is None:
@@ -113,7 +85,7 @@ def up(order: FleetOrder, show: Show, *, wait_seconds: float) -> FleetView:
             )
             .remote(order)
         )
-    elif (server := _ask(supervisor.server.remote())) != order.server:
+    elif (server := _ask(supervisor.view.remote()).server) != order.server:
         raise PolarError(
             f"a fleet is running on this cluster already, for {server}", hint="`polar fleet down` ends it"
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from polar.config.settings import FleetSettings, Settings
 from polar.errors import InvalidInput
@@ -50,13 +51,13 @@ class PlacedNode:
     """A node as the fleet last saw it."""
 
     name: str
-    machine: str
+    machine: Annotated[str, Field(exclude=True)]
     """The machine's id."""
     host: str
     state: NodeState
-    seconds: float = 0.0
+    seconds: Annotated[float, Field(exclude=True)] = 0.0
     """In this state."""
-    was_asked: bool = False
+    was_asked: Annotated[bool, Field(exclude=True)] = False
     """Whether it was asked to end."""
     detail: str | None = None
     """Why it ended, or is not seen."""
@@ -94,7 +95,8 @@ def make_plan(
     # Whoever set a node aside may want it back, unless none is wanted at all.
     aside = [node for node in standing if node.state is NodeState.ASIDE and not wanted]
     taken = {node.machine for node in standing} | set(resting)
-    places = sorted((machine for machine in machines if machine.id not in taken), key=_order)
+    free = [machine for machine in machines if machine.id not in taken]
+    places = sorted(free, key=lambda machine: (machine.host, machine.id))
     lack = wanted - len(serving)
     start = places[: max(0, lack)]
     idlest = sorted(serving, key=lambda node: _worth(node, busy or {}))
@@ -125,10 +127,6 @@ def _is_gone(node: PlacedNode, alive: Collection[str], drain_seconds: float) -> 
             return node.seconds > drain_seconds + SILENCE_SECONDS
         case NodeState.STARTING | NodeState.READY | NodeState.ASIDE:
             return False
-
-
-def _order(machine: Machine) -> tuple[str, str]:
-    return machine.host, machine.id
 
 
 def _worth(node: PlacedNode, busy: Mapping[str, int]) -> tuple[bool, int, str]:
@@ -180,17 +178,13 @@ class Patience:
     """Follows a number up at once, and down only when it has been lower for a while."""
 
     seconds: float
-    _seen: deque[tuple[float, int]] = field(default_factory=deque)
-    """Numbers and when they were seen, each larger than all that came after it."""
+    _seen: list[tuple[float, int]] = field(default_factory=list)
+    """Numbers and when they were seen."""
 
     def follow(self, now: float, number: int) -> int:
         """The largest number of the last `seconds`, this one included."""
-        while self._seen and self._seen[-1][1] <= number:
-            self._seen.pop()
-        self._seen.append((now, number))
-        while self._seen[0][0] < now - self.seconds:
-            self._seen.popleft()
-        return self._seen[0][1]
+        self._seen = [(at, seen) for at, seen in self._seen if at >= now - self.seconds] + [(now, number)]
+        return max(seen for _, seen in self._seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,13 +223,6 @@ class FleetOrder:
         }
 
 
-class NodeView(Frozen):
-    name: str
-    host: str
-    state: NodeState
-    detail: str | None = None
-
-
 class FleetView(Frozen):
     """A fleet as its supervisor last saw it."""
 
@@ -249,7 +236,7 @@ class FleetView(Frozen):
     """Those that carry a node."""
     unended: int | None = None
     """Sessions queued or under way; None: the server could not be asked."""
-    nodes: tuple[NodeView, ...] = ()
+    nodes: tuple[PlacedNode, ...] = ()
     looks: int = 0
     """How often the supervisor has looked."""
     is_ending: bool = False

@@ -8,16 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from polar.app.fleet.planning import (
     Between,
     FleetOrder,
     FleetPlan,
     FleetView,
-    Machine,
     NodeState,
-    NodeView,
     Patience,
     PlacedNode,
     make_plan,
@@ -29,23 +27,15 @@ from polar.client import Client
 from polar.errors import PolarError
 from polar.models.dashboard import NodeOverview
 
+if TYPE_CHECKING:
+    from polar.app.fleet.cluster import RayCluster
+
 log = logging.getLogger(__name__)
 
 LONGEST_REST_SECONDS = 60.0
 """How long a machine where nodes fail again and again is left alone before the next attempt."""
 ASK_SECONDS = 5.0
 """How long the rollout server may take to answer."""
-
-
-class Cluster(Protocol):
-    """What the supervisor needs of a cluster."""
-
-    def machines(self) -> tuple[Machine, ...]: ...
-    def nodes(self) -> tuple[PlacedNode, ...]: ...
-    def start(self, name: str, machine: Machine, settings: dict[str, Any]) -> None: ...
-    def drain(self, name: str) -> None: ...
-    def remove(self, name: str) -> None: ...
-    def wish(self, nodes: int) -> None: ...
 
 
 class Supervisor:
@@ -55,7 +45,7 @@ class Supervisor:
     """
 
     def __init__(
-        self, order: FleetOrder, cluster: Cluster, clock: Callable[[], float] = time.monotonic
+        self, order: FleetOrder, cluster: RayCluster, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._order = order
         self._cluster = cluster
@@ -169,14 +159,11 @@ class Supervisor:
             self._cluster.drain(node.name)
         used = {node.name for node in nodes}
         for machine in plan.start:
-            used.add(self._start(machine, used))
-
-    def _start(self, machine: Machine, used: set[str]) -> str:
-        # Names are taken until their actor is gone for good; a machine's next node takes the old one's.
-        name = node_name(machine.host, used)
-        log.info("node %s is placed on %s", name, machine.host)
-        self._cluster.start(name, machine, self._order.node_settings(name))
-        return name
+            # Names are taken until their actor is gone for good; a machine's next node takes the old one's.
+            name = node_name(machine.host, used)
+            used.add(name)
+            log.info("node %s is placed on %s", name, machine.host)
+            self._cluster.start(name, machine, self._order.node_settings(name))
 
     def _client(self) -> Client:
         return Client(self._order.server, self._order.token, timeout=ASK_SECONDS, ca=self._order.ca)
@@ -215,10 +202,7 @@ class Supervisor:
             missing=missing,
             machines=machines,
             unended=self._unended,
-            nodes=tuple(
-                NodeView(name=node.name, host=node.host, state=node.state, detail=node.detail)
-                for node in nodes
-            ),
+            nodes=nodes,
             looks=self._view.looks + 1,
             is_ending=self._is_ending,
             trouble=troubles[-1] if troubles else None if is_well else self._view.trouble,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -66,7 +66,7 @@ def supervised(
     **fleet: Any,
 ) -> Any:
     settings = Settings(fleet=FleetSettings(**fleet))
-    supervisor = Supervisor(FleetOrder.of(settings, "http://127.0.0.1:1", SECRET), cluster, clock)
+    supervisor = Supervisor(FleetOrder.of(settings, "http://127.0.0.1:1", SECRET), cast(Any, cluster), clock)
     queue: list[int | None] = [0]
     monkeypatch.setattr(supervisor, "_ask", lambda: queue[0])
     monkeypatch.setattr(supervisor, "_ask_of_nodes", lambda: tuple(told))
@@ -158,7 +158,7 @@ def test_a_server_that_tells_nothing_of_its_nodes_is_complained_of_once(
 ) -> None:
     order = FleetOrder.of(Settings(fleet=FleetSettings(nodes="2")), "http://127.0.0.1:1", SECRET)
     cluster = RememberedCluster(2)
-    supervisor = Supervisor(order, cluster, Clock())
+    supervisor = Supervisor(order, cast(Any, cluster), Clock())
     for _ in range(3):
         supervisor.look()
     assert cluster.starts == 2
