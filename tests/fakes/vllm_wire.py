@@ -43,6 +43,12 @@ class VllmWire:
     """Tokens that the model has room for."""
     weight_version: str | None = "default"
     """None: a server before 0.32, which gives weights no names."""
+    started_at: float | None = None
+    """What its metrics say; None: it has no such page."""
+    transfers: list[dict[str, Any]] = field(default_factory=list)
+    """What it was told of weights in a GPU's memory."""
+    is_receiving: bool = False
+    """Whether a transfer was begun and not finished."""
     logits: Mapping[str, float] | None = None
     """Of what may follow any prompt: then a completion that is not streamed tells the likeliest."""
     counts_temperature: bool = False
@@ -54,7 +60,8 @@ class VllmWire:
 
     async def start_anew(self) -> None:
         """As a process that ended and was started again: nothing is left of it but its address."""
-        self.weight_version = "default"
+        self.weight_version = None if self.weight_version is None else "default"
+        self.started_at = None if self.started_at is None else self.started_at + 60
         self.adapters.clear()
         while self.connections:
             self.connections.pop().abort()
@@ -102,7 +109,18 @@ class VllmWire:
             return web.json_response({"detail": "Not Found"}, status=404)
         if request.path == "/update_weight_version":
             self.weight_version = (await request.json())["new_version"]
+        if request.path in ("/start_weight_update", "/finish_weight_update"):
+            if self.is_receiving is (request.path == "/start_weight_update"):
+                return web.json_response({"error": {"message": "not in this order"}}, status=500)
+            self.is_receiving = not self.is_receiving
+        if request.path == "/update_weights":
+            self.transfers.append((await request.json())["update_info"])
         return web.json_response({})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        if self.started_at is None:
+            return web.Response(status=404)
+        return web.Response(text=f"# TYPE x gauge\nprocess_start_time_seconds {self.started_at}\n")
 
     def _likeliest(self, temperature: float) -> dict[str, Any]:
         found = likeliest((self.logits or {}).values(), temperature)
@@ -192,6 +210,7 @@ async def vllm_wire(
         app.router.add_post("/v1/unload_lora_adapter", wire.unload_adapter)
     if takes_orders:
         app.router.add_get("/weight_info", wire.weights)
+        app.router.add_get("/metrics", wire.metrics)
         app.router.add_post("/{order}", wire.order)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()

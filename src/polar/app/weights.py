@@ -6,10 +6,14 @@ import hashlib
 import logging
 import shutil
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from threading import Thread
+from typing import Protocol, runtime_checkable
 
 from polar.client import Client
+from polar.engines.cuda_ipc import MANIFEST
 from polar.errors import Conflict, PolarError, Unavailable, retry
 from polar.models.policy import PolicyView
 
@@ -26,6 +30,17 @@ class Exports(Protocol):
         """Write the weights, or an adapter alone, as engines read them."""
 
 
+@runtime_checkable
+class Shares(Exports, Protocol):
+    """A policy whose weights engines can read where they are."""
+
+    def share(self, directory: Path) -> Callable[[], None] | None:
+        """Copy the weights on their GPU for engines there to read, and return what writes the copy to files.
+
+        None: these are not on a GPU, or an adapter, which files carry as fast.
+        """
+
+
 class EngineWeights:
     """The engines of a rollout server's nodes, through its policy-update call.
 
@@ -34,9 +49,16 @@ class EngineWeights:
     that join later.
     """
 
-    def __init__(self, client: Client, out: Path, directory: Path | None = None) -> None:
-        """`directory` is one that the nodes see, below one of their `weight_roots`."""
+    def __init__(
+        self, client: Client, out: Path, directory: Path | None = None, *, over_gpu: bool = False
+    ) -> None:
+        """`directory` is one that the nodes see, below one of their `weight_roots`.
+
+        `over_gpu`: engines read the weights from this process's GPU; files follow while training goes on.
+        """
         self._client = client
+        self._over_gpu = over_gpu
+        self._writing: Thread | None = None
         self._version: int | None = None
         # The same for the same run, so that what a killed one left is found and removed.
         run = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]
@@ -44,8 +66,11 @@ class EngineWeights:
 
     def push(self, policy: Exports) -> int:
         """Engines that cannot load, or that somebody pauses, keep what they have: the version stays."""
+        self.wait_for_files()
         version = retry(self._client.policy).newest + 1
-        path = self._written(policy)
+        began = time.monotonic()
+        path, write = self._exported(policy)
+        exported = time.monotonic()
         refusal: PolarError | None = None
         try:
             view = self._client.update_policy(path, version=version)
@@ -56,23 +81,41 @@ class EngineWeights:
         self._remove_unneeded(view, undecided=path if view.newest < version else None)
         if refusal is None or view.path == str(path):
             self._version = view.version
+            log.info(
+                "weights %d: %.2f s to %s, %.2f s to the engines",
+                version,
+                exported - began,
+                "share" if write else "write",
+                time.monotonic() - exported,
+            )
         elif self._version is None:
             raise refusal
         else:
             log.error("the engines stay at version %d: %s", self._version, refusal)
+        if write is not None:
+            self._writing = Thread(target=_write_files, args=(path, write), name="weights")
+            self._writing.start()
         return self._version
 
-    def _written(self, policy: Exports) -> Path:
+    def wait_for_files(self) -> None:
+        """Return once the newest weights can be read from files."""
+        if self._writing is not None:
+            self._writing.join()
+
+    def _exported(self, policy: Exports) -> tuple[Path, Callable[[], None] | None]:
+        """Where engines find the weights, and what still writes them to files there."""
         self._root.mkdir(parents=True, exist_ok=True)
         path = Path(tempfile.mkdtemp(dir=self._root))
         path.chmod(0o755)
         try:
-            policy.export(path)
+            write = policy.share(path) if self._over_gpu and isinstance(policy, Shares) else None
+            if write is None:
+                policy.export(path)
         except BaseException:
             # Half of them would take the room of the next attempt.
             shutil.rmtree(path)
             raise
-        return path
+        return path, write
 
     def _remove_unneeded(self, view: PolicyView, *, undecided: Path | None) -> None:
         """Leave what nodes are told to load, and what they go back to if none of them can."""
@@ -80,3 +123,13 @@ class EngineWeights:
         for found in self._root.iterdir():
             if found != undecided and str(found) not in named:
                 shutil.rmtree(found)
+
+
+def _write_files(directory: Path, write: Callable[[], None]) -> None:
+    """Let engines that start later read the weights from files, and then let go of the GPU's memory."""
+    try:
+        if directory.is_dir():
+            write()
+            (directory / MANIFEST).unlink()
+    except OSError as error:
+        log.error("the weights in %s are on the GPU alone, until this run ends: %s", directory, error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from polar.engines import chat_wire
+from polar.engines import chat_wire, cuda_ipc
 from polar.engines.base import (
     HALF_REPLACED,
     ChatCall,
@@ -25,7 +27,7 @@ from polar.engines.base import (
     TokenChunk,
     WeightUpdate,
 )
-from polar.engines.http import Question, TokenReader
+from polar.engines.http import ORDER_SECONDS, Question, TokenReader, reason_in
 from polar.engines.model_server import ModelServer
 from polar.models.chat import FinishReason
 from polar.models.policy import PauseMode
@@ -38,7 +40,11 @@ PAUSE_PATIENCE_SECONDS = 60.0
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _PAUSES = {PauseMode.KEEP: "keep", PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort"}
-_DEV_MODE = "start vLLM 0.32 or newer with VLLM_SERVER_DEV_MODE=1"
+_DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
+_TRANSFER = (
+    """start vLLM with VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_INSECURE_SERIALIZATION=1 and"""
+    """ --weight-transfer-config '{"backend": "ipc"}', on the trainer's GPU"""
+)
 _RUNTIME_LORA = (
     "start vLLM with --enable-lora --max-loras 2, a --max-lora-rank not below the adapter's, and"
     " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or train all weights"
@@ -50,6 +56,9 @@ _ADAPTER = "polar-"
 """How the names of adapters begin; the version follows."""
 _REPLACING = "being-replaced"
 """What the weights are called while some of them may be old and others new."""
+_FIRST = "first"
+"""What those are called that vLLM was started with, where it has no names for weights."""
+_STARTED = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
 
 
 class VllmEngine(ModelServer):
@@ -67,6 +76,8 @@ class VllmEngine(ModelServer):
     """The name under which requests ask for the adapter in use; None: the model's own weights are."""
     _known_in = 0
     """The epoch of the connections in which vLLM was last asked for its version."""
+    _named: tuple[bytes, str] | None = None
+    """When vLLM was started and what its weights are called since, where it has no names for weights."""
 
     async def _tokens_of(self, request: GenerateRequest) -> Question[TokenChunk]:
         body = _request_body(request, await self._sampled_name(request.session))
@@ -175,24 +186,52 @@ class VllmEngine(ModelServer):
         self._adapter = name
 
     async def _name_weights(self, name: str) -> None:
-        await self._order("/update_weight_version", {"new_version": name}, needs=_DEV_MODE)
+        status, answer = await self._ask("POST", "/update_weight_version", {"new_version": name})
+        if status == 404 and (started := await self._started()):
+            # Before 0.32. The name is lost with this client, and then the weights are loaded again.
+            self._named = started, name
+        elif status != 200:
+            raise EngineError(
+                f"the engine at {self.url} cannot name its weights: {reason_in(answer)}", hint=_DEV_MODE
+            )
 
     async def _reload(self, update: WeightUpdate) -> None:
         self._refuse_bad_path(update.path)
         # Should it break off, nobody takes them for those that they were.
         await self._name_weights(_REPLACING)
-        # Left out, the path would be the last one.
-        kwargs = {"weights_path": update.path or self._root}
-        await self._order("/collective_rpc", {"method": "reload_weights", "kwargs": kwargs}, needs=_DEV_MODE)
+        began = time.monotonic()
+        shared = cuda_ipc.shared(update.path) if update.path else None
+        if shared is not None:
+            await self._transfer(shared)
+        else:
+            # Left out, the path would be the last one.
+            kwargs = {"weights_path": update.path or self._root}
+            body = {"method": "reload_weights", "kwargs": kwargs}
+            await self._order("/collective_rpc", body, needs=_DEV_MODE)
+        way = "CUDA IPC" if shared is not None else "files"
+        log.info(
+            "weights %d reached %s over %s in %.2f s", update.version, self.url, way, time.monotonic() - began
+        )
         # Requests that a pause keeps hold blocks of the cache: these too are computed anew.
         await self._order("/reset_prefix_cache?reset_running_requests=true", needs=_DEV_MODE)
         # Last: whoever finds the weights under their name finds nothing of the old ones beside them.
         await self._name_weights(str(update.version) if update.path else f"{update.version}+first")
 
+    async def _transfer(self, manifest: dict[str, Any]) -> None:
+        """Have vLLM read the weights from the trainer's GPU memory."""
+        status, _ = await self._ask("POST", "/start_weight_update", {}, seconds=ORDER_SECONDS)
+        if status != 200:
+            # One that was broken off may be under way still.
+            await self._ask("POST", "/finish_weight_update", seconds=ORDER_SECONDS)
+            await self._order("/start_weight_update", {}, needs=_TRANSFER)
+        await self._order("/update_weights", {"update_info": manifest}, needs=_TRANSFER)
+        await self._order("/finish_weight_update", needs=_TRANSFER)
+
     def _refuse_bad_path(self, path: str | None) -> None:
         """vLLM does not outlive weights that it cannot read: they are looked for where that can be done."""
         is_here = urlsplit(self.url).hostname in ("127.0.0.1", "::1", "localhost")
-        if path is not None and is_here and not any(Path(path).glob("*.safetensors")):
+        names = ("*.safetensors", cuda_ipc.MANIFEST)
+        if path is not None and is_here and not any(any(Path(path).glob(name)) for name in names):
             raise EngineError(f"the weights at {path} cannot be read: the directory holds no safetensors")
 
     async def _last_version(self) -> int:
@@ -207,12 +246,23 @@ class VllmEngine(ModelServer):
         return self.policy_version
 
     async def _weight_name(self) -> str | None:
-        """What vLLM's weights are called; None: it gives them no name."""
+        """What vLLM's weights are called; None: nobody can tell."""
         status, answer = await self._ask("GET", "/weight_info")
         try:
-            return str(orjson.loads(answer)["weight_version"]) if status == 200 else None
+            if status == 200:
+                return str(orjson.loads(answer)["weight_version"])
         except (ValueError, KeyError, TypeError):
             return None
+        started = await self._started()
+        if started is None:
+            return None
+        return self._named[1] if self._named is not None and self._named[0] == started else _FIRST
+
+    async def _started(self) -> bytes | None:
+        """When vLLM was started, as its metrics say: another one has its first weights."""
+        status, page = await self._ask("GET", "/metrics")
+        found = _STARTED.search(page) if status == 200 else None
+        return found[1] if found else None
 
     async def _recognise(self) -> None:
         """Ask for the version again where vLLM may have been started anew, with its first weights."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polar.engines import cuda_ipc
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled
 from polar.training.head import Manner, score, to_device
@@ -109,7 +110,28 @@ class TrainerPolicy:
         if self.is_adapter:
             self.save(directory)
             return
-        self.model.save_pretrained(directory, state_dict=_rounded(self.model.state_dict(), self._dtype))
+        self._write(directory, _rounded(self.model.state_dict(), self._dtype))
+
+    def share(self, directory: Path) -> Callable[[], None] | None:
+        """Let engines on this GPU read a copy, which is written to files by what is returned."""
+        if self.is_adapter or self._device.type != "cuda":
+            return None
+        from transformers.core_model_loading import revert_weight_conversion
+
+        copy = _rounded(self.model.state_dict(), self._dtype, copy=True)
+        untied = {id(tensor): name for name, tensor in reversed(copy.items())}
+        # Checkpoints may name and cut tensors otherwise than the model does that was loaded from one.
+        tensors = revert_weight_conversion(self.model, {name: copy[name] for name in untied.values()})
+        cuda_ipc.share(tensors, directory)
+
+        def write() -> None:
+            self._write(directory, copy)
+            tensors.clear()
+
+        return write
+
+    def _write(self, directory: Path, state: dict[str, Tensor]) -> None:
+        self.model.save_pretrained(directory, state_dict=state)
         self._add_tokenizer(directory)
 
     def _add_tokenizer(self, directory: Path) -> None:
@@ -247,14 +269,14 @@ def load_policy(
     return policy
 
 
-def _rounded(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def _rounded(state: Mapping[str, Tensor], dtype: torch.dtype, *, copy: bool = False) -> dict[str, Tensor]:
     """The tensors in another precision; those that are tied to each other stay so."""
     made: dict[tuple[int, torch.Size], Tensor] = {}
     found = {}
     for name, tensor in state.items():
         key = (tensor.data_ptr(), tensor.shape)
         if key not in made:
-            made[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+            made[key] = tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=copy)
         found[name] = made[key]
     return found
 

@@ -90,7 +90,12 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
             connect = partial(AsyncClient, address.url, address.token)
             return Supply(
                 RolloutSource(settings, rollouts, connect, tasks),
-                EngineWeights(client, settings.out, _weights(settings, rollouts)),
+                EngineWeights(
+                    client,
+                    settings.out,
+                    _weights(settings, rollouts),
+                    over_gpu=rollouts.transfer == "cuda-ipc",
+                ),
                 _held_out(settings, rollouts, connect),
             )
         case GrpoSettings(recordings=Path() as recordings):

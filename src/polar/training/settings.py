@@ -230,6 +230,10 @@ class RolloutSettings(Frozen):
     weights: FromFile | None = None
     """A directory that nodes read weights from (below their `weight_roots`); None: shared memory, or the
     data of a system of the run's own."""
+    transfer: Literal["files", "cuda-ipc"] = "files"
+    """How all weights reach the engines: through files, or read by vLLM from the trainer's GPU memory, where
+    both run on one GPU and vLLM was started with `--weight-transfer-config '{"backend": "ipc"}'`. Adapters
+    travel as files."""
     held_out: HeldOutSettings | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from polar.engines import vllm
+from polar.engines import cuda_ipc, vllm
 from polar.engines.base import (
     HALF_REPLACED,
     ChatCall,
@@ -238,6 +239,36 @@ async def test_a_vllm_without_names_for_weights_takes_adapters(tmp_path: Path) -
         await engine.update_weights(WeightUpdate(2))
         assert await _versions(engine, "tokens") == {2}
         assert [body["model"] for body in wire.bodies] == ["polar-1", "small"]
+        await engine.close()
+
+
+async def test_a_vllm_without_names_for_weights_is_known_by_when_it_started(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    async with vllm_wire(ANSWER, takes_orders=True) as wire:
+        wire.weight_version, wire.started_at = None, 1794827457.67
+        engine = VllmEngine(wire.url)
+        await engine.update_weights(WeightUpdate(1, str(tmp_path)))
+        assert await _versions(engine, "tokens") == {1}
+        await wire.start_anew()
+        with suppress(EngineError):
+            await _versions(engine, "tokens")
+        assert await _versions(engine, "tokens") == {0}
+        await engine.close()
+
+
+@pytest.mark.parametrize("is_broken_off", [False, True], ids=["anew", "after one that was broken off"])
+async def test_vllm_reads_weights_from_the_trainers_gpu(tmp_path: Path, is_broken_off: bool) -> None:
+    manifest = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[1]], "ipc_handles_pickled": "gAS="}
+    (tmp_path / cuda_ipc.MANIFEST).write_text(json.dumps(manifest))
+    async with vllm_wire(ANSWER, takes_orders=True) as wire:
+        wire.is_receiving = is_broken_off
+        engine = VllmEngine(wire.url)
+        await engine.update_weights(WeightUpdate(1, str(tmp_path)))
+        assert wire.transfers == [manifest]
+        assert wire.weight_version == "1"
+        assert not wire.is_receiving
+        assert "/collective_rpc" not in wire.orders
+        assert wire.orders[-2:] == ["/reset_prefix_cache", "/update_weight_version"]
         await engine.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from polar.app.weights import EngineWeights
+from polar.engines.cuda_ipc import MANIFEST
 from polar.engines.embedded.model import read_weights
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.models.policy import PolicyView
@@ -99,6 +101,35 @@ def test_engines_that_cannot_load_stay_where_they_are(
     assert sink.push(policy) == 1
     server.refusal = None
     assert sink.push(policy) == 2
+
+
+def test_engines_that_start_later_read_files_of_weights_that_were_shared(tmp_path: Path) -> None:
+    class OnGpu:
+        def export(self, directory: Path) -> None:
+            raise AssertionError("it is shared")
+
+        def share(self, directory: Path) -> Callable[[], None]:
+            (directory / MANIFEST).touch()
+            return (directory / "model.safetensors").touch
+
+    class Seen:
+        found: tuple[str, ...] = ()
+        view = PolicyView(version=0, newest=0, path=None)
+
+        def policy(self) -> PolicyView:
+            return self.view
+
+        def update_policy(self, path: Path, *, version: int) -> PolicyView:
+            self.found = tuple(file.name for file in path.iterdir())
+            self.view = PolicyView(version=version, newest=version, path=str(path))
+            return self.view
+
+    server = Seen()
+    sink = EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights", over_gpu=True)
+    assert [sink.push(OnGpu()), sink.push(OnGpu())] == [1, 2]
+    assert server.found == (MANIFEST,)
+    sink.wait_for_files()
+    assert [file.name for file in (tmp_path / "weights").glob("*/*/*")] == ["model.safetensors"]
 
 
 def test_weights_that_do_not_fit_leave_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,248 @@
+"""Weights reach a vLLM that samples all the while: how long it stands still, and how tokens are stamped.
+
+POLAR_VLLM_LORA_URL names a second server, with `--enable-lora`, for adapters and as a replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from polar.app.weights import EngineWeights
+from polar.config.settings import EngineSettings, Settings
+from polar.engines.base import WeightUpdate
+from polar.gateway.server import Gateway
+from polar.models.completion import Completion
+from polar.models.policy import PauseMode, PolicyView
+from polar.training.policy import TrainerPolicy, load_policy
+from polar.training.settings import Lora, ModelSettings
+
+PRECISION: Any = os.environ.get("POLAR_VLLM_DTYPE", "bfloat16")
+UPDATES = 3
+SECONDS = 3.0
+"""Of sampling, between updates."""
+CONVERSATIONS = int(os.environ.get("POLAR_CONVERSATIONS", "16"))
+NOISE = 0.05
+"""What is added to weights, as a share of their standard deviation: enough to be told from rounding."""
+ADAPTER_NOISE = 0.02
+LARGEST_MEAN = 0.05
+"""The mean difference of logprobs in bfloat16, under the weights that a token is stamped with."""
+
+pytestmark = pytest.mark.timeout(400)
+
+
+class Orders:
+    """Does with a gateway what a node does when the server orders new weights."""
+
+    def __init__(self, gateway: Gateway, loop: asyncio.AbstractEventLoop) -> None:
+        self._gateway = gateway
+        self._loop = loop
+        self._view = PolicyView(version=0, newest=0, path=None)
+        self.paused: list[tuple[float, float]] = []
+
+    def policy(self) -> PolicyView:
+        return self._view
+
+    def update_policy(self, path: Path, *, version: int) -> PolicyView:
+        self._view = PolicyView(version=version, newest=version, path=str(path))
+        asked: Future[None] = asyncio.run_coroutine_threadsafe(self._update(path, version), self._loop)
+        asked.result()
+        return self._view
+
+    async def _update(self, path: Path, version: int) -> None:
+        began = time.monotonic()
+        await self._gateway.pause(PauseMode.KEEP)
+        await self._gateway.update_weights(WeightUpdate(version, str(path)))
+        await self._gateway.resume()
+        self.paused.append((began, time.monotonic()))
+
+
+@dataclass
+class Load:
+    """Conversations that never end, and when their text arrived."""
+
+    scene: Any
+    arrivals: list[float] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self._talk(number)) for number in range(CONVERSATIONS)]
+        try:
+            await self.for_seconds(0)
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results), results
+
+    async def for_seconds(self, seconds: float) -> None:
+        """Until text has arrived for this long."""
+        ends_at = time.monotonic() + seconds
+        while not self.arrivals or self.arrivals[-1] < ends_at:
+            self.arrived.clear()
+            await self.arrived.wait()
+
+    def longest_silence(self, begin: float, end: float) -> float:
+        """Between two pieces of text, of all conversations, around some span of time."""
+        times = np.sort(np.array(self.arrivals))
+        first, last = np.searchsorted(times, begin) - 1, np.searchsorted(times, end) + 1
+        return float(np.diff(times[max(first, 0) : last + 1]).max())
+
+    async def _talk(self, number: int) -> None:
+        turn = 0
+        while True:
+            turn += 1
+            messages = [{"role": "user", "content": f"Tell story {turn} of lighthouse number {number}."}]
+            stream = await self.scene.client.chat.completions.create(
+                model=self.scene.model, messages=messages, max_tokens=400, stream=True
+            )
+            async for _ in stream:
+                self.arrivals.append(time.monotonic())
+                self.arrived.set()
+
+
+@pytest.mark.parametrize("transfer", ["files", "cuda-ipc"])
+async def test_all_weights_reach_it_under_load(
+    opened: Any, model_directory: Path, tmp_path: Path, record: Any, transfer: str
+) -> None:
+    policy = load_policy(ModelSettings(name=str(model_directory), precision=PRECISION), is_packed=False)
+    await pushed_under_load(opened, policy, tmp_path, record, transfer, f"weights over {transfer}")
+
+
+async def test_an_adapter_reaches_it_under_load(
+    opened: Any, settings: Settings, model_directory: Path, tmp_path: Path, record: Any
+) -> None:
+    settings.engine.__dict__["url"] = lora_url()
+    policy = load_policy(
+        ModelSettings(name=str(model_directory), precision=PRECISION, lora=Lora(rank=16, alpha=32)),
+        is_packed=False,
+    )
+    await pushed_under_load(opened, policy, tmp_path, record, "files", "an adapter")
+
+
+async def test_two_replicas_change_their_weights_together(
+    opened: Any, settings: Settings, model_directory: Path, tmp_path: Path, record: Any, vllm_url: str
+) -> None:
+    engine = EngineSettings(url=f"{vllm_url},{lora_url()}", model=str(model_directory), mode="tokens")
+    settings.__dict__["engine"] = engine
+    policy = load_policy(ModelSettings(name=str(model_directory), precision=PRECISION), is_packed=False)
+    await pushed_under_load(
+        opened, policy, tmp_path, record, "cuda-ipc", "two replicas, weights over cuda-ipc"
+    )
+
+
+def lora_url() -> str:
+    return os.environ["POLAR_VLLM_LORA_URL"]
+
+
+async def pushed_under_load(
+    opened: Any, policy: TrainerPolicy, out: Path, record: Any, transfer: str, name: str
+) -> None:
+    """Push several versions while conversations go on, and score every token under every version."""
+    spans, kept = [], []
+    async with opened(temperature=1.0) as scene:
+        orders, load = Orders(scene.gateway, asyncio.get_running_loop()), Load(scene)
+        sink = EngineWeights(
+            cast(Any, orders), out, Path("/dev/shm") / f"polar-{os.getpid()}", over_gpu=transfer == "cuda-ipc"
+        )
+        await asyncio.to_thread(sink.push, policy)
+        kept.append(await asyncio.to_thread(policy_tensors, policy))
+        async with load.running():
+            for version in range(2, UPDATES + 2):
+                await load.for_seconds(SECONDS)
+                move(policy, seed=version)
+                began = time.monotonic()
+                assert await asyncio.to_thread(sink.push, policy) == version
+                kept.append(await asyncio.to_thread(policy_tensors, policy))
+                await load.for_seconds(0.1)
+                spans.append((began, next(at for at in load.arrivals if at > orders.paused[-1][1])))
+            await load.for_seconds(2)
+        completions = [one for one in await scene.captured() if len(one.sampled_ids)]
+    figures: dict[str, Any] = {
+        "seconds from the step to the first token": [round(end - begin, 2) for begin, end in spans],
+        "seconds of silence": [round(load.longest_silence(*span), 2) for span in spans],
+        "seconds paused": [round(end - begin, 2) for begin, end in orders.paused],
+        "tokens": int(sum(len(one.sampled_ids) for one in completions)),
+        "completions over two versions": sum(
+            len(set(one.policy_versions.tolist())) > 1 for one in completions
+        ),
+    }
+    record(name, figures)
+    figures |= await asyncio.to_thread(stamps, policy, completions, kept)
+    record(name, figures)
+    assert figures["completions over two versions"] > 0
+    assert figures["mean difference under its own version"] < LARGEST_MEAN
+    assert figures["mean difference under another"] > 3 * figures["mean difference under its own version"]
+    assert figures["tokens that only another version explains"] == 0
+
+
+def move(policy: TrainerPolicy, seed: int) -> None:
+    """As an optimizer's step, but larger."""
+    generator = torch.Generator(policy.device).manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            if parameter.dim() < 2:
+                continue
+            noise = torch.randn(parameter.shape, generator=generator, device=policy.device)
+            size = ADAPTER_NOISE if policy.is_adapter else NOISE * float(parameter.std())
+            parameter.add_(noise.to(parameter.dtype), alpha=size)
+
+
+def policy_tensors(policy: TrainerPolicy) -> list[torch.Tensor]:
+    return [parameter.detach().to("cpu", copy=True) for parameter in policy.parameters]
+
+
+def stamps(
+    policy: TrainerPolicy, completions: list[Completion], kept: list[list[torch.Tensor]]
+) -> dict[str, float]:
+    """How far each token's logprob is from that under its version, and from those under the others."""
+    chosen = [one for one in completions if len(set(one.policy_versions.tolist())) > 1]
+    chosen += [one for one in completions if one not in chosen][:64]
+    found: list[list[np.ndarray]] = [[] for _ in chosen]
+    for tensors in kept:
+        with torch.no_grad():
+            for parameter, tensor in zip(policy.parameters, tensors, strict=True):
+                parameter.copy_(tensor)
+        for at, one in enumerate(chosen):
+            found[at].append(scored(policy, one))
+    own, other, close, strange = [], [], [], 0
+    for one, versions in zip(chosen, found, strict=True):
+        differences = np.abs(np.stack(versions) - one.logprobs)
+        is_own = np.arange(1, len(kept) + 1)[:, None] == one.policy_versions
+        own_differences = differences.T[is_own.T]
+        changes = np.flatnonzero(np.diff(one.policy_versions)) + 1
+        close += [own_differences[max(at - 8, 0) : at + 8] for at in changes]
+        own.append(own_differences)
+        other.append(differences[~is_own])
+        strange += int(((own_differences > 1.0) & (differences.min(axis=0) < 0.05)).sum())
+    own_all, other_all = np.concatenate(own), np.concatenate(other)
+    return {
+        "tokens scored": len(own_all),
+        "mean difference under its own version": float(own_all.mean()),
+        "99th percentile": float(np.quantile(own_all, 0.99)),
+        "largest": float(own_all.max()),
+        "mean difference within 8 tokens of a change": float(np.concatenate(close).mean()) if close else 0.0,
+        "mean difference under another": float(other_all.mean()),
+        "tokens that only another version explains": strange,
+    }
+
+
+def scored(policy: TrainerPolicy, one: Completion) -> np.ndarray:
+    ids = torch.tensor([[*one.prompt_ids.tolist(), *one.sampled_ids.tolist()]], device=policy.device)
+    with torch.no_grad(), torch.autocast(policy.device.type, torch.bfloat16, policy.device.type == "cuda"):
+        logits = policy.model(ids).logits[0, len(one.prompt_ids) - 1 : -1].float()
+    logprobs = logits.log_softmax(-1).gather(1, ids[0, len(one.prompt_ids) :, None])[:, 0]
+    return np.asarray(logprobs.cpu())
