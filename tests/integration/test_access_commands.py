@@ -81,8 +81,19 @@ async def test_tokens_are_made_listed_and_revoked(served: Served) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["create"], "--role: say which"),
-        (["create", "--role", "king"], "--role: 'king' is none of admin, trainer, read-only, node"),
+        (["create"], "Missing option '--role'"),
+        (["create", "--role", "king"], "'king' is not one of 'admin', 'trainer', 'read-only', 'node'"),
+    ],
+)
+async def test_a_token_has_one_of_the_roles(served: Served, arguments: list[str], said: str) -> None:
+    result = await served.polar("token", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
         (["create", "--role", "node", "--expires", "soon"], "--expires: 'soon' is no length of time"),
         (["revoke", "nobody"], "no token is 'nobody'"),
     ],

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from polar.cli.options import AsJson
+from polar.cli.output import print_json, print_parts, table
+from polar.evals import comparison
+from polar.evals.documents import comparison_files, write
+from polar.evals.grids import Grid, comparison_grids
+from polar.evals.report import load_report, only_harness
 
 
 def compare(
     before: Annotated[Path, typer.Argument(help="The directory of an evaluation.", show_default=False)],
     after: Annotated[Path, typer.Argument(help="That of another one.", show_default=False)],
-    before_harness: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Of BEFORE only this harness.")
-    ] = None,
-    after_harness: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Of AFTER only this harness.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also write comparison.html, .md and .json there."),
-    ] = None,
+    before_harness: Annotated[str | None, typer.Option(help="Of BEFORE only this harness.")] = None,
+    after_harness: Annotated[str | None, typer.Option(help="Of AFTER only this harness.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write comparison.html, .md and .json there.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two evaluations, paired by task and sample.
@@ -36,25 +36,23 @@ def compare(
       polar compare evals/base evals/trained
       polar compare evals/both evals/both --before-harness pi --after-harness codex
     """
-    from rich.text import Text
-
-    from polar.cli.output import print_json, print_parts
-    from polar.cli.report_tables import grid_parts
-    from polar.evals import comparison
-    from polar.evals.documents import comparison_files, write
-    from polar.evals.grids import comparison_grids
-    from polar.evals.report import load_report, only_harness
-
     first = only_harness(load_report(before), before_harness)
     second = only_harness(load_report(after), after_harness)
-    names = (str(before), str(after))
-    if before_harness or after_harness:
-        names = (f"{before} {before_harness or ''}".strip(), f"{after} {after_harness or ''}".strip())
+    names = (f"{before} {before_harness or ''}".strip(), f"{after} {after_harness or ''}".strip())
     made = comparison.compare(first, second, names)
     if out:
         write(comparison_files(made), out)
     if as_json:
         print_json(made)
-        return
-    for grid in comparison_grids(made):
-        print_parts(*grid_parts(grid), Text())
+    else:
+        print_grids(comparison_grids(made))
+
+
+def print_grids(grids: Iterable[Grid]) -> None:
+    """An evaluation's tables, each with its title and its note."""
+    for grid in grids:
+        columns = [column.upper() for column in grid.columns]
+        numbers = [f">{column}" for column in columns[grid.words :]]
+        note = [Text(grid.note, style="dim")] if grid.note else []
+        made = table([*columns[: grid.words], *numbers], grid.rows)
+        print_parts(Text(grid.title, style="bold"), made, *note, Text())

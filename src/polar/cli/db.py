@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from polar.cli.options import ConfigFile, DataDir, command_group
+from polar.config.settings import load_settings
 from polar.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from polar.config.settings import Settings
 
 db = command_group(no_args_is_help=True)
 
@@ -32,10 +31,7 @@ def about() -> None:
 @db.command()
 def upgrade(config: ConfigFile = None, data_dir: DataDir = None) -> None:
     """Make or migrate the tables; a server does the same when it starts."""
-    import asyncio
-
     from polar.app.stack import opened_store
-    from polar.config.settings import load_settings
 
     async def work() -> str:
         async with opened_store(load_settings(config, {"data_dir": data_dir})) as store:
@@ -53,9 +49,9 @@ def backup(
     """Copy the database as it is at one moment, with recordings, artifacts and token; servers may run."""
     from polar.store.backup import back_up
 
-    settings = _settings(config, data_dir, "backup")
-    back_up(settings.data_dir, directory)
-    typer.echo(f"backed {settings.data_dir} up to {directory}")
+    source = _data_dir(config, data_dir, "backup")
+    back_up(source, directory)
+    typer.echo(f"backed {source} up to {directory}")
 
 
 @db.command()
@@ -67,20 +63,14 @@ def restore(
     """Put a back-up into a data directory without a database, on which no server runs."""
     from polar.store import backup
 
-    settings = _settings(config, data_dir, "restore")
-    backup.restore(directory, settings.data_dir)
-    typer.echo(f"restored {directory} to {settings.data_dir}")
+    target = _data_dir(config, data_dir, "restore")
+    backup.restore(directory, target)
+    typer.echo(f"restored {directory} to {target}")
 
 
-def _settings(config: Path | None, data_dir: Path | None, action: str) -> Settings:
-    from polar.config.settings import load_settings
-
+def _data_dir(config: Path | None, data_dir: Path | None, action: str) -> Path:
+    """Where the server keeps everything; InvalidInput if it keeps some of it elsewhere."""
     settings = load_settings(config, {"data_dir": data_dir})
-    _refuse_urls(settings, action)
-    return settings
-
-
-def _refuse_urls(settings: Settings, action: str) -> None:
     if settings.server.database_url:
         raise InvalidInput(
             f"polar db {action} is for SQLite", hint="use pg_dump and pg_restore; see docs/operations.md"
@@ -90,3 +80,4 @@ def _refuse_urls(settings: Settings, action: str) -> None:
             f"polar db {action} is for files; server.blobs_url names another place",
             hint="copy it with its own tools; see docs/operations.md",
         )
+    return settings.data_dir

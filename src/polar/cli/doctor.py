@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polar.cli.options import AsJson, ConfigFile, EngineKind
+from polar.cli.output import print_json_line, say, visible
+from polar.config.settings import EngineSettings, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from polar.app.doctor import Finding
-    from polar.config.settings import Settings
 
 EMBEDDED = "embedded"
 _SIGNS = {
@@ -22,35 +23,32 @@ _SIGNS = {
     "problem": ("✗", typer.colors.RED),
 }
 
+Engines = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine",
+        metavar="URL|embedded",
+        help="Look at this engine too, repeated for replicas; embedded: start one for it. Default: the"
+        " one that the settings name, if they do.",
+    ),
+]
+Model = Annotated[str | None, typer.Option(help="The model that the engine serves.")]
+
 
 def doctor(
     config: ConfigFile = None,
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--engine",
-            metavar="URL|embedded",
-            help="Look at this engine too, repeated for replicas; embedded: start one for it. Default: the"
-            " one that the settings name, if they do.",
-            show_default=False,
-        ),
-    ] = None,
+    engine: Engines = None,
     engine_kind: EngineKind = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model that the engine serves.", show_default=False)
-    ] = None,
+    model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check Python, harnesses, sandboxes, ports, disk, settings and the engine, and say how to mend each.
+    """Check this machine, its settings and the engine, and say how to mend what is wrong.
 
-    Exits with 1 if sessions would fail. Nothing is installed, and no engine is changed.
+    Looks at Python, harnesses, sandboxes, ports and disk. Exits with 1 if sessions would fail. Nothing is
+    installed, and no engine is changed.
 
     Example: polar doctor --engine http://gpu:8000
     """
-    import asyncio
-
-    from polar.app.doctor import Severity
-    from polar.cli.output import print_json_line
 
     async def look() -> list[Finding]:
         found = []
@@ -59,11 +57,10 @@ def doctor(
             print_json_line(finding) if as_json else _show(finding)
         return found
 
-    found = asyncio.run(look())
-    problems = sum(finding.level is Severity.PROBLEM for finding in found)
-    warnings = sum(finding.level is Severity.WARNING for finding in found)
+    levels = [finding.level.value for finding in asyncio.run(look())]
+    problems = levels.count("problem")
     if not as_json:
-        typer.echo(f"\n{len(found)} checks: {problems} problems, {warnings} warnings")
+        typer.echo(f"\n{len(levels)} checks: {problems} problems, {levels.count('warning')} warnings")
     if problems:
         raise typer.Exit(1)
 
@@ -76,28 +73,19 @@ async def _findings(config: Path | None, engines: list[str], asked: dict[str, An
     async for found in doctor.findings(settings):
         yield found
     if engines or settings.engine.urls:
-        async for found in doctor_engine.findings(_with_engine(settings, engines, asked), _say):
+        async for found in doctor_engine.findings(_with_engine(settings, engines, asked), say):
             yield found
 
 
 def _with_engine(settings: Settings, engines: list[str], asked: dict[str, Any]) -> Settings:
-    from polar.config.settings import EngineSettings, Settings
-
     said = settings.engine.model_dump(exclude_unset=True)
     said |= {name: value for name, value in asked.items() if value is not None}
     if engines:
         said["url"] = [url for url in engines if url != EMBEDDED] or None
-    document = {**settings.model_dump(exclude_unset=True), "engine": EngineSettings.model_validate(said)}
-    return Settings.model_validate(document)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    return settings.model_copy(update={"engine": EngineSettings.model_validate(said)})
 
 
 def _show(finding: Finding) -> None:
-    from polar.cli.output import visible
-
     sign, colour = _SIGNS[finding.level]
     typer.secho(f"{sign} ", fg=colour, nl=False)
     typer.echo(f"{finding.area}: {finding.name}: {visible(finding.detail)}")

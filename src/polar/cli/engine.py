@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import sys
-import threading
-import time
-from typing import Annotated, Any
+import asyncio
+from typing import Annotated
 
 import typer
 
-from polar.cli.options import LogFormat
-
-PR_SET_PDEATHSIG = 1
+from polar.cli.interruption import exit_with_parent as watch_parent
+from polar.cli.options import ExitWithParent, LogFormat, Model
+from polar.config.settings import load_settings, set_unless_given
+from polar.telemetry.logs import log_to_stderr
 
 
 def engine(
-    model: Annotated[str | None, typer.Option(help="Default model, directory or Hugging Face id.")] = None,
+    model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 picks a free port.", min=0, max=65535)] = 8000,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
@@ -27,7 +23,7 @@ def engine(
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
     log_format: LogFormat = None,
-    exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", hidden=True)] = False,
+    exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Serve a model in a subset of vLLM's API.
 
@@ -35,22 +31,11 @@ def engine(
 
     Example: polar engine --port 8000
     """
-    import asyncio
-
-    from polar.config.settings import load_settings, set_unless_given
-    from polar.telemetry.logs import log_to_stderr
-
     if exit_with_parent:
-        exit_with_its_parent()
-    asked: dict[str, Any] = {
-        "model": model,
-        "device": device,
-        "dtype": dtype,
-        "slots": slots,
-        "max_context": max_context,
-        "threads": threads,
-    }
-    settings = load_settings(overrides={"engine": asked, "log_format": log_format})
+        watch_parent()
+    what = {"model": model, "device": device, "dtype": dtype}
+    limits = {"slots": slots, "max_context": max_context, "threads": threads}
+    settings = load_settings(overrides={"engine": {**what, **limits}, "log_format": log_format})
     log_to_stderr(settings.log_level, settings.log_format)
     # Harnesses share the cores with the engine: compute threads that spin while they wait for one
     # another made a step several times slower whenever anything else ran. Read when torch loads.
@@ -63,17 +48,3 @@ def engine(
 def _say_ready(url: str) -> None:
     # A parent process waits for exactly this line.
     print(f"ready {url}", flush=True)
-
-
-def exit_with_its_parent() -> None:
-    """End this process when the one that started it is gone, however that ended."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

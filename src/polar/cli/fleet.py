@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from polar.cli.options import AsJson, ConfigFile, EngineKind, EngineMode, Model, Server, Token, command_group
+from polar.app.fleet.planning import FleetOrder, FleetView
+from polar.cli import options
+from polar.cli.options import AsJson, Server, Token, command_group
+from polar.cli.output import print_json, print_parts, say, table
+from polar.client.address import server_address, server_token
+from polar.config.settings import environment_ray_auth, load_settings
 from polar.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from polar.app.fleet.planning import FleetView
-
 
 fleet = command_group(no_args_is_help=True)
 Nodes = Annotated[
@@ -29,6 +30,9 @@ Resource = Annotated[
         help="What a node takes of its machine: CPU, GPU, memory or an own one; may be given several"
         " times (default: CPU=1).",
     ),
+]
+NodesData = Annotated[
+    Path | None, typer.Option(help="Of the nodes, on each machine (default: ~/.polar-fleet).")
 ]
 Address = Annotated[str, typer.Option(help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")]
 WaitSeconds = Annotated[
@@ -55,30 +59,22 @@ def up(
     resource: Resource = None,
     server: Server = None,
     token: Token = None,
-    ca: Annotated[
-        Path | None,
-        typer.Option(help="Who signed the server's certificate, in PEM; the same file on every machine."),
-    ] = None,
-    config: ConfigFile = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Of the nodes, on each machine (default: ~/.polar-fleet).")
-    ] = None,
-    engine_url: Annotated[
-        list[str] | None,
-        typer.Option(help="A running engine, repeated for replicas; without it each node starts its own."),
-    ] = None,
-    engine_kind: EngineKind = None,
-    engine_mode: EngineMode = None,
-    model: Model = None,
-    run_slots: Annotated[int | None, typer.Option(help="Agents that run at once on each node.")] = None,
+    ca: options.Ca = None,
+    config: options.ConfigFile = None,
+    data_dir: NodesData = None,
+    engine_url: options.EngineUrl = None,
+    engine_kind: options.EngineKind = None,
+    engine_mode: options.EngineMode = None,
+    model: options.Model = None,
+    run_slots: options.RunSlots = None,
     wait_seconds: WaitSeconds = 300.0,
     as_json: AsJson = False,
 ) -> None:
-    """Place nodes, and from then on watch, replace and scale them; or change the size of a fleet."""
+    """Place nodes, and from then on watch, replace and scale them; or change the size of a fleet.
+
+    A certificate of --ca is the same file on every machine. Without --engine-url each node starts its own.
+    """
     from polar.app.fleet import control
-    from polar.app.fleet.planning import FleetOrder
-    from polar.client.address import server_address, server_token
-    from polar.config.settings import load_settings
 
     settings = load_settings(
         config,
@@ -115,18 +111,15 @@ def down(
 
     with control.connected(address):
         control.down(_Progress(), wait_seconds=wait_seconds, now=now)
-    typer.echo("the fleet is down", err=True)
+    say("the fleet is down")
 
 
 def _warn_of_open_cluster() -> None:
-    from polar.config.settings import environment_ray_auth
-
     if environment_ray_auth() != "token":
-        typer.secho(
+        say(
             "warning: whoever reaches this Ray cluster may run programs on its machines: it asks for no token"
             " (RAY_AUTH_MODE=token; see docs/scale-out.md)",
-            fg=typer.colors.YELLOW,
-            err=True,
+            typer.colors.YELLOW,
         )
 
 
@@ -140,7 +133,7 @@ class _Progress:
         states = [f"{node.name} {node.state}" for node in view.nodes]
         line = f"{view.wanted} nodes wanted: {', '.join(states) or 'none there'}"
         if view.looks and line != self._said:
-            typer.echo(line, err=True)
+            say(line)
             self._said = line
 
 
@@ -154,21 +147,17 @@ def _resources(given: list[str] | None) -> dict[str, float] | None:
 
 
 def _print(view: FleetView, as_json: bool) -> None:
-    from polar.cli.output import print_json, print_parts, table, visible
-
     if as_json:
         print_json(view)
         return
-    print_parts(
-        table(
-            ("node", "host", "state", "detail"),
-            [(node.name, node.host, node.state, node.detail) for node in view.nodes],
-        )
-    )
+    rows = [(node.name, node.host, node.state, node.detail) for node in view.nodes]
     queue = "unknown" if view.unended is None else view.unended
-    typer.echo(f"nodes: {view.size}, {view.wanted} wanted now, on {view.machines} machines")
-    typer.echo(f"sessions queued or under way: {queue} (at {view.server})")
+    print_parts(
+        table(["NODE", "HOST", "STATE", "DETAIL"], rows),
+        f"nodes: {view.size}, {view.wanted} wanted now, on {view.machines} machines",
+        f"sessions queued or under way: {queue} (at {view.server})",
+    )
     if view.missing:
-        typer.echo(f"{view.missing} nodes wait for a machine with their resources")
+        print_parts(f"{view.missing} nodes wait for a machine with their resources")
     if view.trouble:
-        typer.echo(f"trouble: {visible(view.trouble)}", err=True)
+        say(f"trouble: {view.trouble}")

@@ -1,4 +1,4 @@
-"""Runs a coroutine so that Ctrl-C and SIGTERM end it in order."""
+"""How long-running commands end: in order by Ctrl-C and SIGTERM, or with the process that started them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import typer
+import uvloop
 
 
 def until_interrupted(work: Coroutine[Any, Any, None], *, drain: Callable[[], bool] | None = None) -> None:
@@ -42,9 +45,18 @@ def until_interrupted(work: Coroutine[Any, Any, None], *, drain: Callable[[], bo
             if not received:
                 raise
 
-    # Not at the top: commands that only ask a server start without it.
-    import uvloop
-
     uvloop.run(main())
     if received:
         raise typer.Exit(128 + received[0])
+
+
+def exit_with_parent() -> None:
+    """End this process when the one that started it is gone, however that ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any, cast
 
@@ -13,73 +12,70 @@ from typer.core import TyperGroup
 
 from polar import __version__
 from polar.cli.options import command_group
-from polar.cli.output import fail
 from polar.errors import PolarError
 
-COMMANDS = (
-    "quickstart",
-    "examples",
-    "doctor",
-    "serve",
-    "top",
-    "node",
-    "nodes",
-    "fleet",
-    "engine",
-    "proxy",
-    "submit",
-    "tasks",
-    "sessions",
-    "show",
-    "artifacts",
-    "results",
-    "db",
-    "policy",
-    "token",
-    "webhooks",
-    "generate",
-    "train",
-    "verify",
-    "eval",
-    "compare",
-)
-"""Each is a function, or a group of sub-commands, of its own name in the module of its own name beside this
-one, or in the one that `_WITH` names."""
+COMMANDS = {
+    "quickstart": "Roll out the example tasks from start to finish.",
+    "examples": "Copy the packaged examples here.",
+    "doctor": "Check this machine, its settings and the engine, and say how to mend what is wrong.",
+    "serve": "Run the whole system on this machine until Ctrl-C.",
+    "top": "Show nodes, pools, throughput, rewards, the policy and the engines, until Ctrl-C.",
+    "node": "Join a rollout server and run its sessions on this machine.",
+    "nodes": "Show the nodes and how full they are, drain one, or resume it.",
+    "fleet": "Run nodes on a Ray cluster, one a machine, for a rollout server.",
+    "engine": "Serve a model in a subset of vLLM's API.",
+    "proxy": "Run a program against the gateway and keep every token.",
+    "submit": "Submit tasks from files.",
+    "tasks": "List tasks, show or cancel one, or try files of tasks out before they are submitted.",
+    "sessions": "List sessions, show the state of one, or cancel one.",
+    "show": "Show what one session's agent said and did, token by token.",
+    "artifacts": "List what was kept of a session's files and logs, print one, or unpack them all.",
+    "results": "Print the results of ended sessions, or write parquet.",
+    "db": "Bring a server's database up to date, back it up, or restore it.",
+    "policy": "Show the policy's version, pause it, replace its weights, or resume it.",
+    "token": "Make, list and revoke tokens; this needs an admin's.",
+    "webhooks": "Show the URLs that tasks want their results sent to, and how far each has got.",
+    "generate": "Roll a taskset out and write a dataset.",
+    "train": "Train a policy.",
+    "verify": "Check what was recorded of sessions.",
+    "eval": "Evaluate harnesses and models on tasksets.",
+    "compare": "Compare two evaluations, paired by task and sample.",
+}
+"""Each with the first line of its help. It is a function, or a group of sub-commands, of its own name in the
+module of its own name beside this one, or in the one that `_WITH` names. Modules are imported when their
+command is asked for, so that `polar --help` need not wait for them."""
 _WITH = {"examples": "quickstart", "nodes": "node", "artifacts": "sessions"}
-
-
-class _LazyCommands(Mapping[str, Any]):
-    """Command name → command; a command's module is imported when the command is looked up."""
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in COMMANDS:
-            raise KeyError(name)
-        found = getattr(import_module(f"polar.cli.{_WITH.get(name, name)}"), name)
-        if not isinstance(found, typer.Typer):
-            function, found = found, command_group()
-            found.command(name)(function)
-        return _with_reflowed_help(typer.main.get_command(found))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
 
 
 class _Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = cast(Any, _LazyCommands())
+        self.commands = cast(Any, dict.fromkeys(COMMANDS))
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        found = getattr(import_module(f"polar.cli.{_WITH.get(cmd_name, cmd_name)}"), cmd_name)
+        if not isinstance(found, typer.Typer):
+            function, found = found, command_group()
+            found.command(cmd_name)(function)
+        return _with_reflowed_help(typer.main.get_command(found))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except PolarError as error:
-            fail(error)
+            from polar.cli.output import say
+
+            say(f"error: {error}", typer.colors.RED)
+            raise typer.Exit(1) from None
 
 
 def _with_reflowed_help(command: Any) -> Any:

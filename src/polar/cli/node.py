@@ -2,71 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from polar.cli.options import (
-    AsJson,
-    ConfigFile,
-    DataDir,
-    EngineKind,
-    EngineMode,
-    LogFormat,
-    Model,
-    Server,
-    Token,
-    command_group,
-    connect,
-)
+from polar.cli import options
+from polar.cli.interruption import exit_with_parent as watch_parent
+from polar.cli.interruption import until_interrupted
+from polar.cli.options import AsJson, Server, Token, command_group
+from polar.cli.output import print_list, table
+from polar.client import Client
+from polar.config.settings import Settings, load_settings, machine_name
+from polar.models.dashboard import NodeOverview
+from polar.models.session import SessionStatus
+from polar.telemetry.logs import log_to_stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from polar.app.stack import JoinedNode
-    from polar.config.settings import Settings
-    from polar.models.dashboard import NodeOverview
 
-EMBEDDED = "embedded"
+NodeName = Annotated[
+    str | None, typer.Option("--name", help="What the server calls it (default: this machine's name).")
+]
+DrainSeconds = Annotated[
+    float | None, typer.Option(help="How long agents may take to end when it is stopped (default: 60).")
+]
+MetricsPort = Annotated[
+    int | None, typer.Option(help="Show /metrics at this port, 0 for any (default: nowhere).")
+]
 
 
 def node(
     server: Server = None,
     token: Token = None,
-    ca: Annotated[
-        Path | None,
-        typer.Option(help="Who signed the server's certificate, in PEM (default: $POLAR_CA)."),
-    ] = None,
-    config: ConfigFile = None,
-    data_dir: DataDir = None,
-    name: Annotated[
-        str | None, typer.Option(help="What the server calls it (default: this machine's name).")
-    ] = None,
-    engine_url: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL|embedded",
-            help="A running engine, repeated for replicas; embedded (default): one is started.",
-        ),
-    ] = None,
-    engine_kind: EngineKind = None,
-    engine_mode: EngineMode = None,
-    model: Model = None,
-    run_slots: Annotated[
-        int | None, typer.Option(help="Agents that run at once (default: what the machine carries).")
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(help="Nodes to run here, each with its own gateway (default: 1).")
-    ] = None,
-    drain_seconds: Annotated[
-        float | None, typer.Option(help="How long agents may take to end when it is stopped (default: 60).")
-    ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Show /metrics at this port, 0 for any (default: nowhere).")
-    ] = None,
-    log_format: LogFormat = None,
-    exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", hidden=True)] = False,
+    ca: options.Ca = None,
+    config: options.ConfigFile = None,
+    data_dir: options.DataDir = None,
+    name: NodeName = None,
+    engine_url: options.EngineUrl = None,
+    engine_kind: options.EngineKind = None,
+    engine_mode: options.EngineMode = None,
+    model: options.Model = None,
+    run_slots: options.RunSlots = None,
+    nodes: options.NodeCount = None,
+    drain_seconds: DrainSeconds = None,
+    metrics_port: MetricsPort = None,
+    log_format: options.LogFormat = None,
+    exit_with_parent: options.ExitWithParent = False,
     pin: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Join a rollout server and run its sessions on this machine.
@@ -79,19 +63,14 @@ def node(
 
     Example: polar node --server http://trainer:8700 --token-file node.token --engine-url http://gpu:8000
     """
-    from polar.cli.engine import exit_with_its_parent
-    from polar.config.settings import load_settings, machine_name
-    from polar.telemetry.logs import log_to_stderr
-
     if exit_with_parent:
-        exit_with_its_parent()
-    urls = [url for url in engine_url or () if url != EMBEDDED] or None
+        watch_parent()
     settings = load_settings(
         config,
         {
             "data_dir": data_dir,
             "server": {"token": token},
-            "engine": {"url": urls, "kind": engine_kind, "mode": engine_mode, "model": model},
+            "engine": {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model},
             "node": {
                 "server": server,
                 "ca": ca,
@@ -113,7 +92,6 @@ def node(
 
 def _run(settings: Settings, pin: Path | None) -> None:
     from polar.app.stack import joined
-    from polar.cli.interruption import until_interrupted
 
     at_work: list[JoinedNode] = []
 
@@ -150,45 +128,37 @@ def show(context: typer.Context, as_json: AsJson = False, server: Server = None,
       polar nodes resume gpu-7
     """
     if context.invoked_subcommand is None:
-        with connect(server, token) as client:
-            _print(client.nodes(), as_json)
+        with Client(server, token) as client:
+            print_list(client.nodes(), _node_table, as_json=as_json)
 
 
 @nodes.command()
 def drain(name: Name, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
     """Give a node no new sessions."""
-    with connect(server, token) as client:
-        _print([client.drain_node(name)], as_json)
+    with Client(server, token) as client:
+        print_list([client.drain_node(name)], _node_table, as_json=as_json)
 
 
 @nodes.command()
 def resume(name: Name, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
     """Give a drained node sessions again."""
-    with connect(server, token) as client:
-        _print([client.resume_node(name)], as_json)
+    with Client(server, token) as client:
+        print_list([client.resume_node(name)], _node_table, as_json=as_json)
 
 
-def _print(found: Iterable[NodeOverview], as_json: bool) -> None:
-    from polar.cli.output import print_json_line, print_parts, table, visible
-    from polar.models.session import SessionStatus
-
-    if as_json:
-        for node in found:
-            print_json_line(node)
-        return
+def _node_table(found: Iterable[NodeOverview]) -> Table:
     stages = (SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN)
-    columns = [stage.value.upper() for stage in stages]
-    rows = [
+    rows = (
         (
             node.name,
             node.state,
             node.version,
             *(_filled(node.sessions.get(stage, 0), node.places.get(stage)) for stage in stages),
-            visible(node.trouble or node.error or ""),
+            node.trouble or node.error or "",
         )
         for node in found
-    ]
-    print_parts(table(["NODE", "STATE", "POLICY", *columns, "ERROR"], rows, numbers=["POLICY", *columns]))
+    )
+    return table(["NODE", "STATE", ">POLICY", *(f">{stage.upper()}" for stage in stages), "ERROR"], rows)
 
 
 def _filled(sessions: int, places: int | None) -> str:

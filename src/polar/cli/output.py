@@ -1,20 +1,24 @@
-"""What commands print: tables for people, JSON for scripts, errors as one line."""
+"""What commands print: tables for people, JSON for scripts."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, TypeVar
 
+import orjson
 import typer
+from pydantic import BaseModel
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from polar.errors import PolarError
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+Item = TypeVar("Item")
 
 PIPED_WIDTH = 10_000
 """Wide enough that nothing is cut or wrapped where no person's terminal sets the width."""
@@ -31,9 +35,9 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-def fail(error: PolarError) -> NoReturn:
-    typer.secho(f"error: {visible(str(error))}", fg=typer.colors.RED, err=True)
-    raise typer.Exit(1)
+def say(text: str, colour: str | None = None) -> None:
+    """A line on standard error."""
+    typer.secho(visible(text), fg=colour, err=True)
 
 
 @contextmanager
@@ -49,10 +53,19 @@ def concerning(subject: str) -> Iterator[None]:
 
 def console(*, stderr: bool = False) -> Console:
     """A console without colours, cuts or wraps unless a terminal is at the other end."""
-    from rich.console import Console
-
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=stream, highlight=False, emoji=False, width=None if stream.isatty() else PIPED_WIDTH)
+
+
+@contextmanager
+def session_progress(total: int) -> Iterator[tuple[Console, Callable[[int, str], None]]]:
+    """A bar on standard error where a person watches: told how many sessions have ended, and a note."""
+    terminal = console(stderr=True)
+    note = TextColumn("{task.fields[note]}")
+    columns = (TextColumn("sessions"), BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn())
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+        bar = progress.add_task("", total=total, note="")
+        yield terminal, lambda ended, note: progress.update(bar, completed=ended, note=note)
 
 
 def print_parts(*parts: RenderableType) -> None:
@@ -67,14 +80,12 @@ def print_parts(*parts: RenderableType) -> None:
     sys.stdout.flush()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[str] = ()) -> Table:
-    """A plain table; the columns in `numbers` are aligned to the right, None is shown as a dash."""
-    from rich.table import Table
-    from rich.text import Text
-
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A plain table; columns whose names begin with > are aligned to the right, None is shown as a dash."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
-        made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        is_number = column.startswith(">")
+        made.add_column(column.lstrip(">"), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         made.add_row(*(Text(cell(value)) for value in row))
     return made
@@ -90,31 +101,38 @@ def cell(value: object) -> str:
             return visible(str(value))
 
 
-def clock(seconds: float) -> str:
+def clock(seconds: float | None) -> str | None:
     """Unix seconds as local time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    return None if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def print_list(
+    items: Iterable[Item], shown: Callable[[Iterable[Item]], RenderableType], *, as_json: bool
+) -> None:
+    """The items as a table, or as JSON, an object a line as they come."""
+    if not as_json:
+        print_parts(shown(items))
+        return
+    for item in items:
+        print_json_line(item)
 
 
 def print_json(value: Any) -> None:
     """One document, indented, on standard output."""
-    import orjson
-
-    _write(orjson.dumps(_plain(value), option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY))
+    _print_json(value, orjson.OPT_INDENT_2)
 
 
 def print_json_line(value: Any) -> None:
     """One object of a list, on a line of its own."""
-    import orjson
-
-    _write(orjson.dumps(_plain(value), option=orjson.OPT_SERIALIZE_NUMPY))
+    _print_json(value, 0)
 
 
-def _plain(value: Any) -> Any:
-    from pydantic import BaseModel
-
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-
-
-def _write(data: bytes) -> None:
-    sys.stdout.write(data.decode() + "\n")
+def _print_json(value: Any, option: int) -> None:
+    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    sys.stdout.write(orjson.dumps(plain, option=option | orjson.OPT_SERIALIZE_NUMPY).decode() + "\n")
     sys.stdout.flush()

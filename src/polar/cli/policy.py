@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from polar.cli.options import AsJson, Server, Token, command_group, connect, one_of
-
-if TYPE_CHECKING:
-    from polar.models.policy import PolicyView
+from polar.cli.options import AsJson, Server, Token, command_group
+from polar.cli.output import print_json, print_parts, table
+from polar.client import Client
+from polar.models.policy import PauseMode, PolicyView
 
 policy = command_group()
 Holder = Annotated[str, typer.Option(help="In whose name: only a pause's holder updates.")]
+Mode = Annotated[
+    PauseMode,
+    typer.Option(
+        help="Whether generations under way freeze (keep), end first (drain), or are broken off and"
+        " continued later (abort)."
+    ),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A directory of weights, or a safetensors file. Default: the weights that the engines were"
+        " started with.",
+        show_default=False,
+    ),
+]
 
 
 @policy.callback(invoke_without_command=True)
@@ -28,20 +43,13 @@ def show(context: typer.Context, as_json: AsJson = False, server: Server = None,
       polar policy resume
     """
     if context.invoked_subcommand is None:
-        with connect(server, token) as client:
+        with Client(server, token) as client:
             _print(client.policy(), as_json)
 
 
 @policy.command()
 def pause(
-    mode: Annotated[
-        str,
-        typer.Option(
-            metavar="keep|drain|abort",
-            help="Whether generations under way freeze (keep), end first (drain), or are broken off and"
-            " continued later (abort).",
-        ),
-    ] = "keep",
+    mode: Mode = PauseMode.KEEP,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="When it ends by itself.")] = 60.0,
     holder: Holder = "command-line",
     as_json: AsJson = False,
@@ -49,59 +57,43 @@ def pause(
     token: Token = None,
 ) -> None:
     """Stop sampling for a while."""
-    from polar.models.policy import PauseMode
-
-    how = one_of(PauseMode, mode, "--mode") or PauseMode.KEEP
-    with connect(server, token) as client:
-        _print(client.pause_policy(holder, how, timeout_seconds=timeout), as_json)
+    with Client(server, token) as client:
+        _print(client.pause_policy(holder, mode, timeout_seconds=timeout), as_json)
 
 
 @policy.command()
 def update(
-    path: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A directory of weights, or a safetensors file. Default: the weights that the engines were"
-            " started with.",
-            show_default=False,
-        ),
-    ] = None,
-    version: Annotated[int | None, typer.Option(help="Default: the next.", show_default=False)] = None,
+    path: Weights = None,
+    version: Annotated[int | None, typer.Option(help="Default: the next.")] = None,
     holder: Holder = "command-line",
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
 ) -> None:
     """Replace the weights; this needs no pause, for engines freeze while they load."""
-    with connect(server, token) as client:
+    with Client(server, token) as client:
         _print(client.update_policy(path, version=version, holder=holder), as_json)
 
 
 @policy.command()
 def resume(as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
     """End any pause, whoever holds it."""
-    with connect(server, token) as client:
+    with Client(server, token) as client:
         _print(client.resume_policy(), as_json)
 
 
 def _print(view: PolicyView, as_json: bool) -> None:
-    from polar.cli.output import print_json, print_parts, table, visible
-
     if as_json:
         print_json(view)
         return
     pause = "none"
     if view.is_paused:
         pause = f"{view.mode} by {view.holder}, {view.seconds_left or 0:.0f} s left"
-    facts = [
-        ("version", view.version),
-        ("weights", visible(view.path) if view.path else "the engines' own"),
-        ("pause", pause),
-    ]
+    facts = [("version", view.version), ("weights", view.path or "the engines' own"), ("pause", pause)]
     if view.failure:
-        facts.insert(1, (f"version {view.newest}", f"no node could load it: {visible(view.failure)}"))
+        facts.insert(1, (f"version {view.newest}", f"no node could load it: {view.failure}"))
     nodes = [
-        (node.node, node.version, "settled" if node.is_settled else visible(node.error or "on its way"))
+        (node.node, node.version, "settled" if node.is_settled else node.error or "on its way")
         for node in view.nodes
     ]
     print_parts(table(["POLICY", ""], facts), "", table(["NODE", "VERSION", "STATE"], nodes))

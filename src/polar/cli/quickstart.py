@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+
+from polar.assets.shipped import EXAMPLES, copy_examples
+from polar.cli.interruption import until_interrupted
+from polar.config.settings import Settings, load_settings
+from polar.models.task import TaskSpec
+from polar.telemetry.logs import log_to_file
+
+Tasks = Annotated[
+    Path | None,
+    typer.Argument(help="Task file or directory.", show_default="examples/quickstart, or those that ship"),
+]
+Model = Annotated[str | None, typer.Option(help="Another model: a directory or a Hugging Face model id.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Samples per task, instead of the file's.")]
 
 
-def quickstart(
-    tasks: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Task file or directory.", show_default="examples/quickstart, or those that ship"
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Another model: a directory or a Hugging Face model id.")
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Samples per task, instead of the file's.")
-    ] = None,
-) -> None:
+def quickstart(tasks: Tasks = None, model: Model = None, samples: Samples = None) -> None:
     """Roll out the example tasks from start to finish.
 
     Starts engine, server and node, shows every session as it runs, ends with a summary, and stops
@@ -29,60 +34,41 @@ def quickstart(
 
     Example: polar quickstart --samples 2
     """
-    import time
-
-    from rich.console import Console
-
-    from polar.app import quickstart as guided
-    from polar.cli.interruption import until_interrupted
-    from polar.config.settings import load_settings
-    from polar.store.blobs import recording_path
     from polar.tasksets.files import load_tasks
-    from polar.telemetry.logs import log_to_file
 
     data_dir = Path(".polar") / "runs" / time.strftime("quickstart-%Y%m%d-%H%M%S")
-    settings = load_settings(
-        overrides={
-            "data_dir": data_dir,
-            "server": {"port": 0},
-            "engine": {"model": model, "tool_prompt": True},
-        }
-    )
+    engine = {"model": model, "tool_prompt": True}
+    settings = load_settings(overrides={"data_dir": data_dir, "server": {"port": 0}, "engine": engine})
     specs = load_tasks(tasks or _example_tasks())
     if samples is not None:
         specs = [task.model_copy(update={"samples": samples}) for task in specs]
     log_to_file(data_dir / "logs" / "polar.log", settings.log_level, settings.log_format)
+    until_interrupted(_roll_out(settings, specs))
+
+
+async def _roll_out(settings: Settings, tasks: Sequence[TaskSpec]) -> None:
+    from polar.app import quickstart as guided
+    from polar.store.blobs import recording_path
+
     console = Console()
-
-    async def work() -> None:
-        run = await guided.run(settings, specs, console, guided.shipped_policy(settings.engine))
-        best = max(
-            (result for result in run.results if result.has_recording),
-            key=lambda result: result.reward if result.reward is not None else -1.0,
-            default=None,
-        )
-        console.print()
-        console.print(guided.summary(run, data_dir))
-        if best and (recording := recording_path(data_dir, best.session_id)):
-            # On a line of its own and never folded, so that it can be copied.
-            console.print(f"\nlook closer: {_polar()} show {recording}", soft_wrap=True, highlight=False)
-
-    until_interrupted(work())
+    run = await guided.run(settings, tasks, console, guided.shipped_policy(settings.engine))
+    console.print()
+    console.print(guided.summary(run, settings.data_dir))
+    recorded = [result for result in run.results if result.has_recording]
+    best = max(recorded, key=lambda result: -1.0 if result.reward is None else result.reward, default=None)
+    if best and (recording := recording_path(settings.data_dir, best.session_id)):
+        # On a line of its own and never folded, so that it can be copied.
+        console.print(f"\nlook closer: {_polar()} show {recording}", soft_wrap=True, highlight=False)
 
 
 def _example_tasks() -> Path:
     """Those in the current directory, which may have been edited, or else those in the package."""
-    from polar.assets.shipped import EXAMPLES
-
     here = Path("examples", "quickstart")
     return here if here.exists() else EXAMPLES / "quickstart"
 
 
 def _polar() -> str:
     """This command as the user can type it here."""
-    import os
-    import sys
-
     script = Path(sys.argv[0])
     return os.path.relpath(script) if script.name == "polar" and script.is_file() else "polar"
 
@@ -98,7 +84,5 @@ def examples(
 
     Example: polar examples  then  polar train examples/grpo-pi/tiny.yaml
     """
-    from polar.assets.shipped import copy_examples
-
     for path in copy_examples(into):
         typer.echo(path)

@@ -10,34 +10,40 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from polar.cli.options import AsJson, Server, Token, connect
+from polar.cli.options import AsJson, Server, Token
+from polar.cli.output import cell, concerning, print_json, print_list, print_parts, table
+from polar.client import Client
+from polar.models.session import SessionResult
 
 if TYPE_CHECKING:
-    from polar.client import Client
-    from polar.models.session import SessionResult
     from polar.tasksets.export import ExportedSession
 
 Item = TypeVar("Item")
 
+COLUMNS = ["SESSION", "TASK", ">SAMPLE", "STATUS", "AGENT", ">REWARD", ">TRACES", ">TRAINABLE", ">SAMPLED"]
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Write traces.parquet (a row a trace) and sessions.parquet (a row a session) there.",
+    ),
+]
+Tasks = Annotated[
+    list[str] | None, typer.Option("--task", help="Only results of this task; may be given several times.")
+]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow", help="Wait for results still to come: to the end of every --task, else until Ctrl-C."
+    ),
+]
+
 
 def results(
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write traces.parquet (a row a trace) and sessions.parquet (a row a session) there.",
-            show_default=False,
-        ),
-    ] = None,
-    task: Annotated[
-        list[str] | None, typer.Option(help="Only results of this task; may be given several times.")
-    ] = None,
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow", help="Wait for results still to come: to the end of every --task, else until Ctrl-C."
-        ),
-    ] = False,
+    out: Out = None,
+    task: Tasks = None,
+    follow: Follow = False,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
@@ -54,39 +60,36 @@ def results(
       polar results
       polar results --out data --task fix-typo --follow
     """
-    with connect(server, token) as client:
+    with Client(server, token) as client:
         feed = client.results(task or None, follow=follow)
         if follow:
             feed = _until_interrupted(feed)
         if out is not None:
             _write(client, feed, out, as_json)
+        elif as_json or not follow:
+            print_list(feed, lambda found: table([*COLUMNS, "NOTE"], map(_row, found)), as_json=as_json)
         else:
-            _print(feed, as_json, live=follow)
+            _print_live(feed)
 
 
 def _write(client: Client, feed: Iterator[SessionResult], directory: Path, as_json: bool) -> None:
-    from polar.cli.output import print_json, print_parts
     from polar.tasksets.export import export
 
     written = export(_ended(client, feed), directory)
+    counts = {
+        "sessions": written.sessions,
+        "traces": written.traces,
+        "trainable_tokens": written.trainable_tokens,
+    }
+    files = [str(written.traces_path), str(written.sessions_path)]
     if as_json:
-        print_json(
-            {
-                "sessions": written.sessions,
-                "traces": written.traces,
-                "trainable_tokens": written.trainable_tokens,
-                "files": [str(written.traces_path), str(written.sessions_path)],
-            }
-        )
+        print_json({**counts, "files": files})
         return
-    counts = (
-        f"{written.sessions} sessions, {written.traces} traces, {written.trainable_tokens} trainable tokens"
-    )
-    print_parts(f"{counts} in {written.traces_path} and {written.sessions_path}")
+    told = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+    print_parts(f"{told} in {' and '.join(files)}")
 
 
 def _ended(client: Client, feed: Iterator[SessionResult]) -> Iterator[ExportedSession]:
-    from polar.cli.output import concerning
     from polar.recordings.recording import decode
     from polar.tasksets.export import ExportedSession
 
@@ -100,33 +103,12 @@ def _ended(client: Client, feed: Iterator[SessionResult]) -> Iterator[ExportedSe
         yield ExportedSession(result, metadata(result.task_id), recording)
 
 
-def _print(feed: Iterator[SessionResult], as_json: bool, *, live: bool) -> None:
-    from polar.cli.output import cell, print_json_line, print_parts, table
-
-    if as_json:
-        for result in feed:
-            print_json_line(result)
-        return
-    columns = [
-        "SESSION",
-        "TASK",
-        "SAMPLE",
-        "STATUS",
-        "AGENT",
-        "REWARD",
-        "TRACES",
-        "TRAINABLE",
-        "SAMPLED",
-        "NOTE",
-    ]
-    numbers = ["SAMPLE", "REWARD", "TRACES", "TRAINABLE", "SAMPLED"]
-    if not live:
-        print_parts(table(columns, map(_row, feed), numbers=numbers))
-        return
+def _print_live(feed: Iterator[SessionResult]) -> None:
+    """A line for each result: a table cannot be aligned before its last row is known."""
+    names = [column.strip(">").lower() for column in (*COLUMNS[1:], "NOTE")]
     for result in feed:
-        # A table cannot be aligned before its last row is known: each result is a line of its own.
-        pairs = zip(columns[1:], _row(result)[1:], strict=True)
-        shown = " ".join(f"{name.lower()}={cell(value)}" for name, value in pairs if value not in (None, ""))
+        pairs = zip(names, _row(result)[1:], strict=True)
+        shown = " ".join(f"{name}={cell(value)}" for name, value in pairs if value not in (None, ""))
         print_parts(f"{result.session_id} {shown}")
 
 

@@ -6,16 +6,17 @@ import io
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from polar.cli.options import AsJson, Server, Token, command_group, connect, one_of
+from polar.cli.options import AsJson, Server, Token, command_group
+from polar.cli.output import print_json, print_list, print_parts, table, visible
+from polar.cli.summary import cancellation, event_table, session_table
+from polar.client import Client
 from polar.errors import InvalidInput, NotFound
-
-if TYPE_CHECKING:
-    from polar.client import Client
-    from polar.models.views import SessionView
+from polar.models.session import SessionStatus
+from polar.models.views import SessionView
 
 sessions = command_group()
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", show_default=False)]
@@ -25,12 +26,7 @@ SessionId = Annotated[str, typer.Argument(metavar="SESSION", show_default=False)
 def list_sessions(
     context: typer.Context,
     task: Annotated[str | None, typer.Option(help="Only sessions of this task.")] = None,
-    status: Annotated[
-        str | None,
-        typer.Option(
-            help="Only those queued, init, ready, running, postrun, completed, failed or cancelled."
-        ),
-    ] = None,
+    status: Annotated[SessionStatus | None, typer.Option(help="Only those that are so.")] = None,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
@@ -44,26 +40,15 @@ def list_sessions(
       polar sessions --task fix-typo --status failed
       polar sessions cancel SESSION
     """
-    if context.invoked_subcommand is not None:
-        return
-    from polar.cli.output import print_json_line, print_parts
-    from polar.cli.summary import session_table
-    from polar.models.session import SessionStatus
-
-    wanted = one_of(SessionStatus, status, "--status")
-    with connect(server, token) as client:
-        views = client.sessions(task_id=task, status=wanted)
-        if not as_json:
-            print_parts(session_table(views))
-            return
-        for view in views:
-            print_json_line(view)
+    if context.invoked_subcommand is None:
+        with Client(server, token) as client:
+            print_list(client.sessions(task_id=task, status=status), session_table, as_json=as_json)
 
 
 @sessions.command()
 def show(session_id: SessionId, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
     """Show the state of a session and what happened to it."""
-    with connect(server, token) as client:
+    with Client(server, token) as client:
         _print(client.session(session_id), client, as_json)
 
 
@@ -72,10 +57,7 @@ def cancel(
     session_id: SessionId, as_json: AsJson = False, server: Server = None, token: Token = None
 ) -> None:
     """End a session's agent."""
-    from polar.cli.output import print_parts
-    from polar.cli.summary import cancellation
-
-    with connect(server, token) as client:
+    with Client(server, token) as client:
         view = client.cancel_session(session_id)
         _print(view, client, as_json)
     if not as_json and (note := cancellation(view.status, {view.status: 1})):
@@ -83,9 +65,6 @@ def cancel(
 
 
 def _print(view: SessionView, client: Client, as_json: bool) -> None:
-    from polar.cli.output import print_json, print_parts
-    from polar.cli.summary import event_table, session_table
-
     if as_json:
         print_json(view)
     else:
@@ -98,8 +77,7 @@ def artifacts(
         str | None, typer.Argument(metavar="[NAME]", help="Print this one.", show_default=False)
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Unpack them all into this new directory.", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="Unpack them all into this new directory.")
     ] = None,
     server: Server = None,
     token: Token = None,
@@ -115,11 +93,9 @@ def artifacts(
       polar artifacts SESSION logs/agent.stderr
       polar artifacts SESSION --out kept
     """
-    from polar.cli.output import print_parts, table
-
     if name is not None and out is not None:
         raise InvalidInput("NAME prints one file, --out unpacks them all: give one or the other")
-    with connect(server, token) as client:
+    with Client(server, token) as client:
         archive = zipfile.ZipFile(io.BytesIO(client.artifacts(session)))
     if name is not None:
         _print_file(archive, name, session)
@@ -127,7 +103,7 @@ def artifacts(
         _unpack(archive, out)
     else:
         rows = [(entry.filename, entry.file_size) for entry in archive.infolist()]
-        print_parts(table(["NAME", "BYTES"], rows, numbers=["BYTES"]))
+        print_parts(table(["NAME", ">BYTES"], rows))
 
 
 def _print_file(archive: zipfile.ZipFile, name: str, session: str) -> None:
@@ -139,8 +115,6 @@ def _print_file(archive: zipfile.ZipFile, name: str, session: str) -> None:
         ) from None
     if sys.stdout.isatty():
         # What an agent printed must not drive the terminal.
-        from polar.cli.output import visible
-
         typer.echo(visible(data.decode("utf-8", "replace")), nl=False)
     else:
         sys.stdout.buffer.write(data)

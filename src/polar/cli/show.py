@@ -1,19 +1,56 @@
-"""`polar show`: one session's conversation with its tokens, masks and logprobs."""
+"""`polar show`: one session's conversation with its tokens, masks and logprobs, and what is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
 
-from polar.cli.options import AsJson, Server, Token, connect, one_of
-from polar.errors import InvalidInput, NotFound, PolarError
+from polar.cli.options import AsJson, Server, Token
+from polar.cli.output import clock, concerning, console, print_json, print_parts, table, visible
+from polar.client import Client
+from polar.engines.vocabulary import local_tokenizer, pieces
+from polar.errors import InvalidInput, NotFound
+from polar.models.chat import Message
+from polar.models.completion import Completion
+from polar.models.session import SessionResult
+from polar.recordings.recording import Recording, decode
+from polar.trajectory.materialise import materialise
 
-if TYPE_CHECKING:
-    from polar.recordings.recording import Recording
+FOLDED_LINES = 6
+FOLDED_CHARACTERS = 600
+
+
+class Colour(StrEnum):
+    """What the colour of a sampled token tells."""
+
+    LOGPROB = "logprob"
+    MASK = "mask"
+    VERSION = "version"
+    NONE = "none"
+
+
+Tokenizers = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="PATH",
+        help="A tokenizer.json or its directory. Default: the model's own, if it is on this machine.",
+    ),
+]
 
 
 def show(
@@ -24,22 +61,10 @@ def show(
     ids: Annotated[
         bool, typer.Option("--ids", help="A table of every sampled token: id, logprob, mask, version.")
     ] = False,
-    color: Annotated[
-        str, typer.Option(help="What a token's colour tells: logprob, mask, version or none.")
-    ] = "logprob",
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="A tokenizer.json or its directory. Default: the model's own, if it is on this machine.",
-            show_default=False,
-        ),
-    ] = None,
+    color: Annotated[Colour, typer.Option(help="What a token's colour tells.")] = Colour.LOGPROB,
+    tokenizer: Tokenizers = None,
     save: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Also keep the recording in a file, for later.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Also keep the recording in a file, for later.")
     ] = None,
     as_json: AsJson = False,
     server: Server = None,
@@ -55,21 +80,18 @@ def show(
       polar show SESSION --color mask
       polar show session.rec --ids --full
     """
-    from polar.cli.output import concerning, console, print_json, print_parts
-    from polar.cli.transcript import Colour, find_tokenizer, page
-    from polar.recordings.recording import decode
-
-    colour = one_of(Colour, color, "--color") or Colour.NONE
     data = recording_bytes(session, server, token)
     if save is not None:
-        _save(data, save)
+        try:
+            save.write_bytes(data)
+        except OSError as error:
+            raise InvalidInput(f"--save: {save} cannot be written: {error.strerror}") from None
     with concerning(session):
         recording = decode(data)
     if as_json:
         print_json(_document(recording))
         return
-    if not console().color_system:
-        colour = Colour.NONE
+    colour = color if console().color_system else Colour.NONE
     vocabulary = find_tokenizer(recording.result.model, tokenizer)
     for part in page(recording, vocabulary, colour=colour, full=full, ids=ids):
         print_parts(part)
@@ -82,10 +104,12 @@ def recording_bytes(session: str, server: str | None, token: str | None) -> byte
             return path.read_bytes()
         except OSError as error:
             raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    with _taken_for_session(session):
-        client = connect(server, token)
+    # Whoever meant a path looks for no server.
+    taken_for_session = f"{session}: no such file or directory here, and as a session"
+    with concerning(taken_for_session):
+        client = Client(server, token)
     with client:
-        with _taken_for_session(session):
+        with concerning(taken_for_session):
             view = client.session(session)
         if view.result is None:
             raise NotFound(
@@ -98,32 +122,280 @@ def recording_bytes(session: str, server: str | None, token: str | None) -> byte
         return client.recording(session)
 
 
-@contextmanager
-def _taken_for_session(name: str) -> Iterator[None]:
-    """Errors raised inside say first that the name is no path: whoever meant one looks for no server."""
-    try:
-        yield
-    except PolarError as error:
-        error.message = f"{name}: no such file or directory here, and as a session: {error.message}"
-        raise
-
-
-def _save(data: bytes, path: Path) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise InvalidInput(f"--save: {path} cannot be written: {error.strerror}") from None
-
-
 def _document(recording: Recording) -> dict[str, Any]:
     """Everything in the recording as one JSON document."""
-    from dataclasses import asdict
-
-    from polar.trajectory.materialise import materialise
-
     trajectory = recording.trajectory
     return {
         "result": recording.result.model_dump(mode="json"),
         "completions": [asdict(completion) for completion in recording.completions],
         "traces": [asdict(materialise(trajectory, ref)) for ref in trajectory.traces],
     }
+
+
+_LOGPROB_STEPS = (
+    (-0.105, "green", "p ≥ 0.9"),
+    (-0.693, "yellow", "p ≥ 0.5"),
+    (-2.303, "magenta", "p ≥ 0.1"),
+    (-np.inf, "red", "p < 0.1"),
+)
+_VERSION_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+_NO_VALUE = Style(dim=True)
+
+
+def page(
+    recording: Recording, tokenizer: Tokenizer | None, *, colour: Colour, full: bool, ids: bool
+) -> Iterator[RenderableType]:
+    """The parts of the page, top to bottom."""
+    yield _header(recording.result, full)
+    if colour is not Colour.NONE:
+        yield Text()
+        yield _legend(recording, colour)
+    masks = trained_masks(recording)
+    known = {completion.id: completion for completion in recording.completions}
+    for completion in recording.completions:
+        mask = masks[completion.id]
+        yield Text()
+        yield from _facts(completion, mask)
+        yield from _messages(completion, known.get(completion.parent or ""), full)
+        yield from _response(completion, mask, tokenizer, colour)
+        if ids:
+            yield _inset(_token_table(completion, mask, tokenizer), 4)
+    yield Text()
+    yield _trace_table(recording)
+
+
+def _header(result: SessionResult, full: bool) -> RenderableType:
+    """What came of the session."""
+    stats, seconds, verdict = result.stats, result.seconds, result.verdict
+    versions = [v for v in (result.policy_version_min, result.policy_version_max) if v is not None]
+    reward = None
+    if verdict:
+        components = ", ".join(f"{name} {value:g}" for name, value in verdict.components.items())
+        reward = f"{verdict.reward:g}{_aside(components)}"
+    rows = [
+        ("task", f"{result.task_id}, sample {result.sample}, attempt {result.attempt}"),
+        ("status", result.status + (f": {result.error}" if result.error else "")),
+        ("reward", reward),
+        ("agent", result.agent_end + ("" if result.exit_code is None else f", exit code {result.exit_code}")),
+        ("model", result.model),
+        ("logprobs", result.logprobs_mode),
+        ("harness", result.harness_version),
+        (
+            "tokens",
+            f"{stats.sampled_tokens} sampled = {stats.trainable_tokens} trainable + "
+            f"{sum(stats.excluded.values())} excluded{_aside(_counts(stats.excluded))}",
+        ),
+        (
+            "recorded",
+            f"{stats.completions} model calls, {stats.traces} traces{_aside(_counts(stats.lineage))}",
+        ),
+        ("continued", _counts(stats.drift) or None),
+        ("omitted", _counts(stats.omitted) or None),
+        ("merged", f"{stats.trace_tokens} tokens, {stats.merge_ratio:.1f} × fewer than single requests"),
+        *(("fault", f"{fault.completion or 'a completion'}: {fault.problem}") for fault in stats.faults),
+        ("policy version", _range(versions)),
+        ("artifacts", f"polar artifacts {result.session_id}" if result.has_artifacts else None),
+        ("seconds", " · ".join(f"{stage} {spent:.1f}" for stage, spent in seconds)),
+    ]
+    parts: list[RenderableType] = [table(["SESSION", result.session_id], rows)]
+    if verdict and verdict.report.strip():
+        report = _inset(_text(verdict.report.strip(), full), 2)
+        parts += [Text("\nEvaluator's report", style="bold"), report]
+    return Group(*parts)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
+def _aside(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def trained_masks(recording: Recording) -> dict[str, NDArray[np.bool_]]:
+    """Completion id → which of its sampled tokens carry loss in some trace."""
+    trajectory = recording.trajectory
+    trained = {index for ref in trajectory.traces for index in ref.trained}
+    runs: dict[str, list[NDArray[np.bool_]]] = {}
+    for index, segment in enumerate(trajectory.segments):
+        if segment.completion_id is not None:
+            runs.setdefault(segment.completion_id, []).append(np.full(len(segment.ids), index in trained))
+    masks = {}
+    for completion in recording.completions:
+        mask = np.zeros(len(completion.sampled_ids), np.bool_)
+        if completion.id in runs:
+            held = np.concatenate(runs[completion.id])[: len(mask)]
+            mask[: len(held)] = held
+        masks[completion.id] = mask
+    return masks
+
+
+def _trace_table(recording: Recording) -> Table:
+    columns = [">TRACE", ">PROMPT", ">RESPONSE", ">TRAINABLE", ">MEAN LOGPROB", ">VERSION", ">REWARD"]
+    rows = []
+    for index, ref in enumerate(recording.trajectory.traces):
+        trace = materialise(recording.trajectory, ref)
+        trained = trace.loss_mask.astype(bool)
+        rows.append(
+            (
+                index,
+                len(trace.prompt_ids),
+                len(trace.response_ids),
+                int(trained.sum()),
+                f"{trace.logprobs[trained].mean():.3f}" if trained.any() else None,
+                _range(trace.policy_versions[trained]),
+                trace.reward,
+                trace.lineage,
+                trace.parent,
+                ", ".join(trace.completion_ids),
+            )
+        )
+    return table([*columns, "LINEAGE", ">FROM", "COMPLETIONS"], rows)
+
+
+def _legend(recording: Recording, colour: Colour) -> Text:
+    match colour:
+        case Colour.LOGPROB:
+            marks = [(label, floor) for floor, _, label in _LOGPROB_STEPS]
+        case Colour.MASK:
+            marks = [("trained", True), ("not trained", False)]
+        case _:
+            seen = {int(version) for c in recording.completions for version in c.policy_versions}
+            marks = [(f"version {version}", version) for version in sorted(seen)]
+    legend = Text(f"sampled tokens by {colour}: ")
+    for label, value in marks:
+        legend.append(f" {label} ", _style(colour, value))
+    return legend
+
+
+def _style(colour: Colour, value: float) -> Style:
+    match colour:
+        case Colour.LOGPROB:
+            return Style(color=next((name for floor, name, _ in _LOGPROB_STEPS if value >= floor), "red"))
+        case Colour.VERSION:
+            return Style(color=_VERSION_COLOURS[int(value) % len(_VERSION_COLOURS)])
+        case _:
+            return Style(color="green") if value else _NO_VALUE
+
+
+def _facts(completion: Completion, mask: NDArray[np.bool_]) -> Iterator[RenderableType]:
+    facts = [
+        f"{completion.prompt_tokens} prompt tokens",
+        f"{completion.sampled_tokens} sampled",
+        f"{int(mask.sum())} trained",
+        f"finish {completion.finish_reason}",
+    ]
+    if len(completion.logprobs):
+        facts.append(f"logprob mean {completion.logprobs.mean():.2f}, min {completion.logprobs.min():.2f}")
+    if len(completion.policy_versions):
+        facts.append(f"version {_range(completion.policy_versions)}")
+    if completion.ended_at > completion.started_at:
+        facts.append(f"{completion.ended_at - completion.started_at:.1f} s")
+    if completion.kind != "generation":
+        facts.append(completion.kind)
+    if completion.untrainable:
+        facts.append(f"untrainable: {completion.untrainable}")
+    line = Text(f"[{completion.index}] {completion.id}", style="bold")
+    if completion.started_at:
+        line.append(f"  {clock(completion.started_at)}", Style(bold=False, dim=True))
+    yield line
+    yield _inset(Text(visible(" · ".join(facts)), style="dim"), 2)
+
+
+def _messages(completion: Completion, parent: Completion | None, full: bool) -> Iterator[RenderableType]:
+    """What the harness said since the parent's answer; everything where there is no parent."""
+    messages = completion.messages
+    if parent is not None and len(messages) > len(parent.messages):
+        # The message after the parent's request is its own answer, shown there with its tokens.
+        messages = messages[len(parent.messages) + 1 :]
+    elif completion.tools:
+        names = ", ".join(tool.name for tool in completion.tools)
+        yield _inset(Text(visible(f"tools offered: {names}"), style="dim"), 2)
+    for message in messages:
+        yield _inset(Text(message.role, style="bold blue"), 2)
+        yield _inset(_text(_said(message), full), 4)
+
+
+def _said(message: Message) -> str:
+    parts = [message.reasoning and f"(reasoning) {message.reasoning}", message.content]
+    parts += [f"→ {call.name}({call.arguments})" for call in message.tool_calls]
+    return "\n".join(part for part in parts if part)
+
+
+def _response(
+    completion: Completion, mask: NDArray[np.bool_], tokenizer: Tokenizer | None, colour: Colour
+) -> Iterator[RenderableType]:
+    yield _inset(Text("assistant", style="bold green"), 2)
+    if tokenizer is None:
+        yield _inset(_text(_said(completion.response), full=True), 4)
+        yield _inset(Text("(no tokenizer here: this is the parsed message)", style="dim"), 4)
+        return
+    values: dict[Colour, NDArray[Any]] = {
+        Colour.LOGPROB: completion.logprobs,
+        Colour.MASK: mask,
+        Colour.VERSION: completion.policy_versions,
+    }
+
+    def style(at: int) -> Style | None:
+        if colour is Colour.NONE:
+            return None
+        return _style(colour, values[colour][at]) if at < len(values[colour]) else _NO_VALUE
+
+    body = Text()
+    texts = pieces(tokenizer, completion.sampled_ids.tolist())
+    for shown, run in groupby(range(len(texts)), key=style):
+        body.append(visible("".join(texts[at] for at in run)), shown)
+    yield _inset(body, 4)
+
+
+def _token_table(completion: Completion, mask: NDArray[np.bool_], tokenizer: Tokenizer | None) -> Table:
+    ids = completion.sampled_ids.tolist()
+    columns = (
+        range(len(ids)),
+        ids,
+        [f"{logprob:.4f}" for logprob in completion.logprobs],
+        mask.astype(int),
+        completion.policy_versions,
+        map(repr, pieces(tokenizer, ids)) if tokenizer else (),
+    )
+    return table([">#", ">ID", ">LOGPROB", ">MASK", ">VERSION", "TEXT"], zip_longest(*columns))
+
+
+def _range(values: Sequence[int] | NDArray[np.int32]) -> str | None:
+    if len(values) == 0:
+        return None
+    low, high = int(min(values)), int(max(values))
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def _inset(part: RenderableType, columns: int) -> Padding:
+    return Padding(part, (0, 0, 0, columns), expand=False)
+
+
+def _text(text: str, full: bool) -> Text:
+    return Text(visible(text if full else _folded(text)))
+
+
+def _folded(text: str) -> str:
+    lines = text.splitlines()
+    kept = "\n".join(lines[:FOLDED_LINES])[:FOLDED_CHARACTERS]
+    if len(kept) >= len("\n".join(lines)):
+        return text
+    return f"{kept}\n… {len(text) - len(kept)} more characters (--full shows all)"
+
+
+def find_tokenizer(model: str | None, given: Path | None = None) -> Tokenizer | None:
+    """The tokenizer at `given`, else the model's own if it can be had without a download."""
+    path = local_tokenizer(model)
+    if given is not None:
+        path = given / "tokenizer.json" if given.is_dir() else given
+        if not path.is_file():
+            raise InvalidInput(
+                f"--tokenizer: {path} does not exist", hint="name a tokenizer.json or its directory"
+            )
+    if path is None:
+        return None
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception on a malformed file
+        raise InvalidInput(f"{path}: not a tokenizer: {error}") from None

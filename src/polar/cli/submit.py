@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from polar.cli.options import AsJson, Server, Token, connect
+from polar.cli.options import AsJson, Server, Token
+from polar.cli.output import counted, print_list, print_parts, say, session_progress
+from polar.cli.summary import task_table
+from polar.client import Client
 from polar.errors import PolarError
-
-if TYPE_CHECKING:
-    from polar.client import Client
-    from polar.models.task import TaskSpec
-    from polar.models.views import TaskView
+from polar.models.session import SessionResult, SessionStatus
+from polar.models.task import TaskSpec
+from polar.models.views import TaskView
+from polar.tasksets.files import listing, read_tasks
 
 INTERRUPTED = 130
-
+REASONS = 10
+"""How many reasons of failures are told; the list of sessions has the others."""
 
 Files = Annotated[
     list[Path],
@@ -39,16 +43,14 @@ Wait = Annotated[
 Harness = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME[:{OPTIONS}]",
-        help="The harness of every task, instead of the one that it names.",
-        show_default=False,
+        metavar="NAME[:{OPTIONS}]", help="The harness of every task, instead of the one that it names."
     ),
 ]
 Samples = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=1024, help="Attempts at every task, instead of what it says.", show_default=False
-    ),
+    int | None, typer.Option(min=1, max=1024, help="Attempts at every task, instead of what it says.")
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Report tasks that are not sound, and submit the others.")
 ]
 
 
@@ -57,9 +59,7 @@ def submit(
     wait: Wait = False,
     harness: Harness = None,
     samples: Samples = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Report tasks that are not sound, and submit the others.")
-    ] = False,
+    skip_bad: SkipBad = False,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
@@ -80,32 +80,22 @@ def submit(
       polar submit examples/swe-mini/harbor --harness mini_swe_agent --samples 4
       generate-tasks | polar submit -
     """
-    from polar.cli.output import print_json_line, print_parts, visible
-    from polar.cli.summary import failures, follow, task_table
-    from polar.tasksets.files import listing, read_tasks
-
     loaded = read_tasks(*files, over=_over(harness, samples))
-    if skip_bad and loaded.problems and loaded.tasks:
-        typer.secho(visible(listing(loaded.problems)), fg=typer.colors.YELLOW, err=True)
-        tasks = list(loaded.tasks)
+    tasks = loaded.tasks
+    if skip_bad and loaded.problems and tasks:
+        say(listing(loaded.problems), typer.colors.YELLOW)
     else:
-        tasks = list(loaded.all_or_nothing())
-    with _interruptible(), connect(server, token) as client:
+        loaded.all_or_nothing()
+    with _interruptible(), Client(server, token) as client:
         views, known = _submit_all(client, tasks)
-        results = follow(client, tasks) if wait else []
+        results = _follow(client, tasks) if wait else []
         if wait:
             views = [client.task(task.id) for task in tasks]
-    if as_json:
-        for view in views:
-            print_json_line(view)
-    else:
-        print_parts(task_table(views))
-        if not wait:
-            print_parts(f"\n{_told(tasks, known)}. Watch with: polar sessions")
-        elif known:
-            print_parts(f"\n{_told(tasks, known)}")
+    print_list(views, task_table, as_json=as_json)
+    if not as_json and (known or not wait):
+        print_parts(f"\n{_told(tasks, known)}" + ("" if wait else ". Watch with: polar sessions"))
     if failed := failures(results):
-        typer.secho(visible(failed), fg=typer.colors.RED, err=True)
+        say(failed, typer.colors.RED)
         raise typer.Exit(1)
 
 
@@ -125,15 +115,14 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(
+        say(
             "\nstopped waiting; what was submitted goes on. `polar sessions` shows it, the same command waits"
-            " for it again, and `polar tasks cancel TASK` ends its sessions",
-            err=True,
+            " for it again, and `polar tasks cancel TASK` ends its sessions"
         )
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _submit_all(client: Client, tasks: list[TaskSpec]) -> tuple[list[TaskView], frozenset[str]]:
+def _submit_all(client: Client, tasks: Sequence[TaskSpec]) -> tuple[list[TaskView], frozenset[str]]:
     """The tasks as they are stored, and the ids of those that were before."""
     views: list[TaskView] = []
     known: set[str] = set()
@@ -149,7 +138,20 @@ def _submit_all(client: Client, tasks: list[TaskSpec]) -> tuple[list[TaskView], 
     return views, frozenset(known)
 
 
-def _told(tasks: list[TaskSpec], known: frozenset[str]) -> str:
+def _follow(client: Client, tasks: Sequence[TaskSpec]) -> list[SessionResult]:
+    """Stay until every session of the tasks has ended, with a progress bar if a person is watching."""
+    found: list[SessionResult] = []
+    with session_progress(sum(task.samples for task in tasks)) as (_, update):
+        # With stale results, which are no longer to be learnt from but have ended like the others.
+        for page in client.result_pages([task.id for task in tasks], follow=True):
+            found += page.results
+            rewards = [result.reward for result in found if result.reward is not None]
+            mean = f"mean reward {sum(rewards) / len(rewards):.2f}" if rewards else ""
+            update(len(found), mean)
+    return found
+
+
+def _told(tasks: Sequence[TaskSpec], known: frozenset[str]) -> str:
     new = [task for task in tasks if task.id not in known]
     old = [task for task in tasks if task.id in known]
     there = f"{_count(old)} already there"
@@ -158,6 +160,17 @@ def _told(tasks: list[TaskSpec], known: frozenset[str]) -> str:
     return f"{_count(new)} submitted" + (f", {there}" if old else "")
 
 
-def _count(tasks: list[TaskSpec]) -> str:
-    sessions = sum(task.samples for task in tasks)
-    return f"{len(tasks)} task{'s' * (len(tasks) != 1)} with {sessions} session{'s' * (sessions != 1)}"
+def _count(tasks: Sequence[TaskSpec]) -> str:
+    return f"{counted(len(tasks), 'task')} with {counted(sum(task.samples for task in tasks), 'session')}"
+
+
+def failures(results: Sequence[SessionResult]) -> str:
+    """How many sessions failed, and the first line of why, the most frequent first; empty if none did."""
+    failed = (result.error or "" for result in results if result.status is SessionStatus.FAILED)
+    reasons = Counter(next(iter(error.strip().splitlines()), "no reason given") for error in failed)
+    if not reasons:
+        return ""
+    lines = [f"{count} × {reason}" for reason, count in reasons.most_common(REASONS)]
+    if others := len(reasons) - len(lines):
+        lines.append(f"and {others} other reasons: polar sessions --status failed")
+    return "\n  ".join([f"{reasons.total()} of {len(results)} sessions failed:", *lines])

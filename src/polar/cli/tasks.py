@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
 
-from polar.cli.options import AsJson, ConfigFile, Server, Token, command_group, connect, one_of
+from polar.cli.interruption import until_interrupted
+from polar.cli.options import AsJson, ConfigFile, PassReward, Server, Token, command_group
+from polar.cli.output import clock, counted, print_json, print_list, print_parts, say, table, visible
+from polar.cli.summary import cancellation, counts, session_table, task_table
+from polar.client import Client
+from polar.config.settings import load_settings
+from polar.models.task import TaskStatus
+from polar.models.views import TaskView
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import RenderableType
-
     from polar.app.validation import TaskReport, TrialOutcome
-    from polar.models.views import SessionView, TaskView
 
 
 tasks = command_group()
@@ -23,14 +29,14 @@ TaskId = Annotated[str, typer.Argument(metavar="TASK", show_default=False)]
 Paths = Annotated[
     list[Path], typer.Argument(metavar="PATH...", help="Tasksets and task files.", show_default=False)
 ]
+Attacks = Annotated[bool, typer.Option("--attacks/--no-attacks", help="Whether cheating is tried too.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Sandboxes at a time (default: one per core).")]
 
 
 @tasks.callback(invoke_without_command=True)
 def list_tasks(
     context: typer.Context,
-    status: Annotated[
-        str | None, typer.Option(help="Only tasks that are queued, running, finished or cancelled.")
-    ] = None,
+    status: Annotated[TaskStatus | None, typer.Option(help="Only tasks that are so.")] = None,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
@@ -45,88 +51,73 @@ def list_tasks(
       polar tasks check taskset.yaml
       polar tasks validate taskset.yaml
     """
-    if context.invoked_subcommand is not None:
-        return
-    from polar.cli.output import print_json_line, print_parts
-    from polar.cli.summary import task_table
-    from polar.models.task import TaskStatus
-
-    wanted = one_of(TaskStatus, status, "--status")
-    with connect(server, token) as client:
-        views = client.tasks(status=wanted)
-        if not as_json:
-            print_parts(task_table(views))
-            return
-        for view in views:
-            print_json_line(view)
+    if context.invoked_subcommand is None:
+        with Client(server, token) as client:
+            print_list(client.tasks(status=status), task_table, as_json=as_json)
 
 
 @tasks.command()
 def show(task_id: TaskId, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
     """Show a task with its instruction and sessions."""
-    from polar.cli.output import print_json
-
-    with connect(server, token) as client:
-        view = client.task(task_id)
-        if as_json:
-            print_json(view)
-        else:
-            _print_task(view, list(client.sessions(task_id=task_id)))
+    with Client(server, token) as client:
+        _print(client.task(task_id), client, as_json)
 
 
 @tasks.command()
 def cancel(task_id: TaskId, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
     """End those of a task's sessions that have not ended."""
-    from polar.cli.output import print_json, print_parts
-    from polar.cli.summary import cancellation
-
-    with connect(server, token) as client:
+    with Client(server, token) as client:
         view = client.cancel(task_id)
-        if as_json:
-            print_json(view)
-            return
-        _print_task(view, list(client.sessions(task_id=task_id)))
-        if note := cancellation(view.status, view.sessions):
-            print_parts(f"\n{note}")
+        _print(view, client, as_json)
+    if not as_json and (note := cancellation(view.status, view.sessions)):
+        print_parts(f"\n{note}")
+
+
+def _print(task: TaskView, client: Client, as_json: bool) -> None:
+    if as_json:
+        print_json(task)
+        return
+    spec = task.spec
+    parts = (spec.harness, spec.runtime, spec.builder, spec.evaluator)
+    facts = [
+        ("status", task.status),
+        ("submitted", clock(task.created_at)),
+        ("sessions", counts(task.sessions)),
+        ("mean reward", task.mean_reward),
+        ("parts", " · ".join(part.name for part in parts)),
+        ("files", ", ".join(spec.files) or None),
+    ]
+    sessions = session_table(client.sessions(task_id=spec.id))
+    print_parts(table(["TASK", spec.id], facts), f"\n{visible(spec.instruction)}\n", sessions)
 
 
 @tasks.command()
 def check(
     paths: Paths,
-    harness: Annotated[
-        str | None, typer.Option(help="As if every task had this harness.", show_default=False)
-    ] = None,
+    harness: Annotated[str | None, typer.Option(help="As if every task had this harness.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read tasksets and task files without submitting, and name every problem by file, line and field."""
-    from polar.cli.output import print_json, print_parts
     from polar.tasksets.files import read_tasks
     from polar.tasksets.task_document import unknown_names
 
-    over = {"harness": {"name": harness}} if harness is not None else None
-    loaded = read_tasks(*paths, over=over)
+    loaded = read_tasks(*paths, over={"harness": {"name": harness}} if harness is not None else None)
     sessions = sum(task.samples for task in loaded.tasks)
     if as_json:
-        found = {"tasks": len(loaded.tasks), "sessions": sessions, "problems": loaded.problems}
-        print_json(found)
+        print_json({"tasks": len(loaded.tasks), "sessions": sessions, "problems": loaded.problems})
         raise typer.Exit(1 if loaded.problems else 0)
     for name in sorted({name for task in loaded.tasks for name in unknown_names(task)}):
-        typer.secho(f"{name} is not known here; the server may know it", fg=typer.colors.YELLOW, err=True)
+        say(f"{name} is not known here; the server may know it", typer.colors.YELLOW)
     loaded.all_or_nothing()
-    count = f"{len(loaded.tasks)} task{'s' * (len(loaded.tasks) != 1)}"
-    print_parts(f"{count} with {sessions} session{'s' * (sessions != 1)}: all sound")
+    print_parts(f"{counted(len(loaded.tasks), 'task')} with {counted(sessions, 'session')}: all sound")
 
 
 @tasks.command()
 def validate(
     paths: Paths,
-    attacks: Annotated[
-        bool, typer.Option("--attacks/--no-attacks", help="Whether cheating is tried too.")
-    ] = True,
-    pass_reward: Annotated[float, typer.Option(help="The minimum reward for a session to pass.")] = 1.0,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Sandboxes at a time (default: one per core).")
-    ] = None,
+    attacks: Attacks = True,
+    pass_reward: PassReward = 1.0,
+    jobs: Jobs = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -136,25 +127,17 @@ def validate(
     fit how it is graded. It tells which tasks cannot be solved, reward no work, can be cheated, or score
     the same work differently, and exits with 1 if there are any.
     """
-    import os
-    from dataclasses import asdict
-
     from polar.app import validation
-    from polar.cli.interruption import until_interrupted
-    from polar.cli.output import console, print_json, print_parts, visible
-    from polar.config.settings import load_settings
     from polar.tasksets.files import read_tasks
 
     loaded = read_tasks(*paths, over={"harness": validation.STAND_IN})
     found = loaded.all_or_nothing()
     node = load_settings(config).node
-    notes = console(stderr=True)
     reports: list[TaskReport] = []
 
     def told(report: TaskReport) -> None:
-        troubles = ", ".join(report.troubles) or "sound"
-        notes.print(visible(f"{len(reports) + 1}/{len(found)} {report.task_id}: {troubles}"), markup=False)
         reports.append(report)
+        say(f"{len(reports)}/{len(found)} {report.task_id}: {', '.join(report.troubles) or 'sound'}")
 
     async def work() -> None:
         async with validation.trial_node(node) as place:
@@ -177,8 +160,7 @@ def validate(
         raise typer.Exit(1)
 
 
-def _validation_parts(reports: list[TaskReport]) -> list[RenderableType]:
-    from polar.cli.output import table
+def _validation_parts(reports: Sequence[TaskReport]) -> list[RenderableType]:
     from polar.evaluators.attacks import ATTACKS
 
     rows = [
@@ -191,10 +173,9 @@ def _validation_parts(reports: list[TaskReport]) -> list[RenderableType]:
         )
         for report in reports
     ]
-    without = sum(not report.solution for report in reports)
     wrong = sum(bool(report.troubles) for report in reports)
-    lines = [f"\n{len(reports)} task{'s' * (len(reports) != 1)}, {wrong} with problems"]
-    if without:
+    lines = [f"\n{counted(len(reports), 'task')}, {wrong} with problems"]
+    if without := sum(not report.solution for report in reports):
         lines.append(f"{without} without a reference solution: whether they can be solved was not tried")
     rewarded = {one.trial for report in reports for one in report.successful_attacks}
     lines += [f"{attack.name}: {attack.description}" for attack in ATTACKS if attack.name in rewarded]
@@ -207,26 +188,3 @@ def _named(report: TaskReport) -> dict[str, str]:
 
 def _rewards(outcomes: Sequence[TrialOutcome]) -> str | None:
     return " ".join("failed" if one.reward is None else f"{one.reward:g}" for one in outcomes) or None
-
-
-def _print_task(task: TaskView, sessions: list[SessionView]) -> None:
-    from polar.cli.output import clock, print_parts, table, visible
-    from polar.cli.summary import counts, session_table
-
-    spec = task.spec
-    parts = (spec.harness, spec.runtime, spec.builder, spec.evaluator)
-    print_parts(
-        table(
-            ["TASK", spec.id],
-            [
-                ("status", task.status),
-                ("submitted", clock(task.created_at)),
-                ("sessions", counts(task.sessions)),
-                ("mean reward", task.mean_reward),
-                ("parts", " · ".join(part.name for part in parts)),
-                ("files", ", ".join(spec.files) or None),
-            ],
-        ),
-        f"\n{visible(spec.instruction)}\n",
-        session_table(sessions),
-    )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import re
+from collections.abc import Iterable
+from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from polar.cli.options import AsJson, Server, Token, command_group, connect, one_of, seconds
+from polar.cli.options import AsJson, Server, Token, command_group
+from polar.cli.output import clock, print_json, print_list, say, table
+from polar.client import Client
 from polar.errors import InvalidInput
+from polar.models.access import TokenRole, TokenView
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from polar.models.access import MadeToken, TokenView
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 token = command_group(no_args_is_help=True)
 
@@ -37,22 +40,13 @@ def about() -> None:
 @token.command("list")
 def list_tokens(as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
     """List tokens, without the tokens themselves."""
-    from polar.cli.output import print_json_line
-
-    with connect(server, token) as client:
-        views = client.tokens()
-        if not as_json:
-            _print(views)
-            return
-        for view in views:
-            print_json_line(view)
+    with Client(server, token) as client:
+        print_list(client.tokens(), _token_table, as_json=as_json)
 
 
 @token.command()
 def create(
-    role: Annotated[
-        str | None, typer.Option(metavar="admin|trainer|read-only|node", show_default=False)
-    ] = None,
+    role: Annotated[TokenRole, typer.Option(help="What its holder may do.", show_default=False)],
     name: Annotated[
         str | None, typer.Option(help="What audit lines call its holder (default: the role).")
     ] = None,
@@ -64,14 +58,16 @@ def create(
     token: Token = None,
 ) -> None:
     """Make a token and print it."""
-    from polar.models.access import TokenRole
-
-    lifetime = seconds(expires, "--expires") if expires is not None else None
-    wanted = one_of(TokenRole, role, "--role")
-    if wanted is None:
-        raise InvalidInput("--role: say which", hint=f"one of {', '.join(TokenRole)}")
-    with connect(server, token) as client:
-        _hand_over(client.create_token(name or wanted.value, wanted, expires_seconds=lifetime), as_json)
+    lifetime = _seconds(expires) if expires is not None else None
+    with Client(server, token) as client:
+        made = client.create_token(name or role.value, role, expires_seconds=lifetime)
+    if as_json:
+        print_json(made)
+        return
+    view = made.view
+    end = f"until {clock(view.expires_at)}" if view.expires_at is not None else "until it is revoked"
+    say(f"{view.role} token {view.name} ({view.id}), {end}; it is shown this once:")
+    typer.echo(made.token)
 
 
 @token.command()
@@ -83,35 +79,22 @@ def revoke(
     token: Token = None,
 ) -> None:
     """End a token, or all tokens of a name."""
-    with connect(server, token) as client:
+    with Client(server, token) as client:
         ended = client.revoke_token(name)
-    typer.echo(f"revoked {', '.join(f'{view.name} ({view.id})' for view in ended)}", err=True)
+    say(f"revoked {', '.join(f'{view.name} ({view.id})' for view in ended)}")
 
 
-def _hand_over(made: MadeToken, as_json: bool) -> None:
-    from polar.cli.output import clock, print_json
-
-    if as_json:
-        print_json(made)
-        return
-    view = made.view
-    end = f"until {clock(view.expires_at)}" if view.expires_at is not None else "until it is revoked"
-    typer.echo(f"{view.role.value} token {view.name} ({view.id}), {end}; it is shown this once:", err=True)
-    typer.echo(made.token)
+def _seconds(text: str) -> float:
+    """`90s`, `15m`, `12h`, `30d`; a bare number is seconds."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text.strip())
+    if match is None:
+        raise InvalidInput(f"--expires: {text!r} is no length of time", hint="90s, 15m, 12h or 30d")
+    return float(match[1]) * _UNITS[match[2] or "s"]
 
 
-def _print(views: Iterable[TokenView]) -> None:
-    from polar.cli.output import clock, print_parts, table
-
-    rows = [
-        (
-            view.name,
-            view.role.value,
-            view.state.value,
-            view.id,
-            clock(view.created_at),
-            clock(view.expires_at) if view.expires_at is not None else None,
-        )
+def _token_table(views: Iterable[TokenView]) -> Table:
+    rows = (
+        (view.name, view.role, view.state, view.id, clock(view.created_at), clock(view.expires_at))
         for view in views
-    ]
-    print_parts(table(("NAME", "ROLE", "STATE", "ID", "MADE", "EXPIRES"), rows))
+    )
+    return table(["NAME", "ROLE", "STATE", "ID", "MADE", "EXPIRES"], rows)

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from polar.cli.output import console, say
 from polar.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from polar.training.settings import RunSettings
+from polar.telemetry.logs import log_to_file
 
 SFT = "sft"
 INTERRUPTED = 130
 
+Run = Annotated[
+    list[str],
+    typer.Argument(metavar="[sft] RUN.yaml", help="The run's settings; `sft` before it to fine-tune."),
+]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The run's directory, instead of what the file says.")
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="How many steps, instead of what the file says.")]
+Seconds = Annotated[
+    float | None, typer.Option(min=0.001, help="End with the step being made then; the same command goes on.")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="The seed, instead of what the file says.")]
+Sync = Annotated[
+    bool, typer.Option("--sync", help="Roll out and train in turns; nothing is sampled while training.")
+]
+
 
 def train(
-    run: Annotated[
-        list[str],
-        typer.Argument(metavar="[sft] RUN.yaml", help="The run's settings; `sft` before it to fine-tune."),
-    ],
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The run's directory, instead of what the file says.")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="How many steps, instead of what the file says.")
-    ] = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="End with the step being made then; the same command goes on."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="The seed, instead of what the file says.")] = None,
-    sync: Annotated[
-        bool, typer.Option("--sync", help="Roll out and train in turns; nothing is sampled while training.")
-    ] = False,
+    run: Run,
+    out: Out = None,
+    steps: Steps = None,
+    seconds: Seconds = None,
+    seed: Seed = None,
+    sync: Sync = False,
 ) -> None:
     """Train a policy.
 
@@ -56,21 +59,23 @@ def train(
         from polar.training.settings import GrpoSettings, SftSettings, load_run
     except ImportError as error:
         raise InvalidInput(f"training needs {error.name}", hint="pip install 'polar-rl[train]'") from None
-    from polar.cli.output import console
-    from polar.telemetry.logs import log_to_file
 
-    settings: RunSettings = load_run(path, SftSettings if is_sft else GrpoSettings)
-    changed: dict[str, Any] = {"out": out, "steps": steps, "seconds": seconds, "seed": seed}
+    settings = load_run(path, SftSettings if is_sft else GrpoSettings)
+    changed = {"out": out, "steps": steps, "seconds": seconds, "seed": seed}
     settings = settings.model_copy(
         update={name: value for name, value in changed.items() if value is not None}
     )
     if sync:
-        settings = _synchronous(settings)
+        rollouts = getattr(settings, "rollouts", None)
+        if rollouts is None:
+            raise InvalidInput("--sync: this run rolls nothing out")
+        in_turns = rollouts.model_copy(update={"synchronous": True})
+        settings = settings.model_copy(update={"rollouts": in_turns})
     log_to_file(settings.out / "train.log", "info")
     try:
         kept = carry_out(settings, console(stderr=True))
     except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on after the last checkpoint", err=True)
+        say("stopped; the same command goes on after the last checkpoint")
         raise typer.Exit(INTERRUPTED) from None
     typer.echo(kept.path)
 
@@ -85,10 +90,3 @@ def _path(words: list[str]) -> tuple[Path, bool]:
             raise InvalidInput(
                 "name one file of settings", hint="polar train RUN.yaml, polar train sft RUN.yaml"
             )
-
-
-def _synchronous(settings: RunSettings) -> RunSettings:
-    rollouts = getattr(settings, "rollouts", None)
-    if rollouts is None:
-        raise InvalidInput("--sync: this run rolls nothing out")
-    return settings.model_copy(update={"rollouts": rollouts.model_copy(update={"synchronous": True})})

@@ -9,48 +9,52 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polar.cli.interruption import until_interrupted
 from polar.cli.options import AsJson, Server, Token
+from polar.cli.output import console, print_json, print_parts, table
+from polar.cli.show import recording_bytes
+from polar.config.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from polar.app.verification import Say, Verification
-    from polar.config.settings import Settings
 
-COLUMNS = ["SESSION", "TRACES", "SAMPLED", "TRAINED", "COMPARED", "MAX |Δ|", "MEAN |Δ|", "", "NOTE"]
-NUMBERS = COLUMNS[1:7]
+COLUMNS = ["SESSION", ">TRACES", ">SAMPLED", ">TRAINED", ">COMPARED", ">MAX |Δ|", ">MEAN |Δ|", "", "NOTE"]
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SESSION|DIR|FILE",
+        help="A session's id, a data directory or any other with recordings in it, or one recording.",
+    ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The engine to ask. Default: the one in the settings, else the embedded one is started.",
+    ),
+]
+EngineKind = Annotated[
+    str | None,
+    typer.Option(metavar="vllm|sglang", help="What the engine at --engine speaks: vllm (default) or sglang."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(help="The embedded engine's model. Default: the one the first recording names."),
+]
+Tolerance = Annotated[float, typer.Option(min=0, help="The largest difference of a logprob to accept.")]
+Replay = Annotated[
+    bool, typer.Option("--replay/--no-replay", help="Ask an engine, or check the invariants only.")
+]
 
 
 def verify(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SESSION|DIR|FILE",
-            help="A session's id, a data directory or any other with recordings in it, or one recording.",
-        ),
-    ],
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The engine to ask. Default: the one in the settings, else the embedded one is started.",
-            show_default=False,
-        ),
-    ] = None,
-    engine_kind: Annotated[
-        str | None,
-        typer.Option(
-            metavar="vllm|sglang", help="What the engine at --engine speaks: vllm (default) or sglang."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="The embedded engine's model. Default: the one the first recording names."),
-    ] = None,
-    tolerance: Annotated[
-        float, typer.Option(help="The largest difference of a logprob to accept.", min=0)
-    ] = 1e-3,
-    replay: Annotated[
-        bool, typer.Option("--replay/--no-replay", help="Ask an engine, or check the invariants only.")
-    ] = True,
+    source: Source,
+    engine: Engine = None,
+    engine_kind: EngineKind = None,
+    model: Model = None,
+    tolerance: Tolerance = 1e-3,
+    replay: Replay = True,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
@@ -71,8 +75,6 @@ def verify(
       polar verify .polar --engine http://127.0.0.1:8000 --json
     """
     from polar.app.verification import together, verifications
-    from polar.cli.interruption import until_interrupted
-    from polar.cli.output import print_json, print_parts, table
 
     recordings = _recordings(source, server, token)
     done: list[Verification] = []
@@ -92,19 +94,17 @@ def verify(
         print_json({"sessions": documents, "total": total.document(tolerance, was_replayed=replay)})
     else:
         shown = [*done, total] if len(done) > 1 else done
-        rows = [_row(one, tolerance, was_replayed=replay) for one in shown]
-        print_parts(table(COLUMNS, rows, numbers=NUMBERS))
+        print_parts(table(COLUMNS, [_row(one, tolerance, was_replayed=replay) for one in shown]))
     if total.problems:
         raise typer.Exit(1)
 
 
 def _settings(engine: dict[str, Any], model: str | None) -> Settings:
     """The settings of this directory; an embedded engine computes in single precision."""
-    from polar.config.settings import load_settings
-
-    if load_settings(overrides={"engine": engine}).engine.url is None:
-        engine |= {"model": model, "dtype": "float32", "slots": 1}
     settings = load_settings(overrides={"engine": engine})
+    if settings.engine.url is None:
+        engine |= {"model": model, "dtype": "float32", "slots": 1}
+        settings = load_settings(overrides={"engine": engine})
     # Beside the data directory's own logs, which a running `polar serve` writes.
     return settings.model_copy(update={"data_dir": settings.data_dir / "verify"})
 
@@ -112,13 +112,10 @@ def _settings(engine: dict[str, Any], model: str | None) -> Settings:
 def _recordings(source: str, server: str | None, token: str | None) -> Iterator[tuple[str, bytes]]:
     """The recordings with the names to show, read one at a time."""
     from polar.app.verification import recording_files
-    from polar.cli.show import recording_bytes
 
-    if "/" not in source and not Path(source).exists():
-        yield source, recording_bytes(source, server, token)
-        return
-    for path in recording_files(Path(source)):
-        yield str(path), recording_bytes(str(path), server, token)
+    is_session = "/" not in source and not Path(source).exists()
+    for name in [source] if is_session else map(str, recording_files(Path(source))):
+        yield name, recording_bytes(name, server, token)
 
 
 def _row(one: Verification, tolerance: float, *, was_replayed: bool) -> tuple[object, ...]:
@@ -143,8 +140,6 @@ def _row(one: Verification, tolerance: float, *, was_replayed: bool) -> tuple[ob
 @contextmanager
 def _progress() -> Iterator[Say]:
     """Shows what is going on while a person waits; nothing of it stays."""
-    from polar.cli.output import console
-
     out = console(stderr=True)
     if not out.is_terminal:
         yield lambda _text: None

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from polar.cli.options import AsJson, Server, Token, connect
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from polar.cli.options import AsJson, Server, Token
+from polar.cli.output import clock, print_list, table
+from polar.client import Client
+from polar.models.webhook import WebhookView
 
 
 def webhooks(as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
@@ -12,25 +19,21 @@ def webhooks(as_json: AsJson = False, server: Server = None, token: Token = None
 
     Example: polar webhooks --json
     """
-    from polar.cli.output import clock, print_json_line, print_parts, table
+    with Client(server, token) as client:
+        print_list(client.webhooks(), _webhook_table, as_json=as_json)
 
-    with connect(server, token) as client:
-        views = client.webhooks()
-    if as_json:
-        for view in views:
-            print_json_line(view)
-        return
-    rows = [
+
+def _webhook_table(views: Iterable[WebhookView]) -> Table:
+    rows = (
         (
             view.url,
             view.lag,
             f"{view.lag_seconds:.0f} s",
             view.failures,
-            clock(view.delivered_at) if view.delivered_at is not None else None,
-            clock(view.retry_at) if view.retry_at is not None else None,
+            clock(view.delivered_at),
+            clock(view.retry_at),
             view.error,
         )
         for view in views
-    ]
-    columns = ("URL", "LAG", "FOR", "FAILURES", "DELIVERED", "AGAIN", "LAST ERROR")
-    print_parts(table(columns, rows, numbers=("LAG", "FOR", "FAILURES")))
+    )
+    return table(["URL", ">LAG", ">FOR", ">FAILURES", "DELIVERED", "AGAIN", "LAST ERROR"], rows)

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from polar.cli.main import app
-from polar.cli.transcript import Colour, find_tokenizer, page, trained_masks
+from polar.cli.show import Colour, find_tokenizer, page, trained_masks
 from polar.engines.vocabulary import pieces
 from polar.errors import InvalidInput
 from polar.recordings.recording import Recording

@@ -43,7 +43,7 @@ def polar_calls() -> list[list[str]]:
 @pytest.mark.parametrize("call", polar_calls(), ids=" ".join)
 def test_every_call_names_a_command_and_options_that_there_are(call: list[str]) -> None:
     group: Any = typer.main.get_command(app)
-    command = group.commands[call[1]]
+    command = group.get_command(None, call[1])
     command = getattr(command, "commands", {}).get(call[2], command)
     options = {name for parameter in command.params for name in [*parameter.opts, *parameter.secondary_opts]}
     assert {word.split("=")[0] for word in call[2:] if word.startswith("-")} <= options
