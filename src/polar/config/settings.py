@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from polar.config.yaml_document import read_yaml
+from polar.config.documents import read_yaml
 from polar.errors import InvalidInput, explain
 from polar.models.component import Frozen
 from polar.models.task import Id

@@ -15,11 +15,12 @@ import yaml
 from pydantic import ValidationError
 
 from polar.config import plugins
+from polar.config.documents import STDIN
 from polar.errors import InvalidInput, explain
 from polar.files import write_atomic
 from polar.models.component import Component, Frozen
 from polar.models.task import TaskSpec
-from polar.tasksets.files import STDIN, Loaded, listing, read_tasks
+from polar.tasksets.files import Loaded, listing, read_tasks
 
 MEMO_FILE = "evaluation.json"
 OWN = "own"

@@ -175,20 +175,19 @@ def _evaluated(evaluate: Render, values: Names, problem: type[InvalidInput], whe
     return made
 
 
-NAMES = (
-    "reward",
-    "components",
-    "agent_end",
-    "exit_code",
-    "completions",
-    "traces",
-    "sampled_tokens",
-    "trainable_tokens",
-    "seconds",
-    "sample",
-    "task",
-    "metadata",
-)
+_OF_RESULT: dict[str, Callable[[SessionResult], Any]] = {
+    "reward": lambda result: result.reward,
+    "components": lambda result: result.verdict.components if result.verdict else {},
+    "agent_end": lambda result: result.agent_end.value,
+    "exit_code": lambda result: result.exit_code,
+    "completions": lambda result: result.stats.completions,
+    "traces": lambda result: result.stats.traces,
+    "sampled_tokens": lambda result: result.stats.sampled_tokens,
+    "trainable_tokens": lambda result: result.stats.trainable_tokens,
+    "seconds": lambda result: result.seconds.running,
+    "sample": lambda result: result.sample,
+}
+NAMES = (*_OF_RESULT, "task", "metadata")
 
 
 def parse_acceptance(text: str, option: str = "--accept") -> Condition:
@@ -198,19 +197,5 @@ def parse_acceptance(text: str, option: str = "--accept") -> Condition:
 
 def session_names(result: SessionResult, task: str, metadata: Mapping[str, JsonValue]) -> dict[str, Any]:
     """The values of NAMES for one session."""
-    stats = result.stats
-    values = (
-        result.reward,
-        result.verdict.components if result.verdict else {},
-        result.agent_end.value,
-        result.exit_code,
-        stats.completions,
-        stats.traces,
-        stats.sampled_tokens,
-        stats.trainable_tokens,
-        result.seconds.running,
-        result.sample,
-        task,
-        metadata,
-    )
-    return dict(zip(NAMES, values, strict=True))
+    values = {name: value(result) for name, value in _OF_RESULT.items()}
+    return values | {"task": task, "metadata": metadata}

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polar.config.documents import STDIN, parse_json, parse_yaml, read_text
 from polar.errors import InvalidInput
 from polar.models.task import Solution, TaskSpec
-from polar.tasksets.documents import FORMATS, Format, guess_format, parse
 from polar.tasksets.harbor import is_harbor
 from polar.tasksets.rows import BadRow
 from polar.tasksets.task_document import check_defaults, check_task, with_defaults
 from polar.tasksets.taskset import TaskDocument, is_saved_dataset, make_taskset
 
-STDIN = Path("-")
+SUFFIXES = (".yaml", ".yml", ".json", ".jsonl")
+"""Of the names of task files."""
+_ROWS = (".jsonl", ".parquet", ".arrow")
+_KNOWN = ", ".join([*SUFFIXES, ".parquet"])
 DESCRIPTION = "taskset.yaml"
 """In a directory: what the directory stands for."""
 
@@ -77,23 +80,19 @@ def _parts(path: Path) -> list[Path]:
         return [path / DESCRIPTION]
     if is_harbor(path) or is_saved_dataset(path):
         return [path]
-    files = [
-        file
-        for file in path.iterdir()
-        if file.suffix in FORMATS and file.is_file() and not file.name.startswith(".")
-    ]
-    if not files and any(path.rglob("*.parquet")):
+    files = [file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file()]
+    if files := sorted(file for file in files if not file.name.startswith(".")):
+        return files
+    if any(path.rglob("*.parquet")):
         return [path]
-    if not files:
-        raise InvalidInput(f"{path}: no task files in this directory", hint=f"looked for {_suffixes()}")
-    return sorted(files)
+    raise InvalidInput(f"{path}: no task files in this directory", hint=f"looked for {_KNOWN}")
 
 
 def _read(path: Path) -> Iterator[TaskDocument | BadRow]:
     """The tasks of one file or one directory of rows."""
     name = "standard input" if path == STDIN else str(path)
     directory = Path.cwd() if path == STDIN else path.parent
-    if path.is_dir() or path.suffix in (".parquet", ".arrow", ".jsonl"):
+    if path.is_dir() or path.suffix in _ROWS:
         yield from make_taskset({"source": path.name}, directory, name).documents()
         return
     document = _document(path, name)
@@ -105,31 +104,33 @@ def _read(path: Path) -> Iterator[TaskDocument | BadRow]:
     yield from (BadRow(name, problem) for problem in found)
     for number, entry in enumerate(entries, start=1):
         if isinstance(entry, dict):
-            named = isinstance(entry.get("id"), str)
-            where = name if named else f"{name}: task {number}"
+            where = name if isinstance(entry.get("id"), str) else f"{name}: task {number}"
             yield TaskDocument(where, with_defaults(entry, defaults), directory)
         else:
-            yield BadRow(f"{name}: task {number}", f"must be a mapping, not {_kind(entry)}")
+            kind = "nothing" if entry is None else f"a {type(entry).__name__}"
+            yield BadRow(f"{name}: task {number}", f"must be a mapping, not {kind}")
 
 
 def _document(path: Path, name: str) -> Any:
+    text = read_text(path)
     if path == STDIN:
-        text = sys.stdin.read()
-        return parse(text, guess_format(text), name)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
-    format = FORMATS.get(path.suffix)
-    if format is None:
-        raise InvalidInput(f"{path}: not a task file: its name must end in {_suffixes()}")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start})") from None
-    if format is not Format.JSONL and not text.strip():
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        if len(lines) > 1 and all(_is_json_object(line) for _, line in lines):
+            return [parse_json(line, name, number) for number, line in lines]
+    elif path.suffix not in SUFFIXES:
+        raise InvalidInput(f"{path}: not a task file: its name must end in {_KNOWN}")
+    elif not text.strip():
         raise InvalidInput(f"{path}: the file is empty")
-    return parse(text, format, name)
+    elif path.suffix == ".json":
+        return parse_json(text, name)
+    return parse_yaml(text, name)
+
+
+def _is_json_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _split(document: Any, name: str) -> tuple[Any, list[Any]]:
@@ -149,14 +150,6 @@ def _split(document: Any, name: str) -> tuple[Any, list[Any]]:
     if not isinstance(entries, list) or not entries:
         raise InvalidInput(f"{name}: tasks: must be a list of at least one task")
     return defaults, entries
-
-
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
-
-
-def _suffixes() -> str:
-    return ", ".join([*FORMATS, ".parquet"])
 
 
 MAX_PROBLEMS_SHOWN = 20

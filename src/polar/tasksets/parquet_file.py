@@ -1,19 +1,19 @@
-"""A parquet file written a row group at a time, so that what is held in memory stays small."""
+"""Parquet files written a row group at a time, so that what is held in memory stays small."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from polar.errors import InvalidInput
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polar.errors import InvalidInput, PolarError
 from polar.files import atomic_file
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
 ROWS_PER_GROUP = 4096
 TOKENS_PER_GROUP = 1 << 20
@@ -33,14 +33,21 @@ def make_directory(directory: Path) -> None:
 
 
 @contextmanager
-def parquet_file(path: Path, schema: pa.Schema) -> Iterator[ParquetFile]:
-    """A file to add rows to, which is at `path` when the body ends without an error."""
-    import pyarrow.parquet as pq
-
-    with atomic_file(path) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
-        file = ParquetFile(writer, schema)
-        yield file
-        file.flush()
+def parquet_files(directory: Path, schemas: Mapping[str, pa.Schema]) -> Iterator[dict[str, ParquetFile]]:
+    """Files to add rows to, by name; all are in the directory when the body ends without an error."""
+    make_directory(directory)
+    try:
+        with ExitStack() as stack:
+            files = {}
+            for name, schema in schemas.items():
+                part = stack.enter_context(atomic_file(directory / f"{name}.parquet"))
+                writer = stack.enter_context(pq.ParquetWriter(part, schema, compression="zstd"))
+                files[name] = ParquetFile(writer, schema)
+            yield files
+            for file in files.values():
+                file.flush()
+    except OSError as error:
+        raise PolarError(f"{directory}: cannot be written: {error.strerror or error}") from error
 
 
 class ParquetFile:
@@ -59,10 +66,12 @@ class ParquetFile:
             self.flush()
 
     def flush(self) -> None:
-        import pyarrow as pa
+        if self._rows:
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+            self._rows.clear()
+            self._tokens = 0
 
-        if not self._rows:
-            return
-        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
-        self._rows.clear()
-        self._tokens = 0
+
+def json_text(value: Any) -> str:
+    """A cell for values whose keys differ from row to row."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

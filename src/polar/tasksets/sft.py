@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import orjson
+import pyarrow as pa
 import yaml
 from pydantic import JsonValue
 
 from polar import __version__
-from polar.errors import PolarError
 from polar.models.session import SessionResult, SessionStatus
-from polar.models.trace import Lineage
+from polar.models.trace import Lineage, Trace
 from polar.tasksets.conversations import SftConversation, conversations, digest
 from polar.tasksets.expressions import CannotJudge, Condition, session_names
-from polar.tasksets.parquet_file import ParquetFile, make_directory, parquet_file
+from polar.tasksets.parquet_file import ParquetFile, json_text, parquet_files
 from polar.trajectory.learnable import EndedSession
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 NOT_TRAINED = -100
 """In `labels`: what trainers leave out of the loss."""
@@ -90,35 +85,19 @@ class Written:
 
 def write_dataset(groups: Iterable[TaskSessions], directory: Path, accept: Condition) -> Written:
     """Write all tables, a group at a time; they appear under their names only when they are complete."""
-    make_directory(directory)
     written = Written()
-    try:
-        with ExitStack() as stack:
-            files = {
-                table: stack.enter_context(parquet_file(directory / table.file, schema(table)))
-                for table in Table
-            }
-            for group in groups:
-                _write_group(group, files, accept, written)
-            written.rows = {table: file.count for table, file in files.items()}
-    except OSError as error:
-        raise PolarError(f"{directory}: cannot be written: {error.strerror or error}") from error
+    with parquet_files(directory, {table: schema(table) for table in Table}) as files:
+        for group in groups:
+            _write_group(group, files, accept, written)
+        written.rows = {table: files[table].count for table in Table}
     return written
 
 
-@dataclass(frozen=True, slots=True)
-class _Main:
-    """A session's main conversation without its tokens, kept to be paired."""
-
-    conversation: SftConversation
-    result: SessionResult
-
-
 def _write_group(
-    group: TaskSessions, files: Mapping[Table, ParquetFile], accept: Condition, written: Written
+    group: TaskSessions, files: Mapping[str, ParquetFile], accept: Condition, written: Written
 ) -> None:
     seen: set[bytes] = set()
-    mains: dict[Fate, list[_Main]] = {Fate.ACCEPTED: [], Fate.REJECTED: []}
+    mains: dict[Fate, list[tuple[SftConversation, SessionResult]]] = {Fate.ACCEPTED: [], Fate.REJECTED: []}
     for attempt in group.attempts:
         found = list(conversations(attempt.recording)) if attempt.recording is not None else []
         fate = _fate(group, attempt, found, seen, accept, written)
@@ -129,18 +108,28 @@ def _write_group(
         table = files[Table.SFT if fate is Fate.ACCEPTED else Table.REJECTED]
         for number, conversation in enumerate(found):
             row = about | {"conversation": number, "lineage": conversation.lineage.value}
-            table.add(_chat_row(conversation) | row, tokens=_size(conversation))
+            chat = {
+                "messages": conversation.messages,
+                "tools": conversation.tools,
+                "prompt_messages": conversation.prompt_messages,
+            }
+            table.add(chat | row, tokens=_size(conversation))
             if fate is Fate.ACCEPTED and conversation.trace is not None:
-                files[Table.TOKENS].add(_token_row(conversation) | row, tokens=_size(conversation))
+                files[Table.TOKENS].add(_token_row(conversation.trace) | row, tokens=_size(conversation))
                 written.tokens += int(np.count_nonzero(conversation.trace.loss_mask))
-        mains[fate].append(_Main(replace(_main(found), trace=None), attempt.result))
+        main = next((one for one in found if one.lineage is Lineage.MAIN), found[0])
+        mains[fate].append((replace(main, trace=None), attempt.result))
     written.tasks += 1
     written.tasks_accepted += bool(mains[Fate.ACCEPTED])
     for chosen, rejected in zip(mains[Fate.ACCEPTED], mains[Fate.REJECTED], strict=False):
-        if _are_comparable(chosen.conversation, rejected.conversation):
-            row = _pair_row(group, chosen, rejected)
-            size = _size(chosen.conversation) + _size(rejected.conversation)
-            files[Table.PREFERENCE].add(row, tokens=size)
+        # They answer the same question, which may differ in a date or a path, but not in its turns.
+        if _roles(chosen[0]) == _roles(rejected[0]):
+            row = _pair_row(group, *chosen, *rejected)
+            files[Table.PREFERENCE].add(row, tokens=_size(chosen[0]) + _size(rejected[0]))
+
+
+def _roles(conversation: SftConversation) -> list[str]:
+    return [message["role"] for message in conversation.prompt]
 
 
 def _fate(
@@ -167,16 +156,6 @@ def _fate(
     return Fate.ACCEPTED if is_accepted else Fate.REJECTED
 
 
-def _main(found: list[SftConversation]) -> SftConversation:
-    return next((one for one in found if one.lineage is Lineage.MAIN), found[0])
-
-
-def _are_comparable(chosen: SftConversation, rejected: SftConversation) -> bool:
-    """Whether both answer the same question: it may differ in a date or a path, but not in its turns."""
-    one, other = ([message["role"] for message in each.prompt] for each in (chosen, rejected))
-    return one == other
-
-
 def _size(conversation: SftConversation) -> int:
     """How much memory a row takes, in tokens; a token is some four characters."""
     trace = conversation.trace
@@ -185,17 +164,7 @@ def _size(conversation: SftConversation) -> int:
     return sum(len(message["content"]) for message in conversation.messages) // 4
 
 
-def _chat_row(conversation: SftConversation) -> dict[str, Any]:
-    return {
-        "messages": conversation.messages,
-        "tools": conversation.tools,
-        "prompt_messages": conversation.prompt_messages,
-    }
-
-
-def _token_row(conversation: SftConversation) -> dict[str, Any]:
-    trace = conversation.trace
-    assert trace is not None
+def _token_row(trace: Trace) -> dict[str, Any]:
     before = len(trace.prompt_ids)
     mask = np.concatenate([np.zeros(before, np.uint8), trace.loss_mask])
     ids = np.concatenate([trace.prompt_ids, trace.response_ids])
@@ -209,22 +178,28 @@ def _token_row(conversation: SftConversation) -> dict[str, Any]:
     }
 
 
-def _pair_row(group: TaskSessions, chosen: _Main, rejected: _Main) -> dict[str, Any]:
+def _pair_row(
+    group: TaskSessions,
+    chosen: SftConversation,
+    chosen_result: SessionResult,
+    rejected: SftConversation,
+    rejected_result: SessionResult,
+) -> dict[str, Any]:
     return {
-        "prompt": chosen.conversation.prompt,
-        "chosen": chosen.conversation.answer,
-        "rejected": rejected.conversation.answer,
-        "tools": chosen.conversation.tools,
-        "prompts_equal": chosen.conversation.prompt == rejected.conversation.prompt,
-        "chosen_reward": chosen.result.reward,
-        "rejected_reward": rejected.result.reward,
-        "chosen_session": chosen.result.session_id,
-        "rejected_session": rejected.result.session_id,
+        "prompt": chosen.prompt,
+        "chosen": chosen.answer,
+        "rejected": rejected.answer,
+        "tools": chosen.tools,
+        "prompts_equal": chosen.prompt == rejected.prompt,
+        "chosen_reward": chosen_result.reward,
+        "rejected_reward": rejected_result.reward,
+        "chosen_session": chosen_result.session_id,
+        "rejected_session": rejected_result.session_id,
         "task": group.task,
         "harness": group.harness,
-        "harness_version": chosen.result.harness_version,
-        "model": chosen.result.model,
-        "metadata": _json(group.metadata),
+        "harness_version": chosen_result.harness_version,
+        "model": chosen_result.model,
+        "metadata": json_text(group.metadata),
     }
 
 
@@ -241,24 +216,17 @@ def _provenance(group: TaskSessions, result: SessionResult) -> dict[str, Any]:
         "policy_version_min": result.policy_version_min,
         "policy_version_max": result.policy_version_max,
         "reward": result.reward,
-        "components": _json(result.verdict.components if result.verdict else {}),
+        "components": json_text(result.verdict.components if result.verdict else {}),
         "agent_end": result.agent_end.value,
         "completions": stats.completions,
         "sampled_tokens": stats.sampled_tokens,
         "trainable_tokens": stats.trainable_tokens,
-        "metadata": _json(group.metadata),
+        "metadata": json_text(group.metadata),
     }
-
-
-def _json(value: Any) -> str:
-    """JSON text: the keys differ from task to task."""
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def schema(table: Table) -> pa.Schema:
     """The columns of a table."""
-    import pyarrow as pa
-
     text, integer, number = pa.string(), pa.int64(), pa.float64()
     function = pa.struct([("name", text), ("arguments", text)])
     call = pa.struct([("id", text), ("type", text), ("function", function)])

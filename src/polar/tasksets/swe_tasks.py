@@ -34,28 +34,22 @@ def swe_task(columns: Mapping[str, Any]) -> dict[str, Any]:
     problem = columns.get("problem_statement")
     if not isinstance(problem, str) or not problem.strip():
         raise InvalidInput("problem_statement: must be text that says what is to be done")
+    files = columns.get("files") or {}
+    if isinstance(files, Mapping):
+        # The repository that a row carries; plain text stands for a file that holds it.
+        files = {path: {"text": file} if isinstance(file, str) else file for path, file in files.items()}
     graded = row.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     told = {name: value for name in _TOLD if (value := getattr(row, name))}
-    return {
+    task = {
         "id": re.sub(r"[^A-Za-z0-9._-]", "-", row.instance_id),
         "instruction": problem,
-        "files": _files(columns.get("files")),
+        "files": files,
         "evaluator": {"name": "swebench", "options": {"row": graded}},
         "metadata": {"instance_id": row.instance_id, **told},
-        **_solution(columns.get("patch")),
     }
-
-
-def _solution(patch: Any) -> dict[str, Any]:
-    """The gold patch, applied as the hidden tests' is: with git where there is a repository, else without."""
-    if not isinstance(patch, str) or not patch.strip():
-        return {}
-    script = 'git apply --whitespace=nowarn "$POLAR_SOLUTION/gold.patch"'
-    return {"solution": {"script": script, "files": {"gold.patch": {"text": patch}}}}
-
-
-def _files(files: Any) -> Any:
-    """The repository that a row carries; plain text stands for a file that holds it."""
-    if not isinstance(files, Mapping):
-        return files or {}
-    return {path: {"text": file} if isinstance(file, str) else file for path, file in files.items()}
+    patch = columns.get("patch")
+    if isinstance(patch, str) and patch.strip():
+        # Applied as the hidden tests' patch is: with git where there is a repository, else without.
+        script = 'git apply --whitespace=nowarn "$POLAR_SOLUTION/gold.patch"'
+        task["solution"] = {"script": script, "files": {"gold.patch": {"text": patch}}}
+    return task

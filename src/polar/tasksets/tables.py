@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polar.config.documents import parse_json
 from polar.errors import InvalidInput
-from polar.tasksets.documents import parse_line
 from polar.tasksets.rows import BadRow, Row, RowSource
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 ROWS_AT_ONCE = 256
 """Small enough that a batch of rows with whole repositories in them stays small."""
@@ -22,70 +24,58 @@ class JsonLinesRows(RowSource):
     """One JSON object a line."""
 
     def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
-        for file in _files(place, (".jsonl",), split):
-            yield from _json_lines(file)
+        for file in _files(place, ".jsonl", split):
+            with _reading(file), file.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield _json_row(line, file, number)
 
 
 class Parquet(RowSource):
     """One file, or a directory of them."""
 
     def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        for file in _files(place, (".parquet",), split):
-            try:
-                table = pq.ParquetFile(file)
-                yield from _numbered(table.iter_batches(batch_size=ROWS_AT_ONCE), str(file))
-            except (OSError, pa.ArrowException) as error:
-                raise _unreadable(file, error) from None
+        for file in _files(place, ".parquet", split):
+            with _reading(file):
+                yield from _numbered(pq.ParquetFile(file).iter_batches(batch_size=ROWS_AT_ONCE), file)
 
 
 class SavedDataset(RowSource):
     """What `Dataset.save_to_disk` or `DatasetDict.save_to_disk` left, or a directory of arrow files."""
 
     def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
-        import pyarrow as pa
-
         directory = _dataset_directory(_given(place), split)
-        number = 0
-        for file in _arrow_files(directory):
-            try:
-                for row in _numbered(_arrow_batches(file), str(directory), first=number + 1):
-                    number += 1
-                    yield row
-            except (OSError, pa.ArrowException) as error:
-                raise _unreadable(file, error) from None
+        yield from _numbered(chain.from_iterable(map(_arrow_batches, _arrow_files(directory))), directory)
 
 
-def _json_lines(file: Path) -> Iterator[Row | BadRow]:
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
     try:
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _json_row(line, file, number)
-    except OSError as error:
-        raise _unreadable(file, error) from None
+        yield
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InvalidInput(f"{file}: cannot be read: {reason}") from None
 
 
 def _json_row(line: bytes, file: Path, number: int) -> Row | BadRow:
     where = f"{file}:{number}"
     try:
-        columns = parse_line(line)
-    except ValueError as error:
-        return BadRow(where, str(error))
+        columns = parse_json(line.decode().strip(), str(file), number)
+    except UnicodeDecodeError as error:
+        return BadRow(where, f"not UTF-8 text (byte {error.start})")
+    except InvalidInput as error:
+        place, _, problem = error.message.removeprefix(f"{file}:").partition(": ")
+        return BadRow(f"{file}:{place}", problem)
     if not isinstance(columns, dict):
         return BadRow(where, f"must be a JSON object, not a {type(columns).__name__}")
     return Row(where, columns)
 
 
-def _numbered(batches: Iterator[pa.RecordBatch], source: str, first: int = 1) -> Iterator[Row]:
-    number = first
-    for batch in batches:
-        for columns in batch.to_pylist():
-            # A table gives every row the keys of all rows; those that it did not have are null.
-            yield Row(f"{source}: row {number}", _without_null(columns))
-            number += 1
+def _numbered(batches: Iterable[pa.RecordBatch], source: Path) -> Iterator[Row]:
+    rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+    for number, columns in enumerate(rows, start=1):
+        # A table gives every row the keys of all rows; those that it did not have are null.
+        yield Row(f"{source}: row {number}", _without_null(columns))
 
 
 def _without_null(value: Any) -> Any:
@@ -102,19 +92,19 @@ def _given(place: Path | None) -> Path:
     return place
 
 
-def _files(place: Path | None, suffixes: tuple[str, ...], split: str | None) -> list[Path]:
+def _files(place: Path | None, suffix: str, split: str | None) -> list[Path]:
     """The file itself, or those of a directory, or of them those that the split's name begins."""
     place = _given(place)
     if not place.is_dir():
         if split is not None:
             raise InvalidInput(f"split: {place} is one file", hint="choose rows with filter instead")
         return [place]
-    files = sorted(file for file in place.rglob("*") if file.suffix in suffixes and file.is_file())
+    files = sorted(file for file in place.rglob("*") if file.suffix == suffix and file.is_file())
     if split is not None:
         files = [file for file in files if _is_of(file.relative_to(place), split)]
     if not files:
         of_split = f" of split {split!r}" if split is not None else ""
-        raise InvalidInput(f"{place}: no {' or '.join(suffixes)} files{of_split} in this directory")
+        raise InvalidInput(f"{place}: no {suffix} files{of_split} in this directory")
     return files
 
 
@@ -143,17 +133,13 @@ def _arrow_files(directory: Path) -> list[Path]:
         if not files:
             raise InvalidInput(f"{directory}: no saved dataset in this directory")
         return files
-    try:
+    with _reading(state):
         return [directory / part["filename"] for part in json.loads(state.read_bytes())["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(state, error) from None
 
 
 def _arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
     """The batches of a file in either of Arrow's two formats, mapped into memory and cut small."""
-    import pyarrow as pa
-
-    with pa.memory_map(str(file)) as mapped:
+    with _reading(file), pa.memory_map(str(file)) as mapped:
         try:
             batches: Any = pa.ipc.open_stream(mapped)
         except pa.ArrowInvalid:
@@ -162,8 +148,3 @@ def _arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for start in range(0, batch.num_rows, ROWS_AT_ONCE):
                 yield batch.slice(start, ROWS_AT_ONCE)
-
-
-def _unreadable(file: Path, error: Exception) -> InvalidInput:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return InvalidInput(f"{file}: cannot be read: {reason}")

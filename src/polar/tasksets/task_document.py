@@ -74,12 +74,10 @@ def _check_spec(document: Mapping[str, Any], directory: Path) -> tuple[TaskSpec 
         # A name unknown here may be known to the server, which refuses it if it is not.
         if component.name in plugins.names(kind):
             # Most tasks of a set have the same components, but each its own question to the evaluator.
-            is_own = field == "evaluator"
-            problem = (
-                _problem(kind, field, component)
-                if is_own
-                else _known_problem(kind, field, component.name, json.dumps(component.options))
-            )
+            if field == "evaluator":
+                problem = _problem(kind, field, component)
+            else:
+                problem = _known_problem(kind, field, component.name, json.dumps(component.options))
             problems += [problem] if problem else []
     return (None, problems) if problems else (task, [])
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
+from polar.config.documents import read_yaml
 from polar.config.settings import DEFAULT_MODEL
-from polar.config.yaml_document import read_yaml
 from polar.errors import InvalidInput, explain
 from polar.models.component import Frozen
 from polar.trajectory.learnable import MIN_STD, Advantage

@@ -160,12 +160,12 @@ def test_a_bad_row_is_named_by_line_and_field_and_the_rest_is_there(tmp_path: Pa
     file = tmp_path / "rows.jsonl"
     assert [task.id for task in loaded.tasks] == ["q0", "q6"]
     assert [problem.split(" '^")[0] for problem in loaded.problems][:6] == [
-        f"{file}:2: column 18: not JSON: Expecting property name enclosed in double quotes",
+        f"{file}:2:18: not JSON: Expecting property name enclosed in double quotes",
         f"{file}:3: instruction: 'question' is undefined; there are row, number, uid, answer, level",
         f"{file}:4: must be a JSON object, not a list",
         f"{file}:5: task 'not an id!': id: String should match pattern",
         f"{file}:6: filter: it fails: '<' not supported between instances of 'str' and 'int'",
-        f"{file}:7: the key 'uid' is given twice",
+        f"{file}:7: not JSON: the key 'uid' is given twice",
     ]
     assert loaded.problems[6] == f"{file}:8: task 'q0': id: already used in {file}:1"
     with pytest.raises(InvalidInput, match="7 problems"):

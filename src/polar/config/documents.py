@@ -1,7 +1,8 @@
-"""YAML as people write it: strict, and a mistake is named by its line and column."""
+"""Documents as people write them: YAML and JSON, strict, and a mistake is named by its line and column."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Hashable
 from pathlib import Path
@@ -16,13 +17,17 @@ STDIN = Path("-")
 
 def read_yaml(path: Path) -> Any:
     """The document in a file, or in standard input; InvalidInput names the file and the line."""
+    return parse_yaml(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """What a file, or standard input, holds; InvalidInput if it cannot be read."""
     try:
-        text = sys.stdin.read() if path == STDIN else path.read_text(encoding="utf-8")
+        return sys.stdin.read() if path == STDIN else path.read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start})") from None
-    return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -37,6 +42,32 @@ def parse_yaml(text: str, source: str) -> Any:
         raise InvalidInput(f"{source}: not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise InvalidInput(f"{source}: nested too deeply") from None
+
+
+def parse_json(text: str, source: str, first_line: int = 1) -> Any:
+    """The document in `text`, which begins at a line of what `source` names."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise InvalidInput(f"{source}:{line}:{error.colno}: not JSON: {error.msg}") from None
+    except ValueError as error:
+        raise InvalidInput(f"{source}:{first_line}: not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidInput(f"{source}:{first_line}: nested too deeply") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} is given twice")
+    return document
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
