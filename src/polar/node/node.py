@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
@@ -76,9 +75,6 @@ class Node:
         roots = weight_roots(settings.weight_roots, data_dir)
         self._policy = PolicyFollower(settings.name, client, gateway, roots)
         self._runs: dict[str, SessionRun] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._called_off: set[str] = set()
-        self._lost: set[str] = set()
         self._ending = asyncio.Semaphore(ENDINGS_AT_ONCE)
         self._beat_now = asyncio.Event()
         self._changed: set[str] = set()
@@ -96,13 +92,11 @@ class Node:
         await self._reap()
         try:
             async with asyncio.TaskGroup() as group:
-                beats = group.create_task(self._heartbeats())
-                policy = group.create_task(self._policy.run(), name="policy")
-                sweeps = group.create_task(self._sweep_forever(), name="orphans")
+                chores = (self._heartbeats(), self._policy.run(), self._sweep_forever())
+                running = [group.create_task(chore) for chore in chores]
                 await self._work_until_drained()
-                beats.cancel()
-                policy.cancel()
-                sweeps.cancel()
+                for chore in running:
+                    chore.cancel()
         except ExceptionGroup as failures:
             raise _first(failures) from failures
         finally:
@@ -129,9 +123,9 @@ class Node:
 
     def _give_back_unbegun(self) -> None:
         """Sessions whose agent has not begun lose nothing on another node."""
-        for session_id, task in self._tasks.items():
-            if self._runs[session_id].status in (SessionStatus.INIT, SessionStatus.READY):
-                task.cancel()
+        for run in self._runs.values():
+            if run.task is not None and run.status in (SessionStatus.INIT, SessionStatus.READY):
+                run.task.cancel()
 
     async def _reap(self) -> None:
         """End what a previous life of this node left behind; its sessions are leased anew."""
@@ -148,21 +142,22 @@ class Node:
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _lease_forever(self, group: asyncio.TaskGroup) -> None:
-        entrance = self._services.pools.entrance
         while True:
-            async with self._places() as places:
+            seats = await self._services.pools.entrance.free_seats()
+            try:
                 # Only now: a place may have been long in coming.
                 allowed = await self._admission.allowed()
                 request = LeaseRequest(
-                    max_sessions=min(len(places), MOST_LEASES, allowed),
+                    max_sessions=min(len(seats), MOST_LEASES, allowed),
                     wait_seconds=LEASE_WAIT_SECONDS,
                     runtimes=self._settings.runtimes,
                     avoid=self._admission.breaker.suspects,
                 )
-                answer = await self._lease(request)
-                for lease in answer.leases:
-                    places.pop()
-                    self._start(group, lease, Seat(entrance))
+                for lease in (await self._lease(request)).leases:
+                    self._start(group, lease, seats.pop())
+            finally:
+                while seats:
+                    seats.pop().leave()
 
     async def _lease(self, request: LeaseRequest) -> Leases:
         """Ask for work; what is answered while the node is being stopped is given back, not lost."""
@@ -181,35 +176,17 @@ class Node:
             asking.cancel()
             raise
 
-    @asynccontextmanager
-    async def _places(self) -> AsyncIterator[list[None]]:
-        """All places that are free for new sessions, at least one; those left in the list are given back."""
-        entrance = self._services.pools.entrance
-        places: list[None] = []
-        entrance.offered = places
-        try:
-            await entrance.enter()
-            places.append(None)
-            while entrance.free:
-                await entrance.enter()
-                places.append(None)
-            yield places
-        finally:
-            for _ in places:
-                entrance.leave()
-            places.clear()
-
     def _start(self, group: asyncio.TaskGroup, lease: Lease, seat: Seat) -> None:
         session_id = lease.session_id
-        former = self._tasks.get(session_id)
-        if former is not None:
+        former = self._runs.get(session_id)
+        if former is not None and former.task is not None:
             log.warning("session %s: leased anew, ending what its lost lease began", session_id)
-            self._lost.add(self._runs[session_id].name)
+            former.is_lost = True
         run = SessionRun(lease=lease, services=self._services, changed=lambda: self._tell_soon(session_id))
         self._runs[session_id] = run
         self._admission.breaker.began(run.name)
         with logs.about(session=session_id, task=lease.task.id):
-            self._tasks[session_id] = group.create_task(self._attend(run, seat, former), name=session_id)
+            run.task = group.create_task(self._attend(run, seat, former), name=session_id)
         self._tell_soon(session_id)
 
     def _is_latest(self, run: SessionRun) -> bool:
@@ -224,30 +201,27 @@ class Node:
         self._changed.add(session_id)
         self._beat_now.set()
 
-    async def _attend(self, run: SessionRun, seat: Seat, former: asyncio.Task[None] | None) -> None:
+    async def _attend(self, run: SessionRun, seat: Seat, former: SessionRun | None) -> None:
         """Run one session and see to its end, however it comes."""
-        session_id = run.lease.session_id
         result: SessionResult | None = None
         try:
             with seat:
                 ended = await self._result_of(run, seat, former)
-                if self._is_latest(run):
-                    del self._tasks[session_id]
+                run.task = None
                 if ended is not None:
                     result = await self._deliver_even_if_cancelled(run, ended)
         except Exception:
-            log.exception("session %s: lost to an internal error; its lease will expire", session_id)
+            log.exception(
+                "session %s: lost to an internal error; its lease will expire", run.lease.session_id
+            )
         finally:
             run.close()
             self._admission.ended(run.name, run.lease.task.id, result)
             if self._is_latest(run):
-                del self._runs[session_id]
-                self._tasks.pop(session_id, None)
-            self._called_off.discard(run.name)
-            self._lost.discard(run.name)
+                del self._runs[run.lease.session_id]
 
     async def _result_of(
-        self, run: SessionRun, seat: Seat, former: asyncio.Task[None] | None
+        self, run: SessionRun, seat: Seat, former: SessionRun | None
     ) -> SessionResult | None:
         """How the session ended; None if it is no longer this node's."""
         try:
@@ -256,9 +230,9 @@ class Node:
                 await self._end(former)
             return await run.run(seat)
         except asyncio.CancelledError:
-            if run.name in self._lost:
+            if run.is_lost:
                 return None
-            if run.name in self._called_off:
+            if run.is_called_off:
                 return run.result(SessionStatus.CANCELLED)
             await self._give_back(run.lease)
             raise
@@ -301,9 +275,8 @@ class Node:
         return result
 
     async def _give_back(self, lease: Lease) -> None:
-        given_back = Release(key=lease.key)
         try:
-            await self._client.release(lease.session_id, given_back)
+            await self._client.release(lease.session_id, Release(key=lease.key))
         except PolarError as error:
             log.info("session %s: not given back (%s); its lease will expire", lease.session_id, error)
 
@@ -352,25 +325,28 @@ class Node:
         self._untold_trouble = self._admission.trouble != trouble
         for beat in beats:
             runs[beat.session_id].told(len(beat.entered))
-        # A session that came back meanwhile under another lease is not the one that was told of.
-        same = {id: run.name for id, run in runs.items() if self._is_latest(run) and id in self._tasks}
-        for session_id in answer.cancel:
-            if session_id in same and same[session_id] not in self._called_off:
-                self._called_off.add(same[session_id])
-                endings.create_task(self._end(self._tasks[session_id]))
-        for session_id in answer.lost:
-            if session_id in same and same[session_id] not in self._lost:
+        for session_id, run in runs.items():
+            # A session that came back meanwhile under another lease is not the one that was told of.
+            if not self._is_latest(run) or run.task is None:
+                continue
+            if session_id in answer.lost and not run.is_lost:
                 log.warning("session %s: its lease is lost, ending it", session_id)
-                self._lost.add(same[session_id])
-                endings.create_task(self._end(self._tasks[session_id]))
+                run.is_lost = True
+            elif session_id in answer.cancel and not run.is_called_off:
+                run.is_called_off = True
+            else:
+                continue
+            endings.create_task(self._end(run))
 
-    async def _end(self, session: asyncio.Task[None]) -> None:
+    async def _end(self, run: SessionRun) -> None:
         """End a session in its turn: were a thousand ended at once, heartbeats would wait for them."""
         async with self._ending:
+            if (task := run.task) is None:
+                return
             # Who is ending already is clearing away, and is not to be broken off in it.
-            if not session.cancelling():
-                session.cancel()
-            await asyncio.wait({session})
+            if not task.cancelling():
+                task.cancel()
+            await asyncio.wait({task})
 
 
 def _first(failure: Exception) -> Exception:

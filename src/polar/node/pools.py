@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from types import TracebackType
 
 from polar.config.settings import NodeSettings
 from polar.models.session import SessionStatus
@@ -22,7 +21,7 @@ class Pool:
         self.name = name
         self.size = size
         self.occupied = 0
-        self.offered: list[None] = []
+        self._offered: list[Seat] = []
         """Places kept for sessions that the server has been asked for: occupied, and empty."""
         self._places = asyncio.Semaphore(size)
 
@@ -32,7 +31,16 @@ class Pool:
 
     @property
     def sessions(self) -> int:
-        return self.occupied - len(self.offered)
+        return self.occupied - len(self._offered)
+
+    async def free_seats(self) -> list[Seat]:
+        """All that are free, after waiting for the first; those left in the list are on offer."""
+        await self.enter()
+        seats = self._offered = [Seat(self)]
+        while self.free:
+            await self.enter()
+            seats.append(Seat(self))
+        return seats
 
     async def enter(self) -> None:
         await self._places.acquire()
@@ -84,10 +92,10 @@ class Seat:
         if pool is self._pool:
             return
         await pool.enter()
-        self._release()
+        self.leave()
         self._pool = pool
 
-    def _release(self) -> None:
+    def leave(self) -> None:
         if self._pool is not None:
             self._pool.leave()
             self._pool = None
@@ -95,8 +103,8 @@ class Seat:
     def __enter__(self) -> Seat:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._release()
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
 
 def places(settings: NodeSettings) -> dict[SessionStatus, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import time
@@ -53,6 +54,12 @@ class SessionRun:
     status: SessionStatus = SessionStatus.INIT
     agent: AgentRun = field(default_factory=AgentRun)
     verdict: Verdict | None = None
+    task: asyncio.Task[None] | None = None
+    """What runs it; None once it has ended, and is only to be delivered."""
+    is_lost: bool = False
+    """Whether it is no longer this node's."""
+    is_called_off: bool = False
+    """Whether its task, or it, was cancelled."""
     _artifacts: Artifacts = field(init=False)
     _span: tracing.SessionSpan = field(init=False)
     _entered: float = field(default_factory=time.monotonic)
