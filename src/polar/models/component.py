@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
+
+M = TypeVar("M", bound=BaseModel)
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,63}$")
 
@@ -17,6 +19,12 @@ class Frozen(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def view(kind: type[M], source: Any, **others: Any) -> M:
+    """A model of what `source` has of its fields, and of others that say more."""
+    own = {name for name in kind.model_fields if name not in others and hasattr(source, name)}
+    return kind(**{name: getattr(source, name) for name in own}, **others)
 
 
 class Component(Frozen):

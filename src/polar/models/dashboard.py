@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from polar.models.access import TokenRole
 from polar.models.component import Frozen
@@ -335,25 +335,31 @@ class TokenSlice(Frozen):
     """Pass as `start` to get what follows; None at the segment's end."""
 
 
-class CallLine(Frozen):
+class FromRecording(Frozen):
+    """Shows the fields that it has of something recorded."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class CallLine(FromRecording):
     name: str
     """The tool's."""
     arguments: str
     """As the model wrote them."""
 
 
-class MessageLine(Frozen):
+class MessageLine(FromRecording):
     role: str
     """system, user, assistant or tool."""
     content: str
     """Its text."""
     reasoning: str | None = None
     """What was thought before it; None: nothing."""
-    calls: tuple[CallLine, ...] = ()
+    calls: tuple[CallLine, ...] = Field(default=(), validation_alias="tool_calls")
     """Tools that it calls."""
 
 
-class ToolLine(Frozen):
+class ToolLine(FromRecording):
     name: str
     """As the model calls it."""
     description: str

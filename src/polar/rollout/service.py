@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 from polar import __version__
@@ -13,7 +13,7 @@ from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
 from polar.models.dashboard import NodeOverview
 from polar.models.delivery import DeliveryAnswer
-from polar.models.session import SessionResult, SessionStatus
+from polar.models.session import SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.views import (
     NODE_PROTOCOL,
@@ -23,6 +23,7 @@ from polar.models.views import (
     Joined,
     LeaseRequest,
     Leases,
+    Problem,
     Release,
     ResultPage,
     SessionView,
@@ -80,30 +81,22 @@ class RolloutService:
 
     async def submit(self, task: TaskSpec) -> tuple[TaskView, bool]:
         """Store a task; False: the same one was there already."""
-        self._check(task)
-        await self._check_runtimes((task,))
-        view, is_new = await self.store.tasks.submit(task)
-        if is_new:
-            self._metrics.submitted(1)
-            self._queued.notify()
-        return view, is_new
+        batch = await self.submit_all((task,))
+        return batch.tasks[0], not batch.known
 
     async def submit_all(self, tasks: Sequence[TaskSpec]) -> TaskBatchView:
         """Store several tasks, all or none."""
         for task in tasks:
-            with concerning(task.id):
-                self._check(task)
+            with concerning(task.id) if len(tasks) > 1 else nullcontext():
+                check_components(task, self._settings.tasks)
+                check_webhook(task, self._webhook_hosts)
         await self._check_runtimes(tasks)
         submitted = await self.store.tasks.submit_all(tasks)
-        self._metrics.submitted(sum(is_new for _, is_new in submitted))
-        if any(is_new for _, is_new in submitted):
+        if new := sum(is_new for _, is_new in submitted):
+            self._metrics.submitted.inc(new)
             self._queued.notify()
         known = dict.fromkeys(view.spec.id for view, is_new in submitted if not is_new)
         return TaskBatchView(tasks=tuple(view for view, _ in submitted), known=tuple(known))
-
-    def _check(self, task: TaskSpec) -> None:
-        check_components(task, self._settings.tasks)
-        check_webhook(task, self._webhook_hosts)
 
     async def _check_runtimes(self, tasks: Sequence[TaskSpec]) -> None:
         """InvalidInput if a task names a runtime that none of the nodes allows: it would wait for ever."""
@@ -192,7 +185,7 @@ class RolloutService:
         claimed = await self._queued.long_poll(
             claim, lambda claimed: bool(claimed.leases), request.wait_seconds, gone
         )
-        self._metrics.leased(len(claimed.leases))
+        self._metrics.leased.inc(len(claimed.leases))
         return claimed
 
     async def heartbeat(self, node: str, heartbeat: Heartbeat) -> HeartbeatAnswer:
@@ -203,35 +196,28 @@ class RolloutService:
             trouble=heartbeat.trouble,
         )
 
-    def _count_delivery(self, result: SessionResult, outcome: bool | PolarError) -> None:
-        """Count a result that was delivered, and wake who waits for it."""
-        is_retried = self._retries.allows(result, result.attempt)
-        self._metrics.delivered(result, outcome, is_retried=is_retried)
-        if is_retried:
-            self._queued.notify()
-        self._ended.notify()
-
     async def deliver(self, node: str, chunks: AsyncIterator[bytes], caller: Caller) -> DeliveryAnswer:
         """Store what a node delivers; what is wrong with one delivery harms no other."""
         async with uploaded(chunks, self.store) as deliveries:
             outcomes = await self.store.deliver(deliveries, self._retries)
-        refused: list[tuple[str, PolarError]] = []
+        problems: list[Problem | None] = []
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
-            self._count_delivery(delivery.result, outcome)
+            is_retried = self._retries.allows(delivery.result, delivery.result.attempt)
+            self._metrics.delivered(delivery.result, outcome, is_retried=is_retried)
+            if is_retried:
+                self._queued.notify()
+            problem = None
             if isinstance(outcome, PolarError):
-                refused.append((delivery.session_id, outcome))
-        if refused:
-            log.warning("node %s: %d of %d deliveries refused", node, len(refused), len(deliveries))
-            for session_id, error in refused:
-                caller.log(problem_of(error)[0], str(error), about=session_id)
-        return DeliveryAnswer(
-            problems=tuple(
-                problem_of(outcome)[1] if isinstance(outcome, PolarError) else None for outcome in outcomes
-            )
-        )
+                status, problem = problem_of(outcome)
+                caller.log(status, problem.error, about=delivery.session_id)
+            problems.append(problem)
+        self._ended.notify()
+        if refused := len(problems) - problems.count(None):
+            log.warning("node %s: %d of %d deliveries refused", node, refused, len(deliveries))
+        return DeliveryAnswer(problems=tuple(problems))
 
     async def release(self, session_id: str, given_back: Release) -> None:
-        self._metrics.given_back()
+        self._metrics.given_back.inc()
         await self.store.leases.release(session_id, given_back.key)
         self._queued.notify()
         self._ended.notify()
@@ -243,19 +229,14 @@ class RolloutService:
     async def housekeeping(self) -> AsyncIterator[None]:
         """While the body runs: expire leases of silent nodes, drop what is past its retention, and send
         webhooks."""
-        sender = self._webhook_sender() if self._webhook_hosts else None
-        chores = {
-            asyncio.create_task(self._expire_forever(), name="lease expiry"),
-            asyncio.create_task(self._sweep_forever(), name="retention"),
-        }
-        if sender is not None:
-            chores.add(asyncio.create_task(sender.run(), name="webhooks"))
+        sending = [self._webhook_sender().run()] if self._webhook_hosts else []
+        running = set(map(asyncio.create_task, [*sending, self._expire_forever(), self._sweep_forever()]))
         try:
             yield
         finally:
-            for chore in chores:
+            for chore in running:
                 chore.cancel()
-            await asyncio.wait(chores)
+            await asyncio.wait(running)
 
     def _webhook_sender(self) -> WebhookSender:
         if self._webhook_secret is None:
@@ -267,7 +248,7 @@ class RolloutService:
             self.store.webhooks,
             self._settings.webhooks,
             self._webhook_secret,
-            self._metrics.sent,
+            self._metrics.webhook_attempts,
         )
 
     def stop_waiting(self) -> None:
@@ -284,45 +265,50 @@ class RolloutService:
             events=_days(self._settings.keep_events_days),
             orphans=self._settings.keep_orphans_hours * 3600,
         )
-        while True:
-            try:
-                swept = await sweep(self.store, keep)
-            except PolarError as error:
-                log.error("expired data could not be removed, will try again: %s", error)
-            except Exception:
-                log.exception("expired data could not be removed, will try again")
-            else:
-                if swept != Swept():
-                    log.info("removed expired data: %s", swept)
-            await asyncio.sleep(SWEEP_SECONDS)
+
+        async def remove_expired() -> None:
+            swept = await sweep(self.store, keep)
+            if swept != Swept():
+                log.info("removed expired data: %s", swept)
+
+        await repeat("remove expired data", remove_expired, SWEEP_SECONDS)
 
     async def _expire_forever(self) -> None:
         lease_seconds = self._settings.lease_seconds
         # While the server was down no node could renew: give those that live one lease to do it.
         await asyncio.sleep(lease_seconds)
-        while True:
-            try:
-                behind = await self.store.database.set_clock()
-                if abs(behind) > CLOCK_SECONDS:
-                    log.warning("the database's clock was set by %.0f s", behind)
-                    # By the new time all leases may be over: again one for the nodes that live.
-                    await asyncio.sleep(lease_seconds)
-                expired = await self.store.leases.expire(
-                    max_attempts=self._settings.max_attempts, longest=lease_seconds
-                )
-            except PolarError as error:
-                log.error("leases could not be checked, will try again: %s", error)
-            except Exception:
-                log.exception("leases could not be checked, will try again")
-            else:
-                self._metrics.expired(requeued=expired.requeued, ended=expired.ended)
-                if expired.requeued:
-                    log.warning("%d sessions of silent nodes are queued again", expired.requeued)
-                    self._queued.notify()
-                if expired.ended:
-                    log.warning("%d sessions of silent nodes were ended", expired.ended)
-                    self._ended.notify()
-            await asyncio.sleep(min(lease_seconds / 3, 5.0))
+        await repeat("check leases", self._expire, min(lease_seconds / 3, 5.0))
+
+    async def _expire(self) -> None:
+        lease_seconds = self._settings.lease_seconds
+        behind = await self.store.database.set_clock()
+        if abs(behind) > CLOCK_SECONDS:
+            log.warning("the database's clock was set by %.0f s", behind)
+            # By the new time all leases may be over: again one for the nodes that live.
+            await asyncio.sleep(lease_seconds)
+        expired = await self.store.leases.expire(
+            max_attempts=self._settings.max_attempts, longest=lease_seconds
+        )
+        for outcome, count, news in (
+            ("requeued", expired.requeued, self._queued),
+            ("ended", expired.ended, self._ended),
+        ):
+            self._metrics.expired.labels(outcome).inc(count)
+            if count:
+                log.warning("%d sessions of silent nodes were %s", count, outcome)
+                news.notify()
+
+
+async def repeat(purpose: str, act: Callable[[], Awaitable[None]], seconds: float) -> None:
+    """Do something for ever, with pauses of so many seconds; failing once is no reason to stop."""
+    while True:
+        try:
+            await act()
+        except PolarError as error:
+            log.error("could not %s, will try again: %s", purpose, error)
+        except Exception:
+            log.exception("could not %s, will try again", purpose)
+        await asyncio.sleep(seconds)
 
 
 def _days(days: float | None) -> float | None:

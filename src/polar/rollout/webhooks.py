@@ -11,11 +11,12 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
+from prometheus_client import Counter
 
 from polar import __version__, webhooks
 from polar.config.settings import WebhookSettings
@@ -68,14 +69,12 @@ def destination(url: str) -> Destination:
 class WebhookSender:
     """Follows the feed of results and sends each target its own; several servers share the targets."""
 
-    def __init__(
-        self, store: Webhooks, settings: WebhookSettings, secret: str, attempted: Callable[[bool], None]
-    ) -> None:
-        """`attempted` is told of every attempt whether it was delivered."""
+    def __init__(self, store: Webhooks, settings: WebhookSettings, secret: str, attempts: Counter) -> None:
+        """`attempts` are counted by their outcome: delivered, failed."""
         self._store = store
         self._settings = settings
         self._secret = secret
-        self._attempted = attempted
+        self._attempts = attempts
         self._allow = AllowList.parse(settings.allow)
         self._backoff = Backoff(settings.retry_seconds, MAX_BACKOFF_SECONDS)
         self._tls = (
@@ -191,7 +190,7 @@ class WebhookSender:
             error = None if answer.is_success else f"it answered {answer.status_code}"
         except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as failure:
             error = _words(failure)
-        self._attempted(error is None)
+        self._attempts.labels("delivered" if error is None else "failed").inc()
         return error
 
     async def _pinned(self, url: str) -> tuple[str, str]:

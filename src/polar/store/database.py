@@ -11,10 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -22,7 +21,6 @@ from polar.errors import PolarError, Unavailable
 from polar.store.migrations import upgrade
 
 T = TypeVar("T")
-M = TypeVar("M", bound=BaseModel)
 
 Clock = Callable[[], float]
 
@@ -34,13 +32,6 @@ def batches(rows: Sequence[T]) -> Iterator[Sequence[T]]:
     """As many rows at a time as one statement handles."""
     for start in range(0, len(rows), BATCH):
         yield rows[start : start + BATCH]
-
-
-def view(kind: type[M], row: Row[Any], **others: Any) -> M:
-    """A model of those columns of a row that it has fields for, and of others."""
-    columns = row._mapping
-    own = {name: columns[name] for name in kind.model_fields if name in columns}
-    return kind(**(own | others))
 
 
 class Database(ABC):

@@ -9,10 +9,11 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, case, cast, func, select
 
 from polar.errors import NotFound
+from polar.models.component import view
 from polar.models.dashboard import Minute, Reward, SessionRow, SessionRows, TaskRow, TaskRows
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskStatus
-from polar.store.database import Database, view
+from polar.store.database import Database
 from polar.store.sessions import count_by_status, next_page, page_start
 from polar.store.tables import results, sessions, tasks
 from polar.store.tasks import has_status, status_of

@@ -10,9 +10,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, insert, select, update
 
 from polar.errors import InvalidInput, NotFound
+from polar.models.component import view
 from polar.models.session import FailureReason, Progress, SessionResult, SessionStatus
 from polar.models.views import SessionPage, SessionView
-from polar.store.database import Database, view
+from polar.store.database import Database
 from polar.store.feeds import Feed, announce, event, record
 from polar.store.tables import results, sessions
 

@@ -12,7 +12,8 @@ from sqlalchemy import Connection, insert, select, text, update
 
 from polar.errors import Conflict, NotFound
 from polar.models.access import MadeToken, NewToken, TokenRole, TokenState, TokenView
-from polar.store.database import Database, view
+from polar.models.component import view
+from polar.store.database import Database
 from polar.store.tables import tokens
 
 PREFIX = "polar"

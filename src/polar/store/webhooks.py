@@ -13,10 +13,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, exists, func, insert, select, update
 
+from polar.models.component import view
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.views import Notice, TaskEnd
 from polar.models.webhook import WebhookEvent, WebhookView
-from polar.store.database import Database, view
+from polar.store.database import Database
 from polar.store.feeds import Feed, horizon
 from polar.store.sessions import count_by_status
 from polar.store.tables import results, sessions, tasks, webhooks

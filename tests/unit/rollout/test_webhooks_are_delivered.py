@@ -119,7 +119,7 @@ async def test_a_receiver_that_fails_is_asked_again_until_it_takes_it(
 async def test_what_comes_after_a_failure_waits_for_it_and_nothing_is_lost(
     store: Store, receiver: Receiver
 ) -> None:
-    receiver.failing = 20
+    receiver.failing = 8
     async with serving(store, host(receiver)) as http:
         await complete(http, store, "t", receiver.url, samples=70)
         notices = await receiver.until_handled(70)

@@ -50,7 +50,7 @@ class Live:
                 cursor = page.cursor
                 yield _frame("changes", page.model_dump_json())
             latest = await self.overview()
-            if _differs(latest, shown):
+            if _without_times(latest) != _without_times(shown):
                 shown = latest
                 yield _frame("overview", shown.model_dump_json())
             elif not page.events:
@@ -84,12 +84,7 @@ class Live:
         )
 
 
-def _differs(one: Overview, other: Overview) -> bool:
-    """Whether anything but the time is another."""
-    return _still(one) != _still(other)
-
-
-def _still(overview: Overview) -> Overview:
+def _without_times(overview: Overview) -> Overview:
     nodes = tuple(node.model_copy(update={"seconds_silent": 0.0}) for node in overview.nodes)
     policy = overview.policy.model_copy(update={"seconds_left": None})
     return overview.model_copy(update={"at": 0.0, "nodes": nodes, "policy": policy})

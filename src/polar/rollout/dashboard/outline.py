@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import asdict
 
 from polar.errors import NotFound
-from polar.models.chat import Message, Sampling
+from polar.models.chat import Sampling
 from polar.models.completion import Completion
+from polar.models.component import view
 from polar.models.dashboard import (
-    CallLine,
     CompletionDetail,
     CompletionLine,
     ConversationLine,
-    MessageLine,
     Outline,
     PathLine,
     SegmentLine,
-    ToolLine,
 )
-from polar.models.trace import Lineage, Segment
+from polar.models.trace import Segment
 from polar.recordings.recording import Recording
-from polar.trajectory.lineage import Ancestry, trace_ancestry
+from polar.trajectory.lineage import trace_ancestry
 
 EXCERPT = 160
 """Characters of an answer that its line shows."""
@@ -38,7 +37,14 @@ class OutlinedRecording:
         self._trace_of = {index: trace for trace, ref in enumerate(traces) for index in ref.trained}
         self.outline = Outline(
             completions=self._completions(),
-            conversations=_conversations(self._ancestry),
+            conversations=tuple(
+                ConversationLine(
+                    lineage=self._ancestry.lineage(one.first),
+                    parent=one.parent,
+                    completions=tuple(one.members),
+                )
+                for one in self._ancestry.conversations
+            ),
             segments=tuple(
                 self._segment(place, one) for place, one in enumerate(recording.trajectory.segments)
             ),
@@ -58,15 +64,13 @@ class OutlinedRecording:
         if not 0 <= index < len(recording.completions):
             raise NotFound(f"the recording has no completion {index}")
         completion = recording.completions[index]
-        return CompletionDetail(
+        return view(
+            CompletionDetail,
+            completion,
             index=index,
-            messages=tuple(map(_message, completion.messages)),
             new_from=self._new_from(completion, recording.tree.links[index].continues),
-            response=_message(completion.response),
-            tools=tuple(ToolLine(name=tool.name, description=tool.description) for tool in completion.tools),
             asked=_sampling(completion.asked),
             used=_sampling(completion.used),
-            extra=completion.extra,
         )
 
     def _new_from(self, completion: Completion, continued: int | None) -> int:
@@ -78,39 +82,29 @@ class OutlinedRecording:
 
     def _completions(self) -> tuple[CompletionLine, ...]:
         segments = self.recording.trajectory.segments
-        trained: dict[str, int] = {}
+        trained: Counter[str | None] = Counter()
         for index in self._trace_of:
-            name = segments[index].completion_id or ""
-            trained[name] = trained.get(name, 0) + len(segments[index].ids)
+            trained[segments[index].completion_id] += len(segments[index].ids)
         return tuple(
-            self._line(place, completion, trained.get(completion.id, 0))
+            self._line(place, completion, trained[completion.id])
             for place, completion in enumerate(self.recording.completions)
         )
 
     def _line(self, place: int, completion: Completion, trained: int) -> CompletionLine:
-        link, rule = self.recording.tree.links[place], self._ancestry.rules[place]
-        versions = completion.policy_versions
+        link, versions = self.recording.tree.links[place], completion.policy_versions
         said = completion.response.content or completion.response.reasoning or ""
-        return CompletionLine(
+        return view(
+            CompletionLine,
+            completion,
             index=place,
-            id=completion.id,
             conversation=self._ancestry.of[place],
             lineage=self._ancestry.lineage(place),
-            rule=rule,
+            rule=self._ancestry.rules[place],
             continues=link.continues,
             continuation=link.kind,
-            dialect=completion.dialect,
-            finish_reason=completion.finish_reason,
-            prompt_tokens=completion.prompt_tokens,
-            cached_tokens=completion.cached_tokens,
-            sampled_tokens=completion.sampled_tokens,
             trained_tokens=trained,
             version_min=int(versions.min()) if len(versions) else None,
             version_max=int(versions.max()) if len(versions) else None,
-            started_at=completion.started_at,
-            first_token_at=completion.first_token_at,
-            ended_at=completion.ended_at,
-            untrainable=completion.untrainable,
             tools_called=tuple(call.name for call in completion.response.tool_calls),
             excerpt=" ".join(said[: 4 * EXCERPT].split())[:EXCERPT],
         )
@@ -148,8 +142,7 @@ class OutlinedRecording:
             if name is not None and index not in shown:
                 _walk(trajectory.segments, index, shown)
                 place = self._places[name]
-                lineage: Lineage = self._ancestry.lineage(place)
-                alone.append(PathLine(leaf=index, lineage=lineage, completion=place))
+                alone.append(PathLine(leaf=index, lineage=self._ancestry.lineage(place), completion=place))
         return (*paths, *reversed(alone))
 
 
@@ -158,24 +151,6 @@ def _walk(segments: tuple[Segment, ...], leaf: int, shown: set[int]) -> None:
     while leaf >= 0 and leaf not in shown:
         shown.add(leaf)
         leaf = segments[leaf].parent
-
-
-def _conversations(ancestry: Ancestry) -> tuple[ConversationLine, ...]:
-    return tuple(
-        ConversationLine(
-            lineage=ancestry.lineage(one.first), parent=one.parent, completions=tuple(one.members)
-        )
-        for one in ancestry.conversations
-    )
-
-
-def _message(message: Message) -> MessageLine:
-    return MessageLine(
-        role=message.role,
-        content=message.content,
-        reasoning=message.reasoning,
-        calls=tuple(CallLine(name=call.name, arguments=call.arguments) for call in message.tool_calls),
-    )
 
 
 def _sampling(sampling: Sampling) -> dict[str, str]:

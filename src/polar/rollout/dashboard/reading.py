@@ -48,39 +48,31 @@ class Reader:
         return await asyncio.to_thread(_tokens, opened, segment, start, count)
 
     async def artifacts(self, session_id: str) -> ArtifactList:
-        blob = await self._store.artifact_archive(session_id)
-        with _archive(session_id, blob.path or io.BytesIO(await _whole(blob))) as archive:
+        with await self._archive(session_id) as archive:
             files = [ArtifactLine(name=one.filename, size=one.file_size) for one in archive.infolist()]
         return ArtifactList(files=tuple(files))
 
     async def artifact(self, session_id: str, name: str) -> ArtifactText:
-        blob = await self._store.artifact_archive(session_id)
-        with _archive(session_id, blob.path or io.BytesIO(await _whole(blob))) as archive:
+        with await self._archive(session_id) as archive:
             try:
                 member = archive.open(name)
             except KeyError:
                 raise NotFound(f"session {session_id!r} has no artifact {name!r}") from None
             with member:
                 begun = member.read(TEXT_BYTES + 1)
-        return _text(name, begun)
+        text = None if b"\0" in begun else begun[:TEXT_BYTES].decode(errors="replace")
+        return ArtifactText(name=name, text=text, is_cut=len(begun) > TEXT_BYTES)
+
+    async def _archive(self, session_id: str) -> zipfile.ZipFile:
+        blob = await self._store.artifact_archive(session_id)
+        try:
+            return zipfile.ZipFile(blob.path or io.BytesIO(await _whole(blob)))
+        except zipfile.BadZipFile as error:
+            raise PolarError(f"the artifacts of session {session_id!r} are damaged: {error}") from None
 
 
 async def _whole(blob: Blob) -> bytes:
     return b"".join([chunk async for chunk in blob.chunks()])
-
-
-def _archive(session_id: str, source: Path | io.BytesIO) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(source)
-    except zipfile.BadZipFile as error:
-        raise PolarError(f"the artifacts of session {session_id!r} are damaged: {error}") from None
-
-
-def _text(name: str, begun: bytes) -> ArtifactText:
-    is_cut = len(begun) > TEXT_BYTES
-    if b"\0" in begun:
-        return ArtifactText(name=name, text=None, is_cut=is_cut)
-    return ArtifactText(name=name, text=begun[:TEXT_BYTES].decode(errors="replace"), is_cut=is_cut)
 
 
 def _outlined(data: bytes) -> OutlinedRecording:

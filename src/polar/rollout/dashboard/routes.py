@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from polar.errors import NotFound, PolarError
+from polar.models.component import view
 from polar.models.dashboard import (
     ArtifactList,
     ArtifactText,
@@ -203,17 +204,15 @@ def _group(task: TaskView, sessions: Sequence[SessionRow]) -> GroupView:
     mean = fmean(rewards) if rewards else None
     spread = pstdev(rewards) if rewards else None
     spec = task.spec
-    return GroupView(
-        id=spec.id,
+    return view(
+        GroupView,
+        spec,
         status=task.status,
         created_at=task.created_at,
-        instruction=spec.instruction,
         harness=spec.harness.name,
         runtime=spec.runtime.name,
         evaluator=spec.evaluator.name,
         builder=spec.builder.name,
-        priority=spec.priority,
-        early_stop=spec.early_stop,
         files=tuple(spec.files),
         mean=mean,
         spread=spread,
