@@ -19,17 +19,13 @@ from polar.app.node_processes import NodeProcesses
 from polar.client import AsyncClient
 from polar.client.address import pinned
 from polar.config import plugins
-from polar.config.settings import (
-    EngineSettings,
-    Settings,
-    environment_client_cert,
-)
+from polar.config.settings import EngineSettings, Settings, environment_client_cert
 from polar.engines.base import Engine, Mode, ModelInfo
 from polar.engines.embedded.process import embedded_engine
 from polar.engines.embedded.weights import ensure_tokenizer, is_cached
 from polar.engines.http import HttpEngine
 from polar.engines.replicas import engine_client
-from polar.errors import InvalidInput, NotInstalled, PolarError
+from polar.errors import InvalidInput, NotInstalled
 from polar.gateway.server import Gateway
 from polar.models.access import TokenRole
 from polar.node.node import Node, join
@@ -100,15 +96,10 @@ class JoinedNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(ControlPlane):
     """A running system."""
 
-    url: str
-    """Of the control plane."""
-    token: str
     model: ModelInfo
-    dashboard: str
-    """Its address, with a token that only reads."""
 
 
 @asynccontextmanager
@@ -121,10 +112,7 @@ async def running(settings: Settings, say: Say, *, policy: Path | None = None) -
         serving(settings, say) as server,
         # As a node that is cancelled does, several give their sessions back at once.
         joined(
-            _updated(settings, node={"drain_seconds": 0.0}),
-            server.url,
-            server.node_token,
-            say,
+            *(_updated(settings, node={"drain_seconds": 0.0}), server.url, server.node_token, say),
             pin=_own_certificate(settings),
         ) as worker,
         _in_background(worker.node.run()),
@@ -132,7 +120,8 @@ async def running(settings: Settings, say: Say, *, policy: Path | None = None) -
         if policy is not None:
             await _begin_with(policy, settings, server, say)
         with server.page.showing(*worker.metrics):
-            yield Stack(server.url, server.token, worker.model, server.dashboard)
+            tokens = (server.token, server.node_token, server.read_token)
+            yield Stack(server.url, *tokens, server.page, worker.model)
 
 
 async def _begin_with(policy: Path, settings: Settings, server: ControlPlane, say: Say) -> None:
@@ -157,13 +146,13 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
     token = settings.server.token or load_or_create_token(data_dir)
     secret = _webhook_secret(settings)
     say("starting the rollout server")
+    tls = settings.server.tls
     async with (
         opened_store(settings) as store,
         RolloutServer(store, token, settings.server, webhook_secret=secret) as server,
         _in_background(_return_freed_memory()),
     ):
         _collect_rarely()
-        tls = settings.server.tls
         with announce_server(data_dir, server.url, tls.cert if tls else None):
             node_token = server.issue(f"node-{settings.node.name}"[:128], TokenRole.NODE)
             read_token = server.issue("dashboard", TokenRole.READ_ONLY)
@@ -214,14 +203,8 @@ async def joined(
         with held(node_directory(data_dir, settings.node.name)):
             async with data_plane(settings, say) as plane:
                 say(f"starting the node {settings.node.name}")
-                node = Node(
-                    settings.node,
-                    data_dir,
-                    client,
-                    plane.gateway,
-                    plane.model,
-                    lease_seconds=welcome.lease_seconds,
-                )
+                parts = (settings.node, data_dir, client, plane.gateway, plane.model)
+                node = Node(*parts, lease_seconds=welcome.lease_seconds)
                 metrics = (node.metric_families, *plane.metrics)
                 page = MetricsPage()
                 page.add(*metrics)
@@ -339,18 +322,10 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
         raise InvalidInput(
             f"engine.mode: an engine of kind {settings.kind} takes no tokens", hint="set it to chat or auto"
         )
-    is_left_to_engine = _is_left_to_engine(settings)
-    name = _tokenizer_name(settings, model)
-    may_do_without = settings.mode == "auto" and settings.url is not None
+    is_left_to_engine = settings.url is not None and "model" not in settings.model_fields_set
+    name = model.name if is_left_to_engine else settings.model
     try:
         directory = await asyncio.to_thread(ensure_tokenizer, name)
-    except NotInstalled as error:
-        # A name that the user wrote is meant; one that the engine made up may lead nowhere.
-        if not (may_do_without and is_left_to_engine):
-            raise
-        _say_chat_mode(error)
-        return None
-    try:
         renderer = await asyncio.to_thread(
             renderer_for,
             name,
@@ -359,30 +334,20 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
             tool_prompt=settings.tool_prompt,
             keeps_thoughts=settings.keeps_thoughts,
         )
-    except InvalidInput as error:
-        if not may_do_without:
+    except (NotInstalled, InvalidInput) as error:
+        # A name that the user wrote is meant; one that the engine made up may lead nowhere.
+        is_meant = isinstance(error, NotInstalled) and not is_left_to_engine
+        if settings.mode != "auto" or settings.url is None or is_meant:
             raise
-        _say_chat_mode(error)
+        log.warning(
+            "chat mode: the engine renders the prompts, because Polar cannot (%s). Its tokens are recorded"
+            " and trainable, but a history that it tokenises anew begins a new trace. Set engine.mode to say"
+            " which",
+            error,
+        )
         return None
     await _check_tokenizer(engine, model, name, directory)
     return renderer
-
-
-def _is_left_to_engine(settings: EngineSettings) -> bool:
-    """Whether the engine alone says what model it serves."""
-    return settings.url is not None and "model" not in settings.model_fields_set
-
-
-def _tokenizer_name(settings: EngineSettings, model: ModelInfo) -> str:
-    return model.name if _is_left_to_engine(settings) else settings.model
-
-
-def _say_chat_mode(error: PolarError) -> None:
-    log.warning(
-        "chat mode: the engine renders the prompts, because Polar cannot (%s). Its tokens are recorded and"
-        " trainable, but a history that it tokenises anew begins a new trace. Set engine.mode to say which",
-        error,
-    )
 
 
 async def _check_tokenizer(engine: Engine, model: ModelInfo, name: str, directory: Path) -> None:

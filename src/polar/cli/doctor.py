@@ -66,14 +66,14 @@ def doctor(
 
 
 async def _findings(config: Path | None, engines: list[str], asked: dict[str, Any]) -> AsyncIterator[Finding]:
-    from polar.app import doctor, doctor_engine
+    from polar.app import doctor
 
     settings, finding = doctor.settings_found(config)
     yield finding
     async for found in doctor.findings(settings):
         yield found
     if engines or settings.engine.urls:
-        async for found in doctor_engine.findings(_with_engine(settings, engines, asked), say):
+        async for found in doctor.engine_findings(_with_engine(settings, engines, asked), say):
             yield found
 
 

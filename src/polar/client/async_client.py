@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from polar.client import connection
-from polar.client.access import AccessCalls
-from polar.client.connection import error_of, segment
+from polar.client.connection import Connection, error_of, segment
 from polar.errors import Conflict, InvalidInput, PolarError, Unavailable, explain
+from polar.models.access import MadeToken, NewToken, TokenPage, TokenRole, TokenView
 from polar.models.dashboard import NodeList, NodeOverview, Overview
 from polar.models.delivery import SIZES, Delivery, DeliveryAnswer
 from polar.models.policy import Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView, Resume, Update
@@ -41,6 +41,7 @@ from polar.models.views import (
     TaskPage,
     TaskView,
 )
+from polar.models.webhook import WebhookList, WebhookView
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ Task = TaskSpec | Mapping[str, Any]
 _EVENTS = TypeAdapter(tuple[SessionEvent, ...])
 
 
-class AsyncClient(AccessCalls):
+class AsyncClient(Connection):
     """A connection to a rollout server, for asyncio; also what nodes use."""
 
     async def health(self) -> Health:
@@ -263,7 +264,9 @@ class AsyncClient(AccessCalls):
         self, mode: PauseMode = PauseMode.KEEP, *, holder: str | None = None, timeout_seconds: float = 60.0
     ) -> AsyncIterator[AsyncPaused]:
         """Nothing is sampled while the block runs, however long; the pause ends if this process does."""
-        name = holder or _holder_name()
+        # Tells people who pauses, and this pause from any other.
+        host = "".join(filter(str.isalnum, socket.gethostname())) or "host"
+        name = holder or f"{host[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
 
         async def renew() -> None:
             while True:
@@ -301,6 +304,25 @@ class AsyncClient(AccessCalls):
     async def resume_node(self, name: str) -> NodeOverview:
         """Have a drained node leased sessions again."""
         return await self._post(f"/nodes/{segment(name)}/resume", None, NodeOverview)
+
+    async def tokens(self) -> tuple[TokenView, ...]:
+        """All tokens that were ever made, without their secrets."""
+        return (await self._get("/tokens", TokenPage)).tokens
+
+    async def create_token(
+        self, name: str, role: TokenRole, *, expires_seconds: float | None = None
+    ) -> MadeToken:
+        """Make a token; its secret is in the answer and nowhere else."""
+        asked = NewToken(name=name, role=role, expires_seconds=expires_seconds)
+        return await self._post("/tokens", asked, MadeToken)
+
+    async def revoke_token(self, name_or_id: str) -> tuple[TokenView, ...]:
+        """End one token by its id, or all of a name."""
+        return (await self._post(f"/tokens/{segment(name_or_id)}/revoke", None, TokenPage)).tokens
+
+    async def webhooks(self) -> tuple[WebhookView, ...]:
+        """The URLs that results are sent to, and how far each has got."""
+        return (await self._get("/webhooks", WebhookList)).webhooks
 
     async def join(self, node: str, join: Join) -> Joined:
         return await self._post(f"/nodes/{segment(node)}/join", join, Joined)
@@ -391,9 +413,3 @@ def _checked(kind: type[B], fields: Mapping[str, Any]) -> B:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise InvalidInput(explain(error)) from None
-
-
-def _holder_name() -> str:
-    """Tells people who pauses, and this pause from any other."""
-    host = "".join(letter for letter in socket.gethostname() if letter.isalnum()) or "host"
-    return f"{host[:40]}-{os.getpid()}-{secrets.token_hex(4)}"

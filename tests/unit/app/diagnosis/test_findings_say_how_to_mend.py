@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from polar.app import doctor, doctor_engine
-from polar.app.doctor import Finding, Severity
-from polar.app.doctor_engine import EngineAnswer, drift
+from polar.app import doctor
+from polar.app.doctor import EngineAnswer, Finding, Severity, drift
 from polar.assets.cache import asset, without_making
 from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, NodeSettings, ServerSettings, Settings
@@ -127,6 +126,6 @@ def test_drift_is_told_by_where_it_begins() -> None:
 
 async def test_an_engine_that_cannot_be_reached_is_a_problem_with_a_way_out() -> None:
     settings = Settings(engine=EngineSettings(url="http://127.0.0.1:9"))
-    (finding,) = [found async for found in doctor_engine.findings(settings, lambda _step: None)]
+    (finding,) = [found async for found in doctor.engine_findings(settings, lambda _step: None)]
     assert (finding.level, finding.name) == (Severity.PROBLEM, "reachable")
     assert finding.fix
