@@ -17,11 +17,11 @@ from polar.models.completion import Completion, Ids
 from polar.models.session import SessionResult, SessionStatus, Verdict
 from polar.models.trace import DriftPolicy, Trajectory
 from polar.recordings.capture import CaptureWriter, parse_capture
-from polar.recordings.growth import grow
 from polar.recordings.recording import decode, encode, read_head
 from polar.recordings.tree import TokenTree
 from polar.trajectory.materialise import materialise
 from polar.trajectory.prefix_merging import PrefixMerging
+from tests.captures import grow
 
 SHORT, LONG = 50, 400
 GIVEN, SAMPLED = 400, 100

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from polar.recordings.growth import grow
 from polar.recordings.recording import Recording, decode
 from polar.training.material import Material, PolicyVersions, material
 from polar.training.settings import BatchSettings, ObjectiveSettings, Pack
@@ -15,6 +14,7 @@ from polar.trajectory.base import Builder
 from polar.trajectory.learnable import EndedSession, Group
 from polar.trajectory.per_request import PerRequest
 from polar.trajectory.prefix_merging import PrefixMerging
+from tests.captures import grow
 
 OBJECTIVE = ObjectiveSettings(max_staleness=1_000_000)
 

@@ -12,7 +12,8 @@ import numpy as np
 from polar.errors import PolarError
 from polar.models.chat import FinishReason, Message, Role
 from polar.models.completion import Completion
-from polar.recordings.capture import CaptureWriter, read_capture
+from polar.recordings.capture import CaptureWriter
+from tests.captures import read_capture
 
 ENTRY = "gym_entry"
 """In a completion's extra: what Gym records of a call beside its tokens."""

@@ -28,7 +28,7 @@ from polar.gateway.session import SessionGrant, new_key
 from polar.models.chat import ChatRequest, Message, Role
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.recordings.capture import read_capture
+from tests.captures import read_capture
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -8,9 +8,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from polar.models.chat import FinishReason, Message, Role, ToolCall, ToolDefinition
 from polar.models.completion import Completion, CompletionKind
 from polar.models.session import AgentEnd, SessionResult, SessionStatus, StageSeconds, Verdict
-from polar.recordings.growth import grow
 from polar.recordings.recording import Recording, encode
 from polar.trajectory.per_request import PerRequest
+from tests.captures import grow
 
 SYSTEM = Message(Role.SYSTEM, "\n".join(f"rule {n}: be careful" for n in range(40)))
 USER = Message(Role.USER, "Run this command: echo hello > hello.txt")

@@ -12,11 +12,11 @@ import numpy as np
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolDefinition
 from polar.models.completion import Completion
 from polar.models.session import AgentEnd, SessionResult, SessionStatus, Verdict
-from polar.recordings.growth import grow
 from polar.recordings.recording import Recording
 from polar.trajectory.base import Builder
 from polar.trajectory.learnable import EndedSession, Group
 from polar.trajectory.prefix_merging import PrefixMerging
+from tests.captures import grow
 from tests.fakes.recordings import encoded
 
 TOOLS = (ToolDefinition("shell"),)

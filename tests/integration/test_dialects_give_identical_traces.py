@@ -30,10 +30,9 @@ from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.recordings.capture import read_capture
-from polar.recordings.growth import grow
 from polar.trajectory.materialise import materialise
 from polar.trajectory.prefix_merging import PrefixMerging
+from tests.captures import grow, read_capture
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
 from tests.fakes.thinking_renderer import ThinkingChatML
 

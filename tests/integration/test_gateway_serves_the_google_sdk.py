@@ -23,8 +23,8 @@ from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.recordings.capture import read_capture
 from polar.rendering.families import renderer_for
+from tests.captures import read_capture
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
 from tests.fakes.thinking_renderer import ThinkingChatML
 

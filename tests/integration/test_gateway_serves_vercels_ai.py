@@ -12,7 +12,7 @@ from polar.config.settings import DEFAULT_MODEL, GatewaySettings
 from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.task import Budgets, SamplingPin
-from polar.recordings.capture import read_capture
+from tests.captures import read_capture
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.thinking_renderer import ThinkingChatML
 from tests.vercel import run_tool_loop

@@ -25,8 +25,8 @@ from polar.engines.vllm import VllmEngine
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.recordings.capture import read_capture
 from polar.rendering.families import renderer_for
+from tests.captures import read_capture
 
 pytestmark = pytest.mark.model
 

@@ -6,11 +6,13 @@ completion before it does not hold.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, ToolDefinition
 from polar.models.completion import Completion, CompletionKind, Ids, Logprobs, Versions
@@ -24,6 +26,9 @@ _REASONS = {reason.value: reason for reason in FinishReason}
 _KINDS = {kind.value: kind for kind in CompletionKind}
 _CONTINUATIONS = {kind.value: kind for kind in Continuation}
 _NO_IDS: Ids = np.empty(0, np.int32)
+_LENGTH = struct.Struct("<I")
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Columns(NamedTuple):
@@ -41,7 +46,7 @@ _PLAIN = (
     *("started_at", "first_token_at", "ended_at", "untrainable", "extra"),
 )
 """The fields of a completion that are written as they are."""
-DTYPES = (np.int32, np.int32, np.float32, np.int32)
+_DTYPES = (np.int32, np.int32, np.float32, np.int32)
 
 
 def columns(completion: Completion, link: Link) -> Columns:
@@ -210,3 +215,33 @@ def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
             break
         count += 1
     return count
+
+
+def packed(document: dict[str, Any], arrays: Sequence[Array] = ()) -> bytes:
+    """A JSON document and arrays of four-byte numbers, to be compressed.
+
+    Arrays lie byte plane by byte plane: the high bytes of token ids are mostly zero and those of logprobs
+    alike, which a compressor only sees when they stand together.
+    """
+    text = orjson.dumps(document | {"lengths": [len(array) for array in arrays]})
+    planes = (array.view(np.uint8).reshape(-1, 4).T.tobytes() for array in arrays)
+    return b"".join([_LENGTH.pack(len(text)), text, *planes])
+
+
+def unpacked(data: bytes) -> tuple[dict[str, Any], list[Array]]:
+    """What `packed` was given; ValueError, KeyError, TypeError or struct.error if it made no such thing."""
+    (length,) = _LENGTH.unpack_from(data)
+    offset = _LENGTH.size + length
+    document = orjson.loads(memoryview(data)[_LENGTH.size : offset])
+    arrays: list[Array] = []
+    for count, dtype in zip(document["lengths"], _DTYPES, strict=False):
+        low, *higher = np.frombuffer(data, np.uint8, 4 * count, offset).reshape(4, count)
+        numbers = low.astype("<u4")
+        for place, plane in enumerate(higher, 1):
+            numbers |= plane.astype("<u4") << np.uint32(8 * place)
+        numbers.flags.writeable = False
+        arrays.append(numbers.view(dtype))
+        offset += 4 * count
+    if offset != len(data):
+        raise ValueError(f"its arrays end at byte {offset} of {len(data)}")
+    return document, arrays

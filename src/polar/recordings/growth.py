@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from polar.models.chat import FinishReason, Message
-from polar.models.completion import Completion, Ids
-from polar.recordings.tree import Continuation, Link, TokenTree
+from polar.models.completion import Ids
+from polar.recordings.tree import Continuation, Link
 
 GENERATION_PROMPT = 16
 """How many tokens before a sampled span may belong to the template's opening of the turn.
@@ -275,28 +275,6 @@ def extended(before: Context, prompt_length: int, sampled: Ids, given: Ids, link
         return before
     answer = (sampled,) if link.past_answer else ()
     return before.extended(prompt_length, *answer, given[len(given) - link.given :])
-
-
-def grow(completions: Sequence[Completion]) -> TokenTree:
-    """The tree of completions that are all there already."""
-    tree = GrowingTree()
-    turns = [
-        tree.add(
-            tree.prove(
-                one.id,
-                one.prompt_ids,
-                one.sampled_ids,
-                hints=(one.parent, one.follows),
-                has_ended=has_ended(one.finish_reason),
-            )
-        )
-        for one in completions
-    ]
-    parents = (turn.parent.completion_id if turn.parent else None for turn in turns)
-    return TokenTree(
-        tuple(replace(one, parent=parent) for one, parent in zip(completions, parents, strict=True)),
-        tuple(turn.link for turn in turns),
-    )
 
 
 def has_ended(reason: FinishReason) -> bool:

@@ -25,8 +25,17 @@ from polar.models.chat import Sampling, ToolDefinition
 from polar.models.completion import Completion
 from polar.models.session import SessionResult
 from polar.models.trace import DriftPolicy, Lineage, TraceRef, Trajectory
-from polar.recordings.codec import DTYPES, Columns, TreeReader, columns, header, message_base, sampling_of
-from polar.recordings.frames import Array, packed, unpacked
+from polar.recordings.codec import (
+    Array,
+    Columns,
+    TreeReader,
+    columns,
+    header,
+    message_base,
+    packed,
+    sampling_of,
+    unpacked,
+)
 from polar.recordings.tree import TokenTree
 
 VERSION = 4
@@ -134,7 +143,7 @@ def _opened_head(data: bytes) -> tuple[SessionResult, bytes]:
 
 
 def _opened_body(body: bytes, result: SessionResult) -> Recording:
-    document, arrays = unpacked(body, DTYPES)
+    document, arrays = unpacked(body)
     reader = TreeReader()
     for number, tools in enumerate(document["tools"]):
         reader.tools[number] = tuple(ToolDefinition(**tool) for tool in tools)

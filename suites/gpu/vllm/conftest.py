@@ -24,7 +24,7 @@ from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.recordings.capture import read_capture
+from tests.captures import read_capture
 
 Record = Callable[[str, Any], None]
 Open = Callable[..., AbstractAsyncContextManager["Scene"]]

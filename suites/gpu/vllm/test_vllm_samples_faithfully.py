@@ -17,11 +17,11 @@ from pydantic import BaseModel
 from tokenizers import Tokenizer
 
 from benchmarks.training.faithfulness import compare
-from polar.recordings.growth import grow
 from polar.training.settings import ModelSettings
 from polar.trajectory.materialise import materialise
 from polar.trajectory.packing.batch import row
 from polar.trajectory.prefix_merging import PrefixMerging
+from tests.captures import grow
 
 pytestmark = pytest.mark.timeout(300)
 

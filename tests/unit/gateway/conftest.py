@@ -16,9 +16,9 @@ from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.recordings.capture import read_capture
 from polar.rendering.chatml import ChatML, ToolForm
 from polar.rendering.tokenizer import read_tokenizer
+from tests.captures import read_capture
 from tests.fakes.scripted_engine import Script, ScriptedEngine
 
 

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from polar.engines.base import EngineError
 from polar.models.chat import FinishReason
-from polar.recordings.growth import grow
 from polar.rendering.chatml import ChatML
 from polar.trajectory.per_request import PerRequest
+from tests.captures import grow
 from tests.fakes.scripted_engine import Answer, logprob_of
 from tests.unit.gateway.conftest import SetScene
 

@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.errors import NotFound
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, ToolDefinition
 from polar.models.completion import Completion, CompletionKind
-from polar.recordings.capture import CaptureError, CaptureWriter, parse_capture, read_capture
-from polar.recordings.frames import MAGIC, frames
-from polar.recordings.growth import grow
+from polar.recordings.capture import MAGIC, CaptureError, CaptureWriter, frames, parse_capture
+from tests.captures import grow, read_capture
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(lambda ids: np.array(ids, np.int32))
@@ -151,13 +149,11 @@ def test_damage_in_the_middle_is_not_taken_for_the_end(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[ends[0] - 1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CaptureError, match="damaged"):
-        read_capture(path)
+    fault, *_ = parse_capture(path.read_bytes()).faults
+    assert "damaged" in fault.problem
 
 
-def test_a_missing_capture_and_another_file_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(NotFound):
-        read_capture(tmp_path / "absent")
+def test_another_file_is_no_capture(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("something else entirely")
     with pytest.raises(CaptureError, match="not a capture"):
         read_capture(tmp_path / "other")

@@ -22,7 +22,7 @@ from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.chat import FinishReason
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.recordings.capture import read_capture
+from tests.captures import read_capture
 from tests.fakes.character_chat import END, ROLES, Said, logprob_of, prompt_ids
 from tests.fakes.sglang_wire import SglangWire, sglang_wire
 from tests.fakes.vllm_wire import VllmWire, vllm_wire

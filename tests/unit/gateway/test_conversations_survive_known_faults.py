@@ -14,8 +14,8 @@ from polar.config.settings import GatewaySettings
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.recordings.capture import read_capture
 from polar.rendering.families import renderer_for
+from tests.captures import read_capture
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.tokenizers_of_families import QWEN3
 

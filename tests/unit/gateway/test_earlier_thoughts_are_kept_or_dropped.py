@@ -13,10 +13,9 @@ from polar.config.settings import GatewaySettings
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.recordings.capture import read_capture
-from polar.recordings.growth import grow
 from polar.rendering.families import renderer_for
 from polar.trajectory.prefix_merging import PrefixMerging
+from tests.captures import grow, read_capture
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.trace_oracle import assert_invariants
 from tests.tokenizers_of_families import QWEN3

@@ -19,7 +19,6 @@ from polar.errors import PolarError
 from polar.models.chat import Message, Role, ToolCall
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Trajectory
-from polar.recordings.growth import grow
 from polar.recordings.recording import Recording
 from polar.tasksets import parquet_file
 from polar.tasksets.conversations import conversations
@@ -28,6 +27,7 @@ from polar.tasksets.sft import CARD, Fate, Table, TaskSessions, Written, card, w
 from polar.trajectory.learnable import EndedSession
 from polar.trajectory.materialise import materialise
 from polar.trajectory.prefix_merging import PrefixMerging
+from tests.captures import grow
 from tests.fakes.recordings import CALL, DONE, TOOL, USER, recording
 
 ACCEPT = parse_acceptance("reward >= 1")

@@ -10,8 +10,8 @@ import pytest
 from polar.models.chat import Message, Role, Sampling, ToolDefinition
 from polar.models.completion import Completion, CompletionKind
 from polar.models.trace import Lineage, Trajectory
-from polar.recordings.growth import grow
 from polar.trajectory.prefix_merging import Credit, PrefixMerging
+from tests.captures import grow
 from tests.fakes.sessions import completion
 from tests.fakes.trace_oracle import assert_invariants, traces
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from polar.models.completion import Completion
 from polar.models.trace import DriftPolicy, Lineage, Trajectory
-from polar.recordings.growth import grow
 from polar.recordings.tree import Continuation
 from polar.trajectory.accounting import Exclusion
 from polar.trajectory.chains import Overlong
 from polar.trajectory.per_request import PerRequest
 from polar.trajectory.prefix_merging import Credit, PrefixMerging
+from tests.captures import grow
 from tests.fakes.agent_sessions import agent_sessions
 from tests.fakes.trace_oracle import (
     assert_aligned,

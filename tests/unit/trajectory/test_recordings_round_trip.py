@@ -21,11 +21,11 @@ from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import DriftPolicy, Trajectory
 from polar.recordings import recording
 from polar.recordings.capture import CaptureWriter, parse_capture
-from polar.recordings.growth import grow
 from polar.trajectory.base import Builder
 from polar.trajectory.materialise import materialise
 from polar.trajectory.per_request import PerRequest
 from polar.trajectory.prefix_merging import Credit, PrefixMerging
+from tests.captures import grow
 from tests.fakes.agent_sessions import agent_sessions
 from tests.fakes.sessions import completion, sessions
 

@@ -7,10 +7,10 @@ from hypothesis import given
 
 from polar.models.completion import Completion
 from polar.models.trace import Trajectory
-from polar.recordings.growth import grow
 from polar.trajectory.accounting import exclusion
 from polar.trajectory.materialise import materialise
 from polar.trajectory.per_request import PerRequest
+from tests.captures import grow
 from tests.fakes.sessions import completion, sessions
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from polar.models.completion import Completion
 from polar.models.trace import Trajectory
-from polar.recordings.growth import grow
 from polar.trajectory.prefix_merging import PrefixMerging
+from tests.captures import grow
 from tests.fakes.sessions import completion
 from tests.fakes.trace_oracle import assert_invariants, traces
 

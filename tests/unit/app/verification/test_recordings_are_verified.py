@@ -33,9 +33,9 @@ from polar.models.completion import COUNTED, Completion
 from polar.models.component import Component
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.trace import Trace, TraceRef, Trajectory
-from polar.recordings.growth import grow
 from polar.recordings.recording import MAGIC, Recording
 from polar.trajectory.per_request import PerRequest
+from tests.captures import grow
 from tests.fakes.recordings import encoded
 from tests.fakes.recordings import recording as known_recording
 from tests.fakes.scoring_engine import ScoringEngine, logprobs_of

@@ -6,10 +6,10 @@ from hypothesis import given
 
 from polar.models.completion import Completion
 from polar.models.session import SessionResult, SessionStatus
-from polar.recordings.growth import grow
 from polar.recordings.recording import Recording
 from polar.rollout.dashboard.outline import OutlinedRecording
 from polar.trajectory.prefix_merging import PrefixMerging
+from tests.captures import grow
 from tests.fakes.recordings import CALL, TOOL, recording
 from tests.fakes.sessions import sessions
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from polar.errors import InvalidInput
 from polar.models.chat import FinishReason
 from polar.models.completion import Completion
-from polar.recordings.growth import grow
 from polar.trajectory.packing.batch import PADDING, Batch, Packing, TrainingRow, row, rows
 from polar.trajectory.packing.masks import blocks, dense_mask
 from polar.trajectory.packing.pack import first_fit_decreasing, pack_sequences, pack_trees
 from polar.trajectory.per_request import PerRequest
+from tests.captures import grow
 from tests.fakes.rows import row_lists, trace
 from tests.fakes.sessions import completion
 
