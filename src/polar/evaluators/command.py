@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
-from polar.evaluators.inside import cut, place, report_of, run_grader
+from polar.evaluators.inside import SCRIPTS, cut, place, report_of, run_grader
 from polar.evaluators.tampering import rivals, tampering_remarks
 from polar.evaluators.workspace import Placed, WorkspaceEvaluator, graded_workspace
 from polar.models.session import Verdict
@@ -20,12 +20,6 @@ from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import ExecResult, Sandbox
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
-_PRELUDE = """IFS= read -r polar_key
-{ true > /dev/stdin; } 2>/dev/null
-exec < /dev/null
-reward() { printf '\\n%s %s\\n' "$polar_key" "$*"; }
-"""
-"""Takes the key off the input, so that no program that the command starts can read it."""
 
 
 class RewardSource(StrEnum):
@@ -108,15 +102,11 @@ class CommandEvaluator(WorkspaceEvaluator):
     async def _run(self, context: EvaluationContext, sandbox: Sandbox) -> Run:
         await place(sandbox, self.options.files)
         key = secrets.token_hex(16)
-        command = self.options.command
-        limit = self.options.limit(context)
-        result = await run_grader(
-            _PRELUDE + command if isinstance(command, str) else command,
-            sandbox,
-            env=self.options.env,
-            timeout=limit,
-            stdin=f"{key}\n".encode(),
-        )
+        command, limit = self.options.command, self.options.limit(context)
+        if isinstance(command, str):
+            command = (SCRIPTS / "reward.sh").read_text() + command
+        stdin = f"{key}\n".encode()
+        result = await run_grader(command, sandbox, env=self.options.env, timeout=limit, stdin=stdin)
         return Run(result, key)
 
     async def _judge(self, context: EvaluationContext, run: Run) -> tuple[float, dict[str, float]]:

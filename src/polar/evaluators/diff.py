@@ -27,32 +27,7 @@ from polar.runtimes.base import Sandbox, SandboxError
 
 PATCH_BYTES = 4 * 1024 * 1024
 PATCH_NAME = "patch.diff"
-LEFT_OUT = ("__pycache__/", "*.pyc", ".pytest_cache/", "node_modules/")
-"""Never part of a patch unless they were there before; what the project's .gitignore names comes on top."""
-
 _NO_GIT = 86
-_DIFF = f"""
-command -v git > /dev/null || exit {_NO_GIT}
-set -e
-before=$PWD; mine=$1; limit=$2; shift 2
-mkdir "$mine/after"
-tar -x -o -f "$mine/workspace.tar" -C "$mine/after" && rm "$mine/workspace.tar"
-export GIT_DIR="$mine/git"
-git init --quiet --template= && mkdir -p "$GIT_DIR/info"
-git config core.autocrlf false && git config core.excludesFile /dev/null && git config gc.auto 0
-echo '* -text -filter -ident -working-tree-encoding !diff' > "$GIT_DIR/info/attributes"
-cp "$mine/exclude" "$GIT_DIR/info/exclude"
-git --work-tree="$before" add --all --force . && old=$(git write-tree)
-git read-tree "$old"
-cd "$mine/after"
-git --work-tree="$mine/after" add --all . && new=$(git write-tree)
-git diff-tree -r --patch --binary --full-index --no-ext-diff --no-textconv --no-renames \\
-    "$old" "$new" -- "$@" | head -c "$limit" > "$mine/{PATCH_NAME}"
-rm -rf "$mine/after" "$mine/git"
-"""
-_APPLY = """
-git apply --whitespace=nowarn -p1 "$1"
-"""
 _FILES = re.compile(rb"^diff --git a/(.+) b/\1$", re.MULTILINE)
 
 
@@ -68,15 +43,12 @@ async def extract_patch(
     archive = await pack(context)
     mine = private_directory(fresh)
     await place_file(fresh, mine / "workspace.tar", archive)
-    await place_file(fresh, mine / "exclude", "\n".join(LEFT_OUT).encode())
     pathspecs = (
         *(f":(top){pattern}" for pattern in allow),
         *(f":(exclude,top,glob){pattern}" for pattern in exclude),
     )
-    result = await run_script(
-        fresh, _DIFF, str(mine), str(limit + 1), *pathspecs,
-        timeout=context.seconds_left, name="evaluator-diff", env=CLEAN_GIT,
-    )  # fmt: skip
+    words = (str(mine), str(limit + 1), *pathspecs)
+    result = await run_script(fresh, "diff", *words, timeout=context.seconds_left, env=CLEAN_GIT)
     if result.exit_code == _NO_GIT:
         raise EvaluationFailed("there is no git in the sandbox", hint="use a runtime or an image that has it")
     if result.exit_code != 0:
@@ -89,15 +61,13 @@ async def extract_patch(
     return patch
 
 
-async def apply_patch(sandbox: Sandbox, patch: bytes, *, timeout: float, name: str = "patch") -> str | None:
+async def apply_patch(sandbox: Sandbox, patch: bytes, *, timeout: float) -> str | None:
     """Apply a patch to the workspace; what git said if it does not apply."""
     if not patch.strip():
         return None
-    file = private_directory(sandbox) / f"{name}.diff"
+    file = private_directory(sandbox) / PATCH_NAME
     await place_file(sandbox, file, patch if patch.endswith(b"\n") else patch + b"\n")
-    result = await run_script(
-        sandbox, _APPLY, str(file), timeout=timeout, name=f"evaluator-apply-{name}", env=CLEAN_GIT
-    )
+    result = await run_script(sandbox, "apply", str(file), timeout=timeout, env=CLEAN_GIT)
     return None if result.exit_code == 0 else result.stderr.text(2000)
 
 

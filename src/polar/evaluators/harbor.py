@@ -28,16 +28,6 @@ from polar.runtimes.base import ExecResult, PathRefused, Sandbox, SandboxError
 
 REWARD_BYTES = 1024 * 1024
 REWARD_FILES = ("reward.json", "reward.txt")
-_CLEAR = f"""
-chmod -R u+rwX {TESTS} {LOGS} 2>/dev/null
-find {TESTS} {LOGS} -mindepth 1 -maxdepth 1 -exec rm -rf {{}} + && mkdir -p {LOGS}/verifier
-"""
-_IS_OPEN = f"""
-for path in {LOGS} {LOGS}/verifier {" ".join(f"{LOGS}/verifier/{name}" for name in REWARD_FILES)}; do
-  [ ! -e "$path" ] || [ -w "$path" ] || exit 1
-done
-"""
-"""Whether the verifier can have written its reward: code that it ran may have left another and locked it."""
 
 
 class HarborEvaluator(WorkspaceEvaluator):
@@ -91,7 +81,7 @@ class HarborEvaluator(WorkspaceEvaluator):
         """Lay out /tests over whatever the agent left in these places, and run its script."""
         await _require_places(sandbox)
         left = context.seconds_left
-        await run_script(sandbox, _CLEAR, timeout=left, name="evaluator-clear", must_succeed=True)
+        await run_script(sandbox, "harbor-clear", TESTS, LOGS, timeout=left, must_succeed=True)
         files = {
             path: file.model_copy(update={"executable": True}) if path.endswith(".sh") else file
             for path, file in self.options.tests.items()
@@ -103,7 +93,7 @@ class HarborEvaluator(WorkspaceEvaluator):
 
     async def _rewards(self, context: EvaluationContext, sandbox: Sandbox) -> list[dict[str, float]]:
         """What the verifier wrote, file by file."""
-        check = await run_script(sandbox, _IS_OPEN, timeout=context.seconds_left, name="evaluator-open")
+        check = await run_script(sandbox, "harbor-open", LOGS, timeout=context.seconds_left)
         if check.exit_code != 0:
             raise EvaluationFailed("the place of the reward was locked while the verifier ran")
         found = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from polar.errors import PolarError
 from polar.evaluators.base import EvaluationFailed
@@ -30,34 +30,8 @@ CLEAN_GIT = {
     "GIT_TERMINAL_PROMPT": "0",
 }
 """For git where somebody else's configuration and hooks may lie about."""
-UNLOCK = 'chmod -R u+rwX . 2>/dev/null; chmod u+rwx "$TMPDIR" "$HOME" 2>/dev/null'
-"""For scripts that look at what an agent left: it may have locked directories, to hide or to stay."""
-_SITE = '''\
-"""Puts the directory that Python searches first behind its library, which it can then not replace."""
-
-import os
-import sys
-
-
-def _first():
-    words = iter(sys.orig_argv[1:])
-    for word in words:
-        if not word.startswith("-"):
-            return os.path.dirname(os.path.realpath(word))
-        if word in ("-W", "-X"):
-            next(words, None)
-        elif word == "-" or (word[-1] in "mc" and word[1] != "-"):
-            break
-    return os.getcwd()
-
-
-if getattr(sys.flags, "safe_path", False):
-    _installed = [number for number, path in enumerate(sys.path) if path.endswith("-packages")]
-    sys.path.insert(_installed[0] if _installed else len(sys.path), _first())
-'''
-_CLOSED_SHELL = 'mkdir -p "${1%/*}" && cp /bin/sh "$1" && chmod 0111 "$1" && "$1" -c true'
-"""Makes a shell into whose memory nobody looks: the kernel closes that of programs run from files that
-their user may not read. Else a program of the agent's that the shell starts could trace its parent."""
+SCRIPTS = Path(__file__).parent / "scripts"
+"""What evaluators run in sandboxes themselves."""
 
 
 class UngradableWorkspace(PolarError):
@@ -93,27 +67,27 @@ def private_directory(sandbox: Sandbox) -> PurePosixPath:
 
 async def run_script(
     sandbox: Sandbox,
-    script: str,
+    name: str,
     *arguments: str,
     timeout: float,
-    name: str,
     env: Mapping[str, str] = {},
     stdin: bytes = b"",
     must_succeed: bool = False,
 ) -> ExecResult:
-    """Run a shell script of ours in the workspace; EvaluationFailed if it cannot be run or takes too long,
+    """Run one of our scripts in the workspace; EvaluationFailed if it cannot be run or takes too long,
     and, if it must succeed, for every exit code but 0."""
+    script = (SCRIPTS / f"{name}.sh").read_text()
     command = Command(("/bin/sh", "-c", script, "sh", *arguments), env=env, stdin=stdin)
     try:
-        result = await sandbox.exec(command, timeout=timeout, log_name=name)
+        result = await sandbox.exec(command, timeout=timeout, log_name=f"evaluator-{name}")
     except SandboxError as error:
-        raise EvaluationFailed(f"{name}: could not be run: {error}") from error
+        raise EvaluationFailed(f"evaluator-{name}: could not be run: {error}") from error
     if result.timed_out:
         raise EvaluationFailed(
-            f"{name}: did not end within {timeout:g} s", hint="raise budgets.evaluate_seconds"
+            f"evaluator-{name}: did not end within {timeout:g} s", hint="raise budgets.evaluate_seconds"
         )
     if must_succeed and result.exit_code != 0:
-        raise EvaluationFailed(f"{name}: failed in the sandbox: {report_of(result)[-2000:]}")
+        raise EvaluationFailed(f"evaluator-{name}: failed in the sandbox: {report_of(result)[-2000:]}")
     return result
 
 
@@ -150,8 +124,8 @@ async def run_grader(
     alone; `env` wins.
     """
     clean = private_directory(sandbox)
-    files = {"home/.keep": FileContent(text=""), "python/sitecustomize.py": FileContent(text=_SITE)}
-    await place(sandbox, files, clean)
+    await place_file(sandbox, clean / "home" / ".keep", b"")
+    await place_file(sandbox, clean / "python" / "sitecustomize.py", (SCRIPTS / "sitecustomize").read_bytes())
     environment = {
         **CLEAN_GIT,
         "HOME": str(clean / "home"),
@@ -167,9 +141,7 @@ async def run_grader(
     }
     if isinstance(command, str):
         shell = str(clean / "sh")
-        await run_script(
-            sandbox, _CLOSED_SHELL, shell, timeout=timeout, name="evaluator-shell", must_succeed=True
-        )
+        await run_script(sandbox, "closed-shell", shell, timeout=timeout, must_succeed=True)
         command = (shell, "-c", command)
     try:
         return await sandbox.exec(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -21,7 +22,6 @@ from polar.evaluators.tests import Expected, Grade, TestReward, grade, verdict_o
 from polar.evaluators.workspace import GradedWorkspace, WorkspaceEvaluator
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
-from polar.runtimes.base import Sandbox
 
 
 def _listed(value: Any) -> Any:
@@ -160,7 +160,10 @@ class SwebenchEvaluator(WorkspaceEvaluator):
     ) -> Verdict:
         options, fresh, findings = self.options, patched.sandbox, patched.findings
         if not procedure.applies_test_patch:
-            await _apply_tests(context, fresh, options.row)
+            tests = options.row.test_patch.encode()
+            if problem := await apply_patch(fresh, tests, timeout=context.seconds_left):
+                name = options.row.instance_id
+                raise EvaluationFailed(f"row.test_patch of {name} does not apply: {problem}")
         script = private_directory(fresh) / "eval.sh"
         await place_file(fresh, script, procedure.script.encode(), executable=True)
         limit = options.limit(context)
@@ -176,14 +179,6 @@ class SwebenchEvaluator(WorkspaceEvaluator):
         return verdict_of(grade(report, exit_code, options.row.expected, options.reward), findings, result)
 
 
-async def _apply_tests(context: EvaluationContext, fresh: Sandbox, row: SweRow) -> None:
-    problem = await apply_patch(
-        fresh, row.test_patch.encode(), timeout=context.seconds_left, name="test-patch"
-    )
-    if problem:
-        raise EvaluationFailed(f"row.test_patch of {row.instance_id} does not apply: {problem}")
-
-
 def procedure_of(row: SweRow) -> Procedure:
     """How to grade a row: as it says itself, else as the official package knows its repository."""
     if row.test_cmd:
@@ -196,26 +191,26 @@ def procedure_of(row: SweRow) -> Procedure:
 
 
 def _official_procedure(row: SweRow) -> Procedure:
-    official = _package()
-    versions = official.specs.get(row.repo)
+    with _package_is_needed():
+        from swebench.harness.constants import FAIL_ONLY_REPOS, MAP_REPO_VERSION_TO_SPECS
+        from swebench.harness.log_parsers import MAP_REPO_TO_PARSER
+
+        # Not `make_test_spec`, which also plans the image, and fetches files over the network for that.
+        from swebench.harness.test_spec.create_scripts import make_eval_script_list
+    versions = MAP_REPO_VERSION_TO_SPECS.get(row.repo)
     if versions is None or row.version not in versions:
         known = f"versions {', '.join(sorted(versions))}" if versions else "no version"
         raise EvaluationFailed(
             f"the swebench package has no specification of {row.repo} {row.version!r} (it has {known})",
             hint="give the row test_cmd and log_parser",
         )
-    script = official.make_eval_script(
-        {
-            "repo": row.repo,
-            "version": row.version,
-            "test_patch": row.test_patch,
-            "instance_id": row.instance_id,
-        },
+    script = make_eval_script_list(
+        row.model_dump(include={"repo", "version", "test_patch", "instance_id"}),
         versions[row.version],
         *(ENVIRONMENT, f"/{ENVIRONMENT}", row.base_commit, row.test_patch),
     )
-    parser = official.parsers_by_repo[row.repo]
-    silent_passes = row.repo in official.fail_only
+    parser = MAP_REPO_TO_PARSER[row.repo]
+    silent_passes = row.repo in FAIL_ONLY_REPOS
     expected = (*row.fail_to_pass, *row.pass_to_pass)
 
     def parse(log: str) -> TestReport:
@@ -243,10 +238,12 @@ def _between_markers(parse: Callable[[str], TestReport]) -> Callable[[str], Test
 def _parser(name: str, row: SweRow) -> Callable[[str], TestReport]:
     if name in {format.value for format in ReportFormat}:
         return PARSERS[ReportFormat(name)]
-    official = _package().parsers_by_name.get(name)
-    if official is None:
-        raise EvaluationFailed(f"row.log_parser: the swebench package has no {name!r}")
-    return lambda log: _report(official, log, row)
+    with _package_is_needed():
+        from swebench.harness import log_parsers
+    for language in _LANGUAGES:
+        if official := getattr(getattr(log_parsers, language, None), name, None):
+            return lambda log: _report(official, log, row)
+    raise EvaluationFailed(f"row.log_parser: the swebench package has no {name!r}")
 
 
 def _report(parser: OfficialParser, log: str, row: SweRow) -> TestReport:
@@ -260,42 +257,15 @@ def _report(parser: OfficialParser, log: str, row: SweRow) -> TestReport:
     return make_report((name, _OUTCOMES.get(status, Outcome.ERROR)) for name, status in statuses.items())
 
 
-@dataclass(frozen=True, slots=True)
-class Official:
-    """What is used of the official package."""
-
-    specs: Mapping[str, Mapping[str, Any]]
-    make_eval_script: Callable[..., list[str]]
-    """Not `make_test_spec`, which also plans the image, and fetches files over the network for that."""
-    parsers_by_repo: Mapping[str, OfficialParser]
-    parsers_by_name: Mapping[str, OfficialParser]
-    fail_only: frozenset[str]
-
-
-def _package() -> Official:
+@contextmanager
+def _package_is_needed() -> Iterator[None]:
     try:
-        from swebench.harness import log_parsers
-        from swebench.harness.constants import FAIL_ONLY_REPOS, MAP_REPO_VERSION_TO_SPECS
-        from swebench.harness.test_spec.create_scripts import make_eval_script_list
+        yield
     except ImportError as error:
         raise NotInstalled(
             f"the evaluator swebench needs the package swebench: {error}",
             hint="pip install 'polar-rl[swebench]'",
         ) from None
-    modules = [getattr(log_parsers, language) for language in _LANGUAGES if hasattr(log_parsers, language)]
-    named = {
-        name: function
-        for module in modules
-        for name, function in vars(module).items()
-        if name.startswith("parse_log_") and callable(function)
-    }
-    return Official(
-        MAP_REPO_VERSION_TO_SPECS,
-        make_eval_script_list,
-        log_parsers.MAP_REPO_TO_PARSER,
-        named,
-        frozenset(FAIL_ONLY_REPOS),
-    )
 
 
 _LANGUAGES = ("c", "go", "java", "javascript", "php", "python", "ruby", "rust")

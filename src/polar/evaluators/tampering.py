@@ -19,9 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-from polar.evaluators.base import EvaluationContext, EvaluationFailed
-from polar.evaluators.inside import UNLOCK, UngradableWorkspace, place_file, private_directory, run_script
-from polar.models.task import TaskSpec
+from polar.evaluators.inside import UngradableWorkspace, place_file, private_directory, run_script
 from polar.runtimes.base import PathRefused, Sandbox, SandboxError
 
 STEERING = (
@@ -85,15 +83,6 @@ def is_named_by(path: str, patterns: Iterable[str]) -> bool:
 def matches(path: str, patterns: Iterable[str]) -> bool:
     """Whether a path matches one of the patterns, in which `*` also stands for `/`, as in find."""
     return any(fnmatchcase(path, pattern.removeprefix("./")) for pattern in patterns)
-
-
-def is_guarded(path: str) -> bool:
-    """Whether a path matches one of the names above."""
-    lower = f"./{path}".lower()
-    name = PurePosixPath(lower).name
-    return any(
-        fnmatchcase(lower, f"*/{each}") if "/" in each else fnmatchcase(name, each) for each in GUARDED
-    )
 
 
 def find_expression(patterns: Sequence[str]) -> list[str]:
@@ -232,24 +221,12 @@ Inventory = Mapping[str, bytes | None]
 """Guarded paths of a workspace → their content; None for a directory, a link or anything else."""
 
 END = "end of the list"
-_PRUNED = " -o ".join(f"-name {name}" for name in INSTALLED)
-_LIST = rf"""
-{UNLOCK}
-find . -mindepth 1 -maxdepth 1 -print0
-printf '\0'
-find . -path './.git/hooks/*' ! -name '*.sample' -print0
-find . -path ./.git -prune -o -name node_modules -prune -print0
-find . -path ./.git -prune -o -type d \( {_PRUNED} \) -prune -o ! -type d \( "$@" \) -print0
-printf '{END}'
-"""
 
 
 async def take_inventory(sandbox: Sandbox, protect: Sequence[str], *, timeout: float) -> Inventory:
     """Every path of the workspace that guards look at."""
-    expression = find_expression(protect)
-    result = await run_script(
-        sandbox, _LIST, *expression, timeout=timeout, name="evaluator-inventory", must_succeed=True
-    )
+    words = (" -o ".join(f"-name {name}" for name in INSTALLED), *find_expression(protect))
+    result = await run_script(sandbox, "inventory", *words, timeout=timeout, must_succeed=True)
     listing = result.stdout.read().decode(errors="surrogateescape")
     if not listing.endswith(f"\0{END}"):
         raise UngradableWorkspace("the agent left more files than can be looked at")
@@ -276,20 +253,6 @@ async def _content(sandbox: Sandbox, path: str) -> bytes | None:
         raise UngradableWorkspace(f"a guarded file cannot be read: {error}") from error
 
 
-def inventory_of_task(task: TaskSpec, protect: Sequence[str]) -> Inventory:
-    """The inventory of a workspace that holds the task's files and nothing else."""
-    found: dict[str, bytes | None] = {}
-    for path, file in task.files.items():
-        pure = PurePosixPath(path)
-        if shadows(pure.parts[0]):
-            found[pure.parts[0]] = None
-        if "node_modules" in pure.parts:
-            found[str(pure)[: str(pure).index("node_modules") + len("node_modules")]] = None
-        elif not set(INSTALLED) & set(pure.parts[:-1]) and (is_guarded(str(pure)) or matches(path, protect)):
-            found[str(pure)] = file.data
-    return found
-
-
 def compare(before: Inventory, after: Inventory, allow: Sequence[str] = ()) -> tuple[TamperingFound, ...]:
     """What is different and was not allowed by name, in the order of the paths."""
     changes = ((path, _change(path, before, after)) for path in sorted(before.keys() | after.keys()))
@@ -313,59 +276,16 @@ def _is_harmless(path: str, before: Inventory, content: bytes | None) -> bool:
     return is_settings(path) and essence(path, content) == essence(path, b"")
 
 
-async def settle(
-    sandbox: Sandbox,
-    policy: TamperPolicy,
-    before: Inventory,
-    after: Inventory,
-    *,
-    allow: Sequence[str] = (),
-    timeout: float,
-) -> tuple[TamperingFound, ...]:
-    """What the agent tampered with, and do with it as the policy says; Tampered if that is worth nothing."""
-    findings = compare(before, after, allow)
-    if findings and policy is TamperPolicy.ZERO:
-        raise Tampered(findings)
-    await _undo(sandbox, findings if policy is TamperPolicy.NEUTRALISE else (), before, timeout=timeout)
-    return findings
-
-
-_UNDO = """
-xargs -0 rm -rf -- || exit 1
-find . -path ./.git -prune -o -name node_modules -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
-: > "$1" && find . -path ./.git -prune -o -newer "$1" -exec touch -c -h -t 197001020000 {} + 2>/dev/null
-rm -f "$1"
-"""
-"""Compiled files need not be of the sources beside them; what is from the future passes for newly built."""
-
-
-async def _undo(
+async def undo(
     sandbox: Sandbox, findings: Sequence[TamperingFound], before: Inventory, *, timeout: float
 ) -> None:
     """Put back what was changed or removed, and remove what was added."""
     paths = b"".join(os.fsencode(f"./{finding.path}") + b"\0" for finding in findings)
     now = str(private_directory(sandbox))
-    result = await run_script(sandbox, _UNDO, now, timeout=timeout, name="evaluator-undo", stdin=paths)
+    result = await run_script(sandbox, "undo", now, timeout=timeout, stdin=paths)
     if result.exit_code != 0:
         raise UngradableWorkspace("what the agent added for test runners cannot be removed")
     for finding in findings:
         content = before.get(finding.path)
         if content is not None:
             await place_file(sandbox, sandbox.workspace / finding.path, content)
-
-
-async def inventory_before(context: EvaluationContext, protect: Sequence[str], after: Inventory) -> Inventory:
-    """The workspace's inventory as the agent found it.
-
-    That is the task's files where nothing else can have been there and nothing speaks against it. Else a
-    fresh sandbox is made to see: of an image's files, or of what preparation made, all may be removed.
-    """
-    task = context.task
-    from_task = inventory_of_task(task, protect)
-    if not (task.prepare or "image" in task.runtime.options or compare(from_task, after)):
-        return from_task
-    try:
-        async with context.fresh_sandbox() as fresh:
-            return await take_inventory(fresh, protect, timeout=context.seconds_left)
-    except SandboxError as error:
-        raise EvaluationFailed(f"no fresh sandbox could be made: {error}") from error

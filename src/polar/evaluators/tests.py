@@ -175,9 +175,7 @@ async def _clear_report(plan: TestPlan, sandbox: Sandbox, *, timeout: float) -> 
     """Only what the tests themselves write is a report of them, not what lies in its place before."""
     if plan.report is None:
         return
-    result = await run_script(
-        sandbox, 'rm -rf -- "$1"', f"./{plan.report}", timeout=timeout, name="evaluator-clear"
-    )
+    result = await run_script(sandbox, "clear", f"./{plan.report}", timeout=timeout)
     if result.exit_code != 0:
         raise UngradableWorkspace(f"what lies in the place of the report {plan.report} cannot be removed")
 

@@ -14,7 +14,6 @@ from pydantic import BaseModel, Field
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
 from polar.evaluators.inside import (
     SHARE_OF_TIME,
-    UNLOCK,
     UngradableWorkspace,
     cut,
     place_file,
@@ -27,10 +26,10 @@ from polar.evaluators.tampering import (
     Tampered,
     TamperingFound,
     TamperPolicy,
-    inventory_before,
-    settle,
+    compare,
     take_inventory,
     tampering_remarks,
+    undo,
 )
 from polar.models.session import Verdict
 from polar.runtimes.base import Sandbox, SandboxError
@@ -87,7 +86,8 @@ class WorkspaceEvaluator(Evaluator):
 
     @property
     def wants_fresh_sandbox(self) -> bool:
-        return not isinstance(self.options, Placed) or self.options.sandbox is Place.FRESH
+        """A live one is compared with it."""
+        return True
 
     async def evaluate(self, context: EvaluationContext) -> Verdict:
         try:
@@ -112,8 +112,9 @@ async def graded_workspace(
     """The agent's work where the options want it; `guarded` are patterns that are protected besides."""
     if options.sandbox is Place.LIVE:
         protect = (*options.protect, *guarded)
+        async with context.fresh_sandbox() as fresh:
+            before = await take_inventory(fresh, protect, timeout=context.seconds_left)
         after = await take_inventory(context.sandbox, protect, timeout=context.seconds_left)
-        before = await inventory_before(context, protect, after)
         yield await _settled(context, context.sandbox, options, before, after)
         return
     archive = await pack(context)
@@ -143,56 +144,23 @@ async def changed_workspace(
 async def _settled(
     context: EvaluationContext, sandbox: Sandbox, options: Guarded, before: Inventory, after: Inventory
 ) -> GradedWorkspace:
-    findings = await settle(
-        sandbox, options.tampering, before, after, allow=options.allow, timeout=context.seconds_left
-    )
+    findings = compare(before, after, options.allow)
+    if findings and options.tampering is TamperPolicy.ZERO:
+        raise Tampered(findings)
+    undone = findings if options.tampering is TamperPolicy.NEUTRALISE else ()
+    await undo(sandbox, undone, before, timeout=context.seconds_left)
     return GradedWorkspace(sandbox, findings)
 
 
 ARCHIVE_BYTES = 256 * 1024 * 1024
 """How large a workspace may be to be carried."""
 
-_PACK = f"""
-{UNLOCK}
-mkdir -p "$1" && tar -c -f - --exclude=.git . 2>/dev/null | head -c "$2" > "$1/workspace.tar"
-"""
-_SIZE = "tar -c -f - --exclude=.git . 2>/dev/null | head -c $1 | wc -c"
-_REPLACE = """
-set -e
-mine=$1; shift
-mkdir "$mine/after"
-tar -x -o -f "$mine/workspace.tar" -C "$mine/after"
-rm "$mine/workspace.tar"
-"""
-_EVERYTHING = """
-find . -path ./.git -prune -o -type d \\( "$@" \\) -prune -o ! -type d -exec rm -f {} +
-find . -mindepth 1 -depth -type d ! -path ./.git ! -path './.git/*' -exec rmdir {} + 2>/dev/null || true
-cd "$mine/after"
-find . -type d \\( "$@" \\) -prune -exec rm -rf {} +
-"""
-_SOME = """
-find . -path ./.git -prune -o ! -type d \\( "$@" \\) -exec rm -f {} +
-cd "$mine/after"
-find . ! -type d ! \\( "$@" \\) -exec rm -f {} +
-"""
-_LAY_OUT = """
-cp -a "$mine/after/." "$OLDPWD/"
-rm -rf "$mine"
-"""
-
 
 async def pack(context: EvaluationContext) -> bytes:
     """The agent's workspace as a tar archive."""
     directory = private_directory(context.sandbox)
     arguments = (str(directory), str(ARCHIVE_BYTES + 1))
-    await run_script(
-        context.sandbox,
-        _PACK,
-        *arguments,
-        timeout=context.seconds_left,
-        name="evaluator-pack",
-        must_succeed=True,
-    )
+    await run_script(context.sandbox, "pack", *arguments, timeout=context.seconds_left, must_succeed=True)
     try:
         return await context.sandbox.download(directory / "workspace.tar", max_bytes=ARCHIVE_BYTES)
     except SandboxError as error:
@@ -204,7 +172,7 @@ async def _blame(context: EvaluationContext) -> None:
     """EvaluationFailed if the workspace was too large before the agent came."""
     async with context.fresh_sandbox() as fresh:
         limit, left = str(ARCHIVE_BYTES + 1), context.seconds_left
-        size = await run_script(fresh, _SIZE, limit, timeout=left, name="evaluator-size", must_succeed=True)
+        size = await run_script(fresh, "size", limit, timeout=left, must_succeed=True)
         if int(size.stdout.text().strip() or 0) > ARCHIVE_BYTES:
             raise EvaluationFailed(
                 f"the task's own workspace is larger than {ARCHIVE_BYTES} bytes",
@@ -218,11 +186,9 @@ async def replace_workspace(
     """Make a sandbox's workspace what was packed, as far as `allow` goes; what is installed stays its own."""
     mine = private_directory(sandbox)
     await place_file(sandbox, mine / "workspace.tar", archive)
-    script, tests = (_EVERYTHING, _kept(allow)) if "*" in allow else (_SOME, _allowed(allow))
+    what, tests = ("everything", _kept(allow)) if "*" in allow else ("some", _allowed(allow))
     words = [word for test in tests for word in ("-o", *test)][1:]
-    result = await run_script(
-        sandbox, _REPLACE + script + _LAY_OUT, str(mine), *words, timeout=timeout, name="evaluator-unpack"
-    )
+    result = await run_script(sandbox, "carry", str(mine), what, *words, timeout=timeout)
     if result.exit_code != 0:
         raise UngradableWorkspace(f"the workspace cannot be unpacked: {result.stderr.text(500)}")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -38,7 +40,20 @@ async def sandbox(tmp_path: Path) -> AsyncIterator[Sandbox]:
 async def evaluate(sandbox: Sandbox, *, timeout: float = 20.0, **options: Any) -> Verdict:
     options = {"sandbox": "live", **options}
     evaluator = CommandEvaluator(CommandEvaluator.Options.model_validate(options))
-    return await evaluator.evaluate(EvaluationContext(TASK, sandbox, TrajectoryStats(), timeout))
+    return await evaluator.evaluate(
+        EvaluationContext(TASK, sandbox, TrajectoryStats(), timeout, sandbox_maker=untouched)
+    )
+
+
+@asynccontextmanager
+async def untouched() -> AsyncIterator[Sandbox]:
+    with TemporaryDirectory() as directory:
+        spec = SandboxSpec("fresh", "127.0.0.1", 9)
+        fresh = await ProcessRuntime(ProcessRuntime.Options()).start(spec, Host(Path(directory)))
+        try:
+            yield fresh
+        finally:
+            await fresh.stop()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.evaluators.base import EvaluationContext
-from polar.evaluators.tampering import GUARDED, Change, TamperingFound, compare, is_guarded
+from polar.evaluators.tampering import GUARDED, Change, TamperingFound, compare, find_expression
 from tests.evaluations import agent_does, evaluate, evaluation, make_task
 
 FILES = {
@@ -108,7 +109,6 @@ def test_of_a_settings_file_only_what_steers_counts(
 ) -> None:
     found = compare({} if before is None else {path: before.encode()}, {path: after.encode()})
     assert found == ((TamperingFound(path, change),) if change else ())
-    assert is_guarded(path)
 
 
 def test_a_makefile_that_make_prefers_counts_where_the_task_has_one() -> None:
@@ -136,8 +136,17 @@ def test_what_is_allowed_by_name_is_no_tampering(
     assert compare(before, after, allow=("*",)) == compare(before, after)
 
 
-@given(paths, st.sampled_from([str.upper, str.lower, str.title]))
-def test_names_are_guarded_in_whatever_case_and_directory(path: str, change: object) -> None:
-    assert callable(change)
-    assert is_guarded(change(path))
-    assert is_guarded(f"some/where/{path}")
+@pytest.mark.parametrize("change", [str.upper, str.lower, str.title])
+def test_names_are_guarded_in_whatever_case_and_directory(
+    tmp_path: Path, change: Callable[[str], str]
+) -> None:
+    names = [change(name.replace("*", "x").replace("[jt]", "j").replace("[cm]", "c")) for name in GUARDED]
+    wanted = {f"./{place}{name}" for name in names for place in ("", "some/where/")}
+    for path in wanted:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (tmp_path / "work.py").touch()
+    search = ["find", ".", "!", "-type", "d", "(", *find_expression(()), ")"]
+    found = subprocess.run(search, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert set(found.stdout.splitlines()) == wanted

@@ -1,0 +1,2 @@
+# apply.sh PATCH
+git apply --whitespace=nowarn -p1 "$1"

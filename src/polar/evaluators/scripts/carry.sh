@@ -1,0 +1,21 @@
+# carry.sh DIRECTORY everything|some TEST...: make the workspace what DIRECTORY/workspace.tar holds. Of everything,
+# the directories that TEST finds stay as they are; of some, the files that TEST finds alone are carried.
+set -e
+mine=$1
+what=$2
+shift 2
+mkdir "$mine/after"
+tar -x -o -f "$mine/workspace.tar" -C "$mine/after"
+rm "$mine/workspace.tar"
+if [ "$what" = some ]; then
+  find . -path ./.git -prune -o ! -type d \( "$@" \) -exec rm -f {} +
+  cd "$mine/after"
+  find . ! -type d ! \( "$@" \) -exec rm -f {} +
+else
+  find . -path ./.git -prune -o -type d \( "$@" \) -prune -o ! -type d -exec rm -f {} +
+  find . -mindepth 1 -depth -type d ! -path ./.git ! -path './.git/*' -exec rmdir {} + 2>/dev/null || true
+  cd "$mine/after"
+  find . -type d \( "$@" \) -prune -exec rm -rf {} +
+fi
+cp -a "$mine/after/." "$OLDPWD/"
+rm -rf "$mine"
