@@ -1,4 +1,4 @@
-"""`polar engine` as a process: says when it is ready, ends when asked to, and with its parent."""
+"""`polar engine` as a process: says when it is ready, and ends when asked to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import sys
 import urllib.request
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.fakes.tiny_llama import write_tiny_llama
@@ -78,26 +77,3 @@ def test_a_model_that_is_not_there_is_one_line_and_exit_1() -> None:
     assert run.returncode == 1
     assert "nothing-here" in run.stderr
     assert "Traceback" not in run.stderr
-
-
-def test_the_engine_ends_with_its_parent(model: Path) -> None:
-    engine = [*RUN, "--model", str(model), "--port", "0", "--exit-with-parent"]
-    parent = (
-        "import subprocess, sys;"
-        "child = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True);"
-        "print(child.pid, child.stdout.readline(), flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", parent, *engine],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    ) as process:
-        assert process.stdout is not None
-        number, word, _url = process.stdout.readline().split()
-        assert word == "ready"
-        child = psutil.Process(int(number))
-        process.kill()
-    psutil.wait_procs([child], timeout=30)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

@@ -134,7 +134,7 @@ def machine_findings(settings: Settings) -> Iterator[Finding]:
     yield _disk("disk for downloads", cache_dir())
     yield _open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield from _ports(settings)
-    if not settings.engine.urls:
+    if settings.engine.is_embedded:
         yield _embedded_engine(settings.engine.model)
 
 
@@ -284,12 +284,12 @@ class EngineAnswer:
 
 
 async def engine_findings(settings: Settings, say: Say) -> AsyncIterator[Finding]:
-    """Look at the engine that the settings name; the embedded one is started for it."""
+    """Look at the engine that the settings name; where they name none, one is started for it."""
     try:
         async with connected(settings, say) as engine:
             async for finding in _engine_findings(settings, engine):
                 yield finding
-    except EngineError as error:
+    except PolarError as error:
         yield ENGINE.problem("reachable", error.message, error.hint or "start it, or correct engine.url")
 
 
@@ -297,7 +297,7 @@ async def _engine_findings(settings: Settings, engine: Engine) -> AsyncIterator[
     model = await engine.model_info()
     version = f"policy version {model.policy_version}"
     yield ENGINE.ok("reachable", f"serves {model.name} with a context of {model.max_context}, {version}")
-    modes = plugins.load("engines", settings.engine.kind).modes
+    modes = plugins.load("engines", settings.engine.client).modes
     if Mode.TOKENS not in modes:
         yield ENGINE.warning(
             "tokens", "text only: sessions are recorded and never trainable", "use vLLM or SGLang to train"
@@ -337,7 +337,7 @@ async def _checked(engine: Engine, mode: Mode) -> Finding:
 
 async def _weights(settings: Settings) -> Finding:
     """By what a server shows: nothing is paused or loaded to find out."""
-    path, sign, fix = _WEIGHT_SIGNS.get(settings.engine.kind, ("", "", "use vLLM or SGLang to train"))
+    path, sign, fix = _WEIGHT_SIGNS.get(settings.engine.client, ("", "", "use vLLM or SGLang to train"))
     key = settings.engine.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(timeout=10.0, headers=headers) as http:

@@ -11,6 +11,7 @@ from statistics import fmean, pstdev
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -59,6 +60,10 @@ async def run(
     settings: Settings, tasks: Sequence[TaskSpec], console: Console, policy: Path | None = None
 ) -> QuickstartRun:
     """Start everything, roll the tasks out with the policy if one is given, end everything."""
+
+    def say(step: str) -> None:
+        console.print(f"[dim]•[/] {escape(step)}")
+
     started = time.monotonic()
     tasks = await _in_working_sandbox(tasks, console)
     # Whoever runs the quickstart owns the machine, so the runtimes of its tasks are allowed.
@@ -66,7 +71,7 @@ async def run(
     settings = settings.model_copy(update={"node": settings.node.model_copy(update={"runtimes": runtimes})})
     results: list[SessionResult] = []
     async with (
-        own_system(settings, tasks, lambda step: console.print(f"[dim]•[/] {step}"), policy=policy) as system,
+        own_system(settings, tasks, say, policy=policy) as system,
         AsyncClient(system.url, system.token) as client,
     ):
         sessions = sum(task.samples for task in tasks)

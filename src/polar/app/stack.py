@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import json
 import logging
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -21,9 +22,9 @@ from polar.client.address import pinned
 from polar.config import plugins
 from polar.config.settings import EngineSettings, Settings, environment_client_cert
 from polar.engines.base import Engine, Mode, ModelInfo
-from polar.engines.embedded.process import embedded_engine
-from polar.engines.embedded.weights import ensure_tokenizer, is_cached
+from polar.engines.embedded.weights import ensure_tokenizer
 from polar.engines.http import HttpEngine
+from polar.engines.process import started_engine
 from polar.engines.replicas import engine_client
 from polar.errors import InvalidInput, NotInstalled
 from polar.gateway.server import Gateway
@@ -108,6 +109,9 @@ async def running(settings: Settings, say: Say, *, policy: Path | None = None) -
 
     `policy`: weights to begin with, where the model's own were never replaced.
     """
+    if policy is not None and (adapter := policy / "adapter_config.json").is_file():
+        rank = max(json.loads(adapter.read_text())["r"], settings.engine.lora_rank or 0)
+        settings = _updated(settings, engine={"lora_rank": rank})
     async with (
         serving(settings, say) as server,
         # As a node that is cancelled does, several give their sessions back at once.
@@ -251,7 +255,7 @@ def opened_store(settings: Settings) -> AbstractAsyncContextManager[Store]:
 
 @asynccontextmanager
 async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
-    """The engine, embedded unless one is named, and a gateway in front of it."""
+    """The engine, started unless one is named, and a gateway in front of it."""
     async with AsyncExitStack() as parts:
         # First, so that it takes the spans of calls that the gateway's end breaks off.
         about = {"service.instance.id": settings.node.name}
@@ -295,16 +299,17 @@ async def _return_freed_memory() -> None:
 
 @asynccontextmanager
 async def connected(settings: Settings, say: Say) -> AsyncIterator[Engine]:
-    """The client of the engine that is named, else of the embedded one, which runs as long as the body."""
+    """The client of the engine that is named, else of one that is started and runs as long as the body."""
     async with AsyncExitStack() as parts:
-        urls = settings.engine.urls
+        urls, kind = settings.engine.urls, settings.engine.client
+        if not urls and kind != "vllm":
+            raise InvalidInput(
+                f"engine.kind: an engine of kind {kind} is not started here", hint="name it with engine.url"
+            )
         if not urls:
-            say(f"starting the embedded engine with {settings.engine.model}")
-            if not is_cached(settings.engine.model):
-                say("fetching and converting its weights, about a minute, this once")
             log_file = settings.data_dir.absolute() / "logs" / "engine.log"
             process = await parts.enter_async_context(
-                embedded_engine(settings.engine, log_file, log_format=settings.log_format)
+                started_engine(settings.engine, log_file, say, log_format=settings.log_format)
             )
             await parts.enter_async_context(_in_background(process.watch()))
             urls = (process.url,)
@@ -315,7 +320,7 @@ async def connected(settings: Settings, say: Say) -> AsyncIterator[Engine]:
 
 async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) -> Renderer | None:
     """The renderer of the engine's model, for tokens mode; None for chat mode, where it needs none."""
-    modes = plugins.load("engines", settings.kind).modes
+    modes = plugins.load("engines", settings.client).modes
     if settings.mode == "chat" or (settings.mode == "auto" and Mode.TOKENS not in modes):
         return None
     if Mode.TOKENS not in modes:
@@ -337,7 +342,7 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
     except (NotInstalled, InvalidInput) as error:
         # A name that the user wrote is meant; one that the engine made up may lead nowhere.
         is_meant = isinstance(error, NotInstalled) and not is_left_to_engine
-        if settings.mode != "auto" or settings.url is None or is_meant:
+        if settings.mode != "auto" or settings.is_embedded or is_meant:
             raise
         log.warning(
             "chat mode: the engine renders the prompts, because Polar cannot (%s). Its tokens are recorded"

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polar.cli.interruption import exit_with_parent as watch_parent
-from polar.cli.options import ExitWithParent, LogFormat, Model
+from polar.cli.options import LogFormat, Model
 from polar.config.settings import load_settings, set_unless_given
 from polar.telemetry.logs import log_to_stderr
 
@@ -23,7 +22,6 @@ def engine(
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
     log_format: LogFormat = None,
-    exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Serve a model in a subset of vLLM's API.
 
@@ -31,8 +29,6 @@ def engine(
 
     Example: polar engine --port 8000
     """
-    if exit_with_parent:
-        watch_parent()
     what = {"model": model, "device": device, "dtype": dtype}
     limits = {"slots": slots, "max_context": max_context, "threads": threads}
     settings = load_settings(overrides={"engine": {**what, **limits}, "log_format": log_format})
@@ -46,5 +42,5 @@ def engine(
 
 
 def _say_ready(url: str) -> None:
-    # A parent process waits for exactly this line.
+    # Programs that start an engine wait for exactly this line.
     print(f"ready {url}", flush=True)

@@ -91,10 +91,10 @@ EngineUrl = Annotated[
 EngineKind = Annotated[
     str | None,
     typer.Option(
-        metavar="vllm|sglang|openai",
-        help="What the engine speaks. vllm (default) and sglang give token ids; openai is any"
-        " OpenAI-compatible endpoint (text only: recorded, never trainable; name its --model,"
-        " and put its key in $POLAR_ENGINE_KEY).",
+        metavar="vllm|sglang|openai|embedded",
+        help="What the engine is. vllm (without a URL it is started here) and sglang give token ids; openai"
+        " is any OpenAI-compatible endpoint (text only: recorded, never trainable; name its --model, and put"
+        " its key in $POLAR_ENGINE_KEY). Default: vllm with a URL, else embedded.",
     ),
 ]
 EngineMode = Annotated[

@@ -142,11 +142,12 @@ class GatewaySettings(Frozen):
 
 
 class EngineSettings(Frozen):
-    """Where tokens come from: an engine by URL, or the embedded one started as a child process."""
+    """Where tokens come from: an engine by URL, or one started as a child process."""
 
-    kind: str = "vllm"
-    """Registered engine client: vllm (the embedded engine speaks it too), sglang, or openai, which is any
-    OpenAI-compatible endpoint: text only, recorded and never trainable."""
+    kind: str = "auto"
+    """vllm (without a URL it is started here), embedded, sglang, a registered client, or openai, which is any
+    OpenAI-compatible endpoint: text only, recorded and never trainable. auto: vllm where a URL is named, else
+    embedded."""
     mode: Literal["auto", "tokens", "chat"] = "auto"
     """tokens: the gateway renders prompts, and no history is tokenised twice. chat: the engine renders them
     and says which ids it made. auto: tokens where the model's family has a renderer."""
@@ -162,24 +163,31 @@ class EngineSettings(Frozen):
     they were sampled, and the conversation goes on as one trace; the model then reads what its template would
     not have shown it. Both are exact."""
     url: str | None = Field(default=None, pattern=r"^https?://[^\s,]+(,https?://[^\s,]+)*$")
-    """Several replicas: a list, or with commas between. None: start the embedded engine."""
+    """Several replicas: a list, or with commas between. None: start an engine."""
     api_key: str | None = None
     """The key that the engine asks for. $POLAR_ENGINE_KEY comes before it."""
     model: str = DEFAULT_MODEL
     """The default's name, a directory, or a Hugging Face model id: names the tokenizer and template too.
     Of an openai endpoint: the model's name there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What the embedded engine computes on; auto: a GPU if there is one."""
+    """What an engine that is started here computes on; auto: a GPU if there is one, and vLLM on nothing
+    else."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What the embedded engine computes in; auto: bfloat16 on a GPU, float32 on a CPU."""
+    """What an engine that is started here computes in; auto: bfloat16 on a GPU, float32 on a CPU."""
     max_context: int | None = Field(default=None, ge=16)
     """None: what the model's configuration says. Of an openai endpoint: what harnesses are told."""
     slots: int | None = Field(default=None, ge=1, le=1024)
-    """Requests decoded together by the embedded engine; None: 8 on a CPU, 64 on a GPU."""
+    """Requests decoded together by an engine that is started here; None: what vLLM takes by itself, of the
+    embedded engine 8 on a CPU and 64 on a GPU."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads that the embedded engine computes with; None: as many as torch takes by itself."""
+    lora_rank: int | None = Field(default=None, ge=1)
+    """The largest rank of LoRA adapters that a vLLM which is started here is to load; None: it loads none.
+    `polar train` and the warm start set it. The embedded engine loads any."""
+    options: tuple[str, ...] = ()
+    """More arguments for the command line of an engine that is started here."""
     start_seconds: float = Field(default=600.0, gt=0)
-    """How long the embedded engine may take until it serves, fetching its weights included."""
+    """How long an engine that is started here may take until it serves, fetching its weights included."""
 
     @field_validator("url", mode="before")
     @classmethod
@@ -195,8 +203,17 @@ class EngineSettings(Frozen):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """One for each replica; none for the embedded engine."""
+        """One for each replica; none for an engine that is started here."""
         return tuple(self.url.split(",")) if self.url else ()
+
+    @property
+    def client(self) -> str:
+        """The registered client; the embedded engine speaks vLLM's API."""
+        return "vllm" if self.kind in ("auto", "embedded") else self.kind
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.url is None and self.kind in ("auto", "embedded")
 
     @property
     def keeps_thoughts(self) -> bool:

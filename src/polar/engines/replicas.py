@@ -320,7 +320,7 @@ class _Replica:
 
 def engine_client(settings: EngineSettings, urls: Sequence[str]) -> Engine:
     """The client of the one engine, or of all replicas as if they were one."""
-    client = plugins.load("engines", settings.kind)
+    client = plugins.load("engines", settings.client)
     named = settings.model if "model" in settings.model_fields_set else None
     engines: dict[str, Engine] = {
         url: client(url, settings.api_key, model=named, max_context=settings.max_context) for url in urls

@@ -155,7 +155,9 @@ def rollout_server(
     if rollouts.server is not None:
         yield ServerAddress(rollouts.server, None)
         return
-    system = own_settings(settings.out, rollouts.config, {"model": settings.model.name}, rollouts.concurrency)
+    lora = settings.model.lora
+    engine = {"model": settings.model.name, "lora_rank": lora.rank if lora else None}
+    system = own_settings(settings.out, rollouts.config, engine, rollouts.concurrency)
     started: Future[ServerAddress] = Future()
     loop = asyncio.new_event_loop()
     ending = asyncio.Event()
