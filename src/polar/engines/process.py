@@ -220,6 +220,10 @@ def _vllm(settings: EngineSettings, say: Say) -> EngineCommand:
         rank = next((rank for rank in LORA_RANKS if rank >= settings.lora_rank), settings.lora_rank)
         command += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", str(rank)]
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if settings.weight_transfer == "cuda-ipc":
+        command += ["--weight-transfer-config", '{"backend": "ipc"}']
+        # Handles of a GPU's memory are no plain values, and come from this machine alone.
+        environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     command += settings.options
     said = " ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)])
     say(f"starting vLLM, which may take minutes: {said}")

@@ -156,7 +156,11 @@ def rollout_server(
         yield ServerAddress(rollouts.server, None)
         return
     lora = settings.model.lora
-    engine = {"model": settings.model.name, "lora_rank": lora.rank if lora else None}
+    engine = {
+        "model": settings.model.name,
+        "lora_rank": lora.rank if lora else None,
+        "weight_transfer": rollouts.transfer,
+    }
     system = own_settings(settings.out, rollouts.config, engine, rollouts.concurrency)
     started: Future[ServerAddress] = Future()
     loop = asyncio.new_event_loop()

@@ -56,6 +56,14 @@ async def test_adapters_have_room_for_their_rank(vllm: FakeVllm, tmp_path: Path)
     assert vllm.started["environment"]["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
 
+async def test_weights_may_come_from_the_trainers_gpu(vllm: FakeVllm, tmp_path: Path) -> None:
+    engine = VLLM.model_copy(update={"weight_transfer": "cuda-ipc"})
+    async with started_engine(engine, tmp_path / "engine.log", lambda _step: None):
+        pass
+    assert '--weight-transfer-config {"backend": "ipc"}' in " ".join(vllm.started["arguments"])
+    assert vllm.started["environment"]["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+
+
 async def test_its_processes_end_with_the_block(vllm: FakeVllm, tmp_path: Path) -> None:
     async with started_engine(VLLM, tmp_path / "engine.log", lambda _step: None):
         running = [psutil.Process(number) for number in vllm.started["processes"]]
