@@ -127,13 +127,15 @@ def retry(call: Callable[[], T], backoff: Backoff | None = None) -> T:
     return call()
 
 
-async def retry_async(call: Callable[[], Awaitable[T]], backoff: Backoff | None = None) -> T:
+async def retry_async(
+    call: Callable[[], Awaitable[T]], backoff: Backoff | None = None, purpose: str = "get an answer"
+) -> T:
     """The result of an awaited call that may be Unavailable for a while."""
     for pause in (backoff or RESTART).pauses():
         try:
             return await call()
         except Unavailable as error:
-            log.warning("%s; trying again in %.1f s", error, pause)
+            log.warning("could not %s, trying again in %.1f s: %s", purpose, pause, error)
             await asyncio.sleep(pause)
     return await call()
 
@@ -142,10 +144,4 @@ async def retry_forever(
     purpose: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
 ) -> T:
     """The result of an awaited call, however long it is Unavailable."""
-    for pause in ENDLESS.pauses():
-        try:
-            return await call(*args, **kwargs)
-        except Unavailable as error:
-            log.warning("could not %s, trying again in %.1f s: %s", purpose, pause, error)
-            await asyncio.sleep(pause)
-    raise AssertionError("the pauses never end")
+    return await retry_async(lambda: call(*args, **kwargs), ENDLESS, purpose)

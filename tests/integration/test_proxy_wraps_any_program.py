@@ -86,7 +86,7 @@ async def test_nothing_is_left_where_nothing_was_recorded(engine: EmbeddedServer
     quiet = await proxy(engine, tmp_path / "out", "--", "true")
     await quiet.communicate()
     assert (quiet.returncode, (tmp_path / "out").exists()) == (0, False)
-    failed = await proxy(engine, tmp_path / "out", "--engine", "http://127.0.0.1:1", "--", "true")
+    failed = await started("--engine", "http://127.0.0.1:1", "--out", str(tmp_path / "out"), "--", "true")
     _, told = await failed.communicate()
     assert (failed.returncode, (tmp_path / "out").exists()) == (1, False)
     assert "127.0.0.1:1 cannot be reached" in told.decode()

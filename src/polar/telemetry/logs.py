@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,7 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _BLOT = "[secret]"
-
-
-class LogFormat(StrEnum):
-    CONSOLE = "console"
-    """A line for people."""
-    JSON = "json"
-    """An object a line, for machines."""
+CONSOLE = "console"
 
 
 @contextmanager
@@ -55,24 +48,25 @@ def note(*, session: str) -> None:
         _ABOUT.set((("session", session),))
 
 
-def log_to_stderr(level: str, format: str = LogFormat.CONSOLE) -> None:
-    _log_to(logging.StreamHandler(sys.stderr), level, LogFormat(format))
+def log_to_stderr(level: str, format: str = CONSOLE) -> None:
+    _log_to(logging.StreamHandler(sys.stderr), level, format)
 
 
-def log_to_file(path: Path, level: str, format: str = LogFormat.CONSOLE) -> None:
+def log_to_file(path: Path, level: str, format: str = CONSOLE) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _log_to(logging.FileHandler(path), level, LogFormat(format))
+    _log_to(logging.FileHandler(path), level, format)
 
 
-def _log_to(handler: logging.Handler, level: str, format: LogFormat) -> None:
+def _log_to(handler: logging.Handler, level: str, format: str) -> None:
     handler.setFormatter(formatter(format))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.captureWarnings(True)
     logging.getLogger("polar").setLevel(level.upper())
 
 
-def formatter(format: LogFormat) -> logging.Formatter:
-    return _JsonLines() if format is LogFormat.JSON else _ConsoleLines()
+def formatter(format: str) -> logging.Formatter:
+    """`console`: lines for people. `json`: an object a line, for machines."""
+    return _ConsoleLines() if format == CONSOLE else _JsonLines()
 
 
 class _ConsoleLines(logging.Formatter):
@@ -93,8 +87,9 @@ class _ConsoleLines(logging.Formatter):
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
-            "time": _utc(record),
+            "time": f"{moment}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -106,7 +101,3 @@ class _JsonLines(logging.Formatter):
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
         return _SECRET.sub(_BLOT, json.dumps(line, ensure_ascii=False, default=str))
-
-
-def _utc(record: logging.LogRecord) -> str:
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z"

@@ -6,13 +6,15 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from polar.config.settings import TelemetrySettings
 from polar.errors import PolarError
@@ -22,24 +24,19 @@ log = logging.getLogger(__name__)
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PATH = "/metrics"
 
+# When a counter was made helps no one, and doubles the page.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
 Part = Callable[[], Awaitable[Iterable[Metric]]]
 """Asks a part of the process for its families; it may look something up first."""
-
-
-def of_registry(registry: CollectorRegistry) -> Part:
-    async def families() -> Iterable[Metric]:
-        return registry.collect()
-
-    return families
 
 
 class MetricsPage:
     """One a process that has a door; parts are added as they start, and no two have a family in common."""
 
     def __init__(self) -> None:
-        process = CollectorRegistry()
-        ProcessCollector(registry=process)
-        self._parts: list[Part] = [of_registry(process)]
+        self._process = ProcessCollector(registry=None)
+        self._parts: list[Part] = []
 
     def add(self, *parts: Part) -> None:
         self._parts.extend(parts)
@@ -54,31 +51,24 @@ class MetricsPage:
             self._parts = [part for part in self._parts if part not in parts]
 
     async def text(self) -> bytes:
-        return generate_latest(_Gathered([family async for family in self._families()]))
-
-    async def _families(self) -> AsyncIterator[Metric]:
+        families = list(self._process.collect())
         for part in tuple(self._parts):
             try:
-                found = await part()
+                families += await part()
             except PolarError as error:
                 # The rest of a page is of use, the more so when something is wrong.
                 log.warning("left out of the page of metrics: %s", error)
-                continue
-            for family in found:
-                # When a child was made helps no one, and doubles the page.
-                family.samples = [s for s in family.samples if not s.name.endswith("_created")]
-                yield family
+        return generate_latest(_Gathered(families))
 
 
-class _Gathered(CollectorRegistry):
+@dataclass
+class _Gathered(Collector):
     """Families that are collected already, in the shape that the text is made from."""
 
-    def __init__(self, families: list[Metric]) -> None:
-        super().__init__()
-        self._families = families
+    families: list[Metric]
 
     def collect(self) -> Iterable[Metric]:
-        return self._families
+        return self.families
 
 
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
@@ -144,20 +134,16 @@ async def listening(settings: TelemetrySettings, page: MetricsPage) -> AsyncIter
     app.router.add_get(PATH, show)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    try:
-        yield await _open(runner, settings)
-    finally:
-        await runner.cleanup()
-
-
-async def _open(runner: web.AppRunner, settings: TelemetrySettings) -> str:
     host, port = settings.metrics_host, settings.metrics_port
     try:
-        await web.TCPSite(runner, host, port).start()
-    except OSError as error:
-        raise PolarError(
-            f"metrics cannot be shown on {host}:{port}: {error.strerror or error}",
-            hint="set telemetry.metrics_port to another port, or to 0 for any free one",
-        ) from None
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{runner.addresses[0][1]}{PATH}"
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise PolarError(
+                f"metrics cannot be shown on {host}:{port}: {error.strerror or error}",
+                hint="set telemetry.metrics_port to another port, or to 0 for any free one",
+            ) from None
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{runner.addresses[0][1]}{PATH}"
+    finally:
+        await runner.cleanup()

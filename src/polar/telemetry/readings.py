@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,40 +30,17 @@ class Readings:
     sampled_tokens: float | None = None
 
 
-_NAMES: dict[str, tuple[str, ...]] = {
-    "requests_running": (
-        "vllm:num_requests_running",
-        "sglang:num_running_reqs",
-        "polar_engine_requests_running",
-    ),
-    "requests_waiting": (
-        "vllm:num_requests_waiting",
-        "sglang:num_queue_reqs",
-        "polar_engine_requests_waiting",
-    ),
-    "kv_usage_ratio": (
-        "vllm:kv_cache_usage_perc",
-        "vllm:gpu_cache_usage_perc",
-        "sglang:token_usage",
-        "polar_engine_kv_usage_ratio",
-    ),
-    "prompt_tokens": (
-        "vllm:prefix_cache_queries_total",
-        "sglang:prompt_tokens_total",
-        "polar_engine_prompt_tokens_total",
-    ),
-    "cached_tokens": (
-        "vllm:prefix_cache_hits_total",
-        "sglang:cached_tokens_total",
-        "polar_engine_cached_tokens_total",
-    ),
-    "sampled_tokens": (
-        "vllm:generation_tokens_total",
-        "sglang:generation_tokens_total",
-        "polar_engine_sampled_tokens_total",
-    ),
+_COUNTERS = frozenset({"prompt_tokens", "cached_tokens", "sampled_tokens"})
+_SOURCES = {
+    "requests_running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "requests_waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    "kv_usage_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
+    "prompt_tokens": ("vllm:prefix_cache_queries_total", "sglang:prompt_tokens_total"),
+    "cached_tokens": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
+    "sampled_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
 }
-_FIELDS = {name: field for field, names in _NAMES.items() for name in names}
+_FIELDS = {name: field for field, names in _SOURCES.items() for name in names}
+_FIELDS |= {f"polar_engine_{field}{'_total' if field in _COUNTERS else ''}": field for field in _SOURCES}
 
 _SAMPLE = re.compile(rf"^({'|'.join(map(re.escape, _FIELDS))})(?:\{{.*\}})? (\S+)", re.MULTILINE)
 """One sample of interest; an engine's page has thousands of lines, most of them buckets."""
@@ -75,18 +53,15 @@ _HELP = {
     "cached_tokens": "Prompt tokens found in the engine's prefix cache.",
     "sampled_tokens": "Tokens that the engine has sampled.",
 }
-_COUNTERS = frozenset({"prompt_tokens", "cached_tokens", "sampled_tokens"})
 
 
 def read(page: str) -> Readings:
     """The readings on an engine's page of metrics; those of several ranks are added up, ratios averaged."""
     found: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(page):
-        try:
+        with suppress(ValueError):
             number = float(value)
-        except ValueError:
-            continue
-        found.setdefault(_FIELDS[name], []).append(number)
+            found.setdefault(_FIELDS[name], []).append(number)
     return Readings(
         **{
             field: sum(values) / (len(values) if field.endswith("_ratio") else 1)
@@ -98,25 +73,25 @@ def read(page: str) -> Readings:
 def families(readings: Mapping[str, Readings | None]) -> Iterable[Metric]:
     """The readings of engines, by URL, as metrics; None: an engine that could not be asked."""
     up = GaugeMetricFamily("polar_engine_up", "Whether the engine could be asked.", labels=["engine"])
-    for url, read_there in readings.items():
-        up.add_metric([shown(url)], 0.0 if read_there is None else 1.0)
+    for url, found in readings.items():
+        up.add_metric([shown(url)], 0.0 if found is None else 1.0)
     yield up
-    for field in fields(Readings):
-        kind = CounterMetricFamily if field.name in _COUNTERS else GaugeMetricFamily
-        family = kind(f"polar_engine_{field.name}", _HELP[field.name], labels=["engine"])
-        for url, read_there in readings.items():
-            value = None if read_there is None else getattr(read_there, field.name)
-            if value is not None:
+    for field, help in _HELP.items():
+        family = _kind(field)(f"polar_engine_{field}", help, labels=["engine"])
+        for url, found in readings.items():
+            if (value := getattr(found, field, None)) is not None:
                 family.add_metric([shown(url)], value)
         yield family
 
 
 def own_families(readings: Readings) -> Iterable[Metric]:
     """The readings of the one engine that shows this page itself."""
-    for field in fields(Readings):
-        kind = CounterMetricFamily if field.name in _COUNTERS else GaugeMetricFamily
-        value = getattr(readings, field.name)
-        yield kind(f"polar_engine_{field.name}", _HELP[field.name], value=0.0 if value is None else value)
+    for field, help in _HELP.items():
+        yield _kind(field)(f"polar_engine_{field}", help, value=getattr(readings, field) or 0.0)
+
+
+def _kind(field: str) -> type[CounterMetricFamily] | type[GaugeMetricFamily]:
+    return CounterMetricFamily if field in _COUNTERS else GaugeMetricFamily
 
 
 def shown(url: str) -> str:

@@ -16,6 +16,7 @@ from polar import __version__
 from polar.models.chat import FinishReason, Message, Role
 from polar.models.completion import Completion
 from polar.models.session import Lease, SessionResult, SessionStatus
+from polar.telemetry.tracing import SessionSpan
 
 _W3C = TraceContextTextMapPropagator()
 _PROVIDER = "polar"
@@ -71,7 +72,7 @@ class Spans:
         self._provider.shutdown()
 
 
-class SessionSpans:
+class SessionSpans(SessionSpan):
     """The span of a session and of the stage it is in."""
 
     def __init__(self, tracer: Tracer, span: Span, evaluator: str, *, with_content: bool) -> None:
@@ -124,10 +125,7 @@ def _result_attributes(result: SessionResult, evaluator: str) -> Attributes:
         "polar.policy_version.max": result.policy_version_max,
     }
     if result.reward is not None:
-        found |= {
-            "gen_ai.evaluation.name": evaluator,
-            "gen_ai.evaluation.score.value": result.reward,
-        }
+        found |= {"gen_ai.evaluation.name": evaluator, "gen_ai.evaluation.score.value": result.reward}
     return _present(found)
 
 

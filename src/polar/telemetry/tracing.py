@@ -12,8 +12,8 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Protocol
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from polar import __version__
 from polar.config.settings import TelemetrySettings, environment_otlp_endpoint
@@ -34,12 +34,13 @@ _spans: Spans | None = None
 """Where this process's spans go; None: nowhere."""
 
 
-class SessionSpan(Protocol):
-    """One attempt at a session, while it runs."""
+class SessionSpan:
+    """One attempt at a session, while it runs; this one tells nobody."""
 
     @property
     def traceparent(self) -> str | None:
         """The stage that it is in, as W3C's header names it; spans of other processes may go below it."""
+        return None
 
     def enter(self, stage: SessionStatus) -> None:
         """The session is in this stage from now on."""
@@ -48,22 +49,9 @@ class SessionSpan(Protocol):
         """It is over; without a result, it was given up here. What has ended stays as it ended."""
 
 
-class _NoSpan:
-    traceparent = None
-
-    def enter(self, stage: SessionStatus) -> None:
-        return
-
-    def end(self, result: SessionResult | None) -> None:
-        return
-
-
-_NO_SPAN = _NoSpan()
-
-
 def session(lease: Lease, *, node: str, model: str) -> SessionSpan:
     """A span for an attempt at a session, which is in INIT."""
-    return _NO_SPAN if _spans is None else _spans.session(lease, node=node, model=model)
+    return SessionSpan() if _spans is None else _spans.session(lease, node=node, model=model)
 
 
 def completion(done: Completion, *, session_id: str, model: str, parent: str | None) -> None:
@@ -86,67 +74,46 @@ async def exporting(
     `to` takes the place of the exporter that they name.
     """
     global _spans
-    if to is None and not _is_wanted(settings):
+    spans = _started(settings, resource, to)
+    if spans is None:
         yield
         return
-    spans = _started(settings, resource, to)
     _spans, before = spans, _spans
     try:
         yield
     finally:
         _spans = before
-        await _closed(spans)
-
-
-async def _closed(spans: Spans) -> None:
-    """Send what is left, for a while: a collector that is down must not hold the process."""
-    loop, sent = asyncio.get_running_loop(), asyncio.Event()
-
-    def close() -> None:
-        spans.close()
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits
-            loop.call_soon_threadsafe(sent.set)
-
-    threading.Thread(target=close, name="polar-last-spans", daemon=True).start()
-    try:
-        async with asyncio.timeout(LAST_SPANS_SECONDS):
-            await sent.wait()
-    except TimeoutError:
-        log.warning("the last spans could not be sent within %g s", LAST_SPANS_SECONDS)
-
-
-def _is_wanted(settings: TelemetrySettings) -> bool:
-    if settings.traces is not None:
-        return settings.traces != "off"
-    if environment_otlp_endpoint() is None:
-        return False
-    try:
-        import opentelemetry.exporter.otlp.proto.http  # noqa: F401
-    except ImportError:
-        # The variable is every program's; whoever set it need not have thought of this one.
-        log.warning("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but polar-rl[otel] is not installed")
-        return False
-    return True
+        # A collector that is down must not hold the process: the thread ends with it.
+        closing = threading.Thread(target=spans.close, name="polar-last-spans", daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, LAST_SPANS_SECONDS)
+        if closing.is_alive():
+            log.warning("the last spans could not be sent within %g s", LAST_SPANS_SECONDS)
 
 
 def _started(
     settings: TelemetrySettings, resource: Mapping[str, str], processor: SpanProcessor | None
-) -> Spans:
+) -> Spans | None:
+    """What makes spans; None: nobody has said where they go."""
+    endpoint = settings.traces
+    is_asked_for = processor is not None or endpoint is not None
+    if processor is None and (endpoint == "off" or not (endpoint or environment_otlp_endpoint())):
+        return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        raise NotInstalled("traces need OpenTelemetry", hint="pip install 'polar-rl[otel]'") from None
+        if is_asked_for:
+            raise NotInstalled("traces need OpenTelemetry", hint="pip install 'polar-rl[otel]'") from None
+        # The variable is every program's; whoever set it need not have thought of this one.
+        log.warning("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but polar-rl[otel] is not installed")
+        return None
     from polar.telemetry.spans import Spans
 
     if processor is None:
-        processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=_endpoint(settings.traces)))
+        # Without an address the exporter reads one from the environment.
+        if endpoint is not None and not endpoint.endswith("/v1/traces"):
+            endpoint = f"{endpoint.rstrip('/')}/v1/traces"
+        processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
     about = {"service.name": "polar", "service.version": __version__, **resource}
     return Spans(processor, about, with_content=settings.trace_content)
-
-
-def _endpoint(url: str | None) -> str | None:
-    """The address that takes traces; None: the exporter reads it from the environment."""
-    if url is None or url.endswith("/v1/traces"):
-        return url
-    return f"{url.rstrip('/')}/v1/traces"

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Metric
 
 from polar.config.settings import TelemetrySettings
 from polar.errors import PolarError, Unavailable
-from polar.telemetry.page import MetricsPage, bears, is_local, listening, of_registry
+from polar.telemetry.page import MetricsPage, Part, bears, is_local, listening
 
 TOKEN = "a-token-for-readers"
 
 
-def page_of_one() -> MetricsPage:
+def counted(name: str, count: int = 1) -> Part:
     registry = CollectorRegistry()
-    Counter("polar_test_things", "Things.", registry=registry).inc(3)
+    Counter(name, "Things.", registry=registry).inc(count)
+
+    async def families() -> Iterable[Metric]:
+        return registry.collect()
+
+    return families
+
+
+def page_of_one() -> MetricsPage:
     page = MetricsPage()
-    page.add(of_registry(registry))
+    page.add(counted("polar_test_things", 3))
     return page
 
 
@@ -106,8 +116,7 @@ async def test_a_part_that_cannot_be_asked_is_left_out() -> None:
 
 
 async def test_a_part_is_shown_while_it_runs() -> None:
-    page, registry = MetricsPage(), CollectorRegistry()
-    Counter("polar_test_more", "More.", registry=registry).inc()
-    with page.showing(of_registry(registry)):
+    page = MetricsPage()
+    with page.showing(counted("polar_test_more")):
         assert b"polar_test_more_total 1.0" in await page.text()
     assert b"polar_test_more" not in await page.text()
