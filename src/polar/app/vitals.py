@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from polar.client import Client
 from polar.models.component import Frozen
-from polar.models.dashboard import Overview
+from polar.models.dashboard import NodeOverview, Overview
 from polar.models.session import SessionStatus
 
 RECENT_MINUTES = 10
@@ -55,17 +55,6 @@ class Look:
         return cls(time.monotonic(), overview, Samples(page))
 
 
-class NodeSigns(Frozen):
-    name: str
-    is_alive: bool
-    is_draining: bool = False
-    trouble: str | None = None
-    """Why it takes no more sessions for now."""
-    policy_version: int
-    sessions: dict[SessionStatus, int]
-    error: str | None = None
-
-
 class PoolSigns(Frozen):
     """A pool of the node that runs in the server's process."""
 
@@ -103,7 +92,7 @@ class Vitals(Frozen):
     """Of the sessions that ended in the last minutes."""
     usable_share: float | None
     """The share of these sessions that a trainer can use."""
-    nodes: tuple[NodeSigns, ...]
+    nodes: tuple[NodeOverview, ...]
     pools: tuple[PoolSigns, ...]
     engines: tuple[EngineSigns, ...]
 
@@ -131,18 +120,7 @@ class Vitals(Frozen):
             first_token_p95=quantile(buckets, 0.95),
             mean_reward=sum(mean * count for mean, count in rewarded) / weight if weight else None,
             usable_share=sum(minute.usable for minute in recent) / ended if ended else None,
-            nodes=tuple(
-                NodeSigns(
-                    name=node.name,
-                    is_alive=node.is_alive,
-                    is_draining=node.is_draining,
-                    trouble=node.trouble,
-                    policy_version=node.version,
-                    sessions=node.sessions,
-                    error=node.error,
-                )
-                for node in overview.nodes
-            ),
+            nodes=overview.nodes,
             pools=tuple(_pools(now.samples)),
             engines=tuple(_engines(now.samples)),
         )

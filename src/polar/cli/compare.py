@@ -18,8 +18,8 @@ from polar.evals.report import load_report, only_harness
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(help="The directory of an evaluation.", show_default=False)],
-    after: Annotated[Path, typer.Argument(help="That of another one.", show_default=False)],
+    before: Annotated[Path, typer.Argument(help="The directory of an evaluation.")],
+    after: Annotated[Path, typer.Argument(help="That of another one.")],
     before_harness: Annotated[str | None, typer.Option(help="Of BEFORE only this harness.")] = None,
     after_harness: Annotated[str | None, typer.Option(help="Of AFTER only this harness.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write comparison.html, .md and .json there.")] = None,

@@ -42,7 +42,7 @@ def upgrade(config: ConfigFile = None, data_dir: DataDir = None) -> None:
 
 @db.command()
 def backup(
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="To be made.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="To be made.")],
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -56,7 +56,7 @@ def backup(
 
 @db.command()
 def restore(
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A back-up.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A back-up.")],
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:

@@ -54,8 +54,7 @@ Models = Annotated[
 ]
 Samples = Annotated[int, typer.Option(min=1, max=1024, help="Attempts at each task.")]
 K = Annotated[
-    list[int] | None,
-    typer.Option(min=1, help="Also report pass@K. Default: 1, 2, 4, … up to --samples."),
+    list[int] | None, typer.Option(min=1, help="Also report pass@K. Default: 1, 2, 4, … up to --samples.")
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Sample n of a task gets the seed + n.")]
 Temperature = Annotated[float | None, typer.Option(min=0, max=10, help="Whatever harnesses ask.")]
@@ -167,11 +166,7 @@ def _settings(
 
 
 def _run(
-    plan: Plan,
-    journal: Journal,
-    server: str | None,
-    token: str | None,
-    settings: dict[str | None, Settings],
+    plan: Plan, journal: Journal, server: str | None, token: str | None, settings: dict[str | None, Settings]
 ) -> None:
     """Show steps and sessions on standard error: a bar in a terminal, else a line for each that ended."""
     from polar.app.own_system import rollout_server

@@ -111,7 +111,7 @@ def _run(settings: Settings, pin: Path | None) -> None:
 
 
 nodes = command_group()
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the node.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the node.")]
 
 
 @nodes.callback(invoke_without_command=True)
@@ -129,24 +129,24 @@ def show(context: typer.Context, as_json: AsJson = False, server: Server = None,
     """
     if context.invoked_subcommand is None:
         with Client(server, token) as client:
-            print_list(client.nodes(), _node_table, as_json=as_json)
+            print_list(client.nodes(), node_table, as_json=as_json)
 
 
 @nodes.command()
 def drain(name: Name, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
     """Give a node no new sessions."""
     with Client(server, token) as client:
-        print_list([client.drain_node(name)], _node_table, as_json=as_json)
+        print_list([client.drain_node(name)], node_table, as_json=as_json)
 
 
 @nodes.command()
 def resume(name: Name, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
     """Give a drained node sessions again."""
     with Client(server, token) as client:
-        print_list([client.resume_node(name)], _node_table, as_json=as_json)
+        print_list([client.resume_node(name)], node_table, as_json=as_json)
 
 
-def _node_table(found: Iterable[NodeOverview]) -> Table:
+def node_table(found: Iterable[NodeOverview]) -> Table:
     stages = (SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN)
     rows = (
         (

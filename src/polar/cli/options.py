@@ -34,7 +34,6 @@ Server = Annotated[
         "--server",
         metavar="URL",
         help="The rollout server. Default: $POLAR_SERVER, else the one of this directory's settings.",
-        show_default=False,
     ),
 ]
 RunningServer = Annotated[
@@ -43,7 +42,6 @@ RunningServer = Annotated[
         "--server",
         metavar="URL",
         help="A running `polar serve`; without it one is started for this run, with its data in DIR.",
-        show_default=False,
     ),
 ]
 # Never the token itself: everyone on a machine can read the command lines of its processes.
@@ -54,7 +52,6 @@ Token = Annotated[
         metavar="FILE",
         help="A file with its bearer token. Default: $POLAR_TOKEN, else the one kept in the data directory.",
         callback=_token_in,
-        show_default=False,
     ),
 ]
 ConfigFile = Annotated[

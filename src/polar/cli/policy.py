@@ -25,8 +25,7 @@ Weights = Annotated[
     Path | None,
     typer.Argument(
         help="A directory of weights, or a safetensors file. Default: the weights that the engines were"
-        " started with.",
-        show_default=False,
+        " started with."
     ),
 ]
 

@@ -19,9 +19,7 @@ from polar.telemetry.logs import log_to_stderr
 if TYPE_CHECKING:
     from polar.app.proxy import Wrapped
 
-Command = Annotated[
-    list[str] | None, typer.Argument(help="The program and its arguments, after --.", show_default=False)
-]
+Command = Annotated[list[str] | None, typer.Argument(help="The program and its arguments, after --.")]
 Temperature = Annotated[
     float | None, typer.Option(help="Sample with this temperature, whatever the program asks.")
 ]

@@ -5,21 +5,24 @@ from __future__ import annotations
 import io
 import sys
 import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from polar.cli.options import AsJson, Server, Token, command_group
-from polar.cli.output import print_json, print_list, print_parts, table, visible
-from polar.cli.summary import cancellation, event_table, session_table
+from polar.cli.output import clock, print_json, print_list, print_parts, table, visible
 from polar.client import Client
 from polar.errors import InvalidInput, NotFound
-from polar.models.session import SessionStatus
+from polar.models.session import AgentEnd, SessionEvent, SessionStatus
+from polar.models.task import TaskStatus
 from polar.models.views import SessionView
 
 sessions = command_group()
-SessionId = Annotated[str, typer.Argument(metavar="SESSION", show_default=False)]
+SessionId = Annotated[str, typer.Argument(metavar="SESSION")]
 
 
 @sessions.callback(invoke_without_command=True)
@@ -73,9 +76,7 @@ def _print(view: SessionView, client: Client, as_json: bool) -> None:
 
 def artifacts(
     session: Annotated[str, typer.Argument(metavar="SESSION", help="An ended session's id.")],
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this one.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this one.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Unpack them all into this new directory.")
     ] = None,
@@ -129,3 +130,55 @@ def _unpack(archive: zipfile.ZipFile, out: Path) -> None:
         raise InvalidInput(f"--out: {out} cannot be made: {error.strerror}") from None
     archive.extractall(out)
     typer.echo(f"{len(archive.namelist())} files in {out}")
+
+
+def session_table(sessions: Iterable[SessionView]) -> Table:
+    columns = ["SESSION", "TASK", ">SAMPLE", "STATUS", ">ATTEMPT", ">COMPLETIONS", ">TOKENS", ">REWARD"]
+    rows = (
+        (
+            session.id,
+            session.task_id,
+            session.sample,
+            session.status,
+            session.attempt,
+            session.progress.completions,
+            session.progress.sampled_tokens,
+            session.result.reward if session.result else None,
+            _note(session),
+        )
+        for session in sessions
+    )
+    return table([*columns, "NOTE"], rows)
+
+
+def _note(session: SessionView) -> str:
+    result = session.result
+    if result is None:
+        return f"on {session.node}" if session.node else ""
+    has_failed = result.agent_end is AgentEnd.EXITED and result.exit_code
+    return result.error or f"agent {result.agent_end}" + (f" with {result.exit_code}" if has_failed else "")
+
+
+def event_table(events: Sequence[SessionEvent]) -> Table:
+    """What happened to one session, and how long it stayed where it was."""
+    rows = (
+        (
+            event.attempt,
+            event.status,
+            clock(event.at),
+            f"{after.at - event.at:.1f}" if after else None,
+            event.node,
+            event.detail,
+        )
+        for event, after in zip_longest(events, events[1:])
+    )
+    return table([">ATTEMPT", "STATUS", "AT", ">SECONDS", "NODE", "DETAIL"], rows)
+
+
+def cancellation(status: TaskStatus | SessionStatus, sessions: Mapping[SessionStatus, int]) -> str | None:
+    """What to say of a task or session, as it is, that somebody has just cancelled; None: it says it all."""
+    unended = sum(count for status, count in sessions.items() if not status.ended)
+    if unended:
+        ending = "session is" if unended == 1 else "sessions are"
+        return f"{unended} {ending} being cancelled: nodes hear of it within seconds and end the agents"
+    return None if status == SessionStatus.CANCELLED else "nothing was cancelled: it had ended already"

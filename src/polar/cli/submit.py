@@ -12,7 +12,7 @@ import typer
 
 from polar.cli.options import AsJson, Server, Token
 from polar.cli.output import counted, print_list, print_parts, say, session_progress
-from polar.cli.summary import task_table
+from polar.cli.tasks import task_table
 from polar.client import Client
 from polar.errors import PolarError
 from polar.models.session import SessionResult, SessionStatus
@@ -30,14 +30,12 @@ Files = Annotated[
         metavar="FILE...",
         help="Files of tasks (YAML, JSON, JSONL), descriptions of tasksets, rows (JSONL, parquet), or"
         " directories of these or of Harbor tasks; - reads standard input.",
-        show_default=False,
     ),
 ]
 Wait = Annotated[
     bool,
     typer.Option(
-        "--wait",
-        help="Stay until every session has ended, then print a summary; exit with 1 if one failed.",
+        "--wait", help="Stay until every session has ended, then print a summary; exit with 1 if one failed."
     ),
 ]
 Harness = Annotated[

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
+from rich.table import Table
 
 from polar.cli.interruption import until_interrupted
 from polar.cli.options import AsJson, ConfigFile, PassReward, Server, Token, command_group
 from polar.cli.output import clock, counted, print_json, print_list, print_parts, say, table, visible
-from polar.cli.summary import cancellation, counts, session_table, task_table
+from polar.cli.sessions import cancellation, session_table
 from polar.client import Client
 from polar.config.settings import load_settings
+from polar.models.session import SessionStatus
 from polar.models.task import TaskStatus
 from polar.models.views import TaskView
 
@@ -25,10 +27,8 @@ if TYPE_CHECKING:
 
 
 tasks = command_group()
-TaskId = Annotated[str, typer.Argument(metavar="TASK", show_default=False)]
-Paths = Annotated[
-    list[Path], typer.Argument(metavar="PATH...", help="Tasksets and task files.", show_default=False)
-]
+TaskId = Annotated[str, typer.Argument(metavar="TASK")]
+Paths = Annotated[list[Path], typer.Argument(metavar="PATH...", help="Tasksets and task files.")]
 Attacks = Annotated[bool, typer.Option("--attacks/--no-attacks", help="Whether cheating is tried too.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Sandboxes at a time (default: one per core).")]
 
@@ -82,7 +82,7 @@ def _print(task: TaskView, client: Client, as_json: bool) -> None:
     facts = [
         ("status", task.status),
         ("submitted", clock(task.created_at)),
-        ("sessions", counts(task.sessions)),
+        ("sessions", _counts(task.sessions)),
         ("mean reward", task.mean_reward),
         ("parts", " · ".join(part.name for part in parts)),
         ("files", ", ".join(spec.files) or None),
@@ -188,3 +188,23 @@ def _named(report: TaskReport) -> dict[str, str]:
 
 def _rewards(outcomes: Sequence[TrialOutcome]) -> str | None:
     return " ".join("failed" if one.reward is None else f"{one.reward:g}" for one in outcomes) or None
+
+
+def task_table(tasks: Iterable[TaskView]) -> Table:
+    rows = (
+        (
+            task.spec.id,
+            task.status,
+            task.spec.harness.name,
+            task.spec.samples,
+            _counts(task.sessions),
+            task.mean_reward,
+        )
+        for task in tasks
+    )
+    return table(["TASK", "STATUS", "HARNESS", ">SAMPLES", "SESSIONS", ">MEAN REWARD"], rows)
+
+
+def _counts(sessions: Mapping[SessionStatus, int]) -> str:
+    """`2 running, 1 completed`, in the order of a session's life."""
+    return ", ".join(f"{sessions[status]} {status}" for status in SessionStatus if status in sessions)

@@ -46,7 +46,7 @@ def list_tokens(as_json: AsJson = False, server: Server = None, token: Token = N
 
 @token.command()
 def create(
-    role: Annotated[TokenRole, typer.Option(help="What its holder may do.", show_default=False)],
+    role: Annotated[TokenRole, typer.Option(help="What its holder may do.")],
     name: Annotated[
         str | None, typer.Option(help="What audit lines call its holder (default: the role).")
     ] = None,
@@ -72,9 +72,7 @@ def create(
 
 @token.command()
 def revoke(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A name, or the id of one token.", show_default=False)
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name, or the id of one token.")],
     server: Server = None,
     token: Token = None,
 ) -> None:

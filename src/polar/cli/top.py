@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -12,14 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from polar.app.vitals import EngineSigns, Look, NodeSigns, PoolSigns, Vitals
+from polar.app.vitals import Look, PoolSigns, Vitals
+from polar.cli.node import node_table
 from polar.cli.options import AsJson, Server, Token
 from polar.cli.output import console, print_json_line, print_parts, table, visible
 from polar.client import Client
 from polar.errors import Unavailable
 from polar.models.session import SessionStatus
 
-STAGES = (SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN)
 BAR = 20
 
 
@@ -87,30 +87,41 @@ def _parts(vitals: Vitals, server: str) -> Iterator[RenderableType]:
     yield Text(f"polar {server}   policy version {vitals.policy_version}{paused}", style="bold")
     yield ""
     counts = (vitals.sessions.get(status, 0) for status in SessionStatus)
-    yield table(["sessions", *(f">{status}" for status in SessionStatus)], [["", *counts]])
+    yield table(["SESSIONS", *(f">{status.upper()}" for status in SessionStatus)], [["", *counts]])
     yield ""
     yield _rates(vitals)
     if vitals.nodes:
         yield ""
-        yield _nodes(vitals.nodes)
+        yield node_table(vitals.nodes)
     if vitals.pools:
         yield ""
-        rows = ([pool.name, f"{pool.occupied}/{pool.size}", _bar(pool)] for pool in vitals.pools)
-        yield table(["pool", ">taken", ""], rows)
+        pools = ([pool.name, f"{pool.occupied}/{pool.size}", _bar(pool)] for pool in vitals.pools)
+        yield table(["POOL", ">TAKEN", ""], pools)
     if vitals.engines:
         yield ""
-        yield _engines(vitals.engines)
+        engines = (
+            [
+                engine.url,
+                "up" if engine.is_up else "down",
+                engine.running,
+                engine.waiting,
+                _percent(engine.kv_usage),
+                _percent(engine.prefix_hits),
+            ]
+            for engine in vitals.engines
+        )
+        yield table(["ENGINE", "STATE", ">RUNNING", ">WAITING", ">KV", ">PREFIX HITS"], engines)
 
 
 def _rates(vitals: Vitals) -> Table:
     rates = {
-        ">sessions/s": f"{vitals.sessions_per_second:.2f}",
-        ">model calls/s": f"{vitals.completions_per_second:.2f}",
-        ">tokens/s": f"{vitals.sampled_tokens_per_second:.1f}",
-        ">first token p50": _seconds(vitals.first_token_p50),
-        ">p95": _seconds(vitals.first_token_p95),
-        ">mean reward": vitals.mean_reward,
-        ">usable": _percent(vitals.usable_share),
+        ">SESSIONS/S": f"{vitals.sessions_per_second:.2f}",
+        ">MODEL CALLS/S": f"{vitals.completions_per_second:.2f}",
+        ">TOKENS/S": f"{vitals.sampled_tokens_per_second:.1f}",
+        ">FIRST TOKEN P50": _seconds(vitals.first_token_p50),
+        ">P95": _seconds(vitals.first_token_p95),
+        ">MEAN REWARD": vitals.mean_reward,
+        ">USABLE": _percent(vitals.usable_share),
     }
     return table(list(rates), [list(rates.values())])
 
@@ -125,43 +136,6 @@ def _percent(share: float | None) -> str | None:
     return None if share is None else f"{share:.0%}"
 
 
-def _nodes(nodes: Sequence[NodeSigns]) -> Table:
-    rows = (
-        [
-            node.name,
-            _state(node),
-            node.policy_version,
-            *(node.sessions.get(stage, 0) for stage in STAGES),
-            node.trouble or node.error or "",
-        ]
-        for node in nodes
-    )
-    return table(["node", "state", ">policy", *(f">{stage}" for stage in STAGES), "error"], rows)
-
-
-def _state(node: NodeSigns) -> str:
-    if not node.is_alive:
-        return "silent"
-    if node.is_draining:
-        return "draining"
-    return "troubled" if node.trouble else "up"
-
-
 def _bar(pool: PoolSigns) -> str:
     filled = round(BAR * pool.occupied / pool.size) if pool.size else 0
     return "█" * filled + "░" * (BAR - filled)
-
-
-def _engines(engines: Sequence[EngineSigns]) -> Table:
-    rows = (
-        [
-            engine.url,
-            "up" if engine.is_up else "down",
-            engine.running,
-            engine.waiting,
-            _percent(engine.kv_usage),
-            _percent(engine.prefix_hits),
-        ]
-        for engine in engines
-    )
-    return table(["engine", "state", ">running", ">waiting", ">KV", ">prefix hits"], rows)

@@ -39,8 +39,7 @@ EngineKind = Annotated[
     typer.Option(metavar="vllm|sglang", help="What the engine at --engine speaks: vllm (default) or sglang."),
 ]
 Model = Annotated[
-    str | None,
-    typer.Option(help="The embedded engine's model. Default: the one the first recording names."),
+    str | None, typer.Option(help="The embedded engine's model. Default: the one the first recording names.")
 ]
 Tolerance = Annotated[float, typer.Option(min=0, help="The largest difference of a logprob to accept.")]
 Replay = Annotated[

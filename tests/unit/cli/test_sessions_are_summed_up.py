@@ -7,8 +7,8 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
+from polar.cli.sessions import event_table, session_table
 from polar.cli.submit import REASONS, failures
-from polar.cli.summary import event_table, session_table
 from polar.models.session import AgentEnd, Progress, SessionEvent, SessionResult, SessionStatus
 from polar.models.views import SessionView
 

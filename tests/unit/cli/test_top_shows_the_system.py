@@ -6,8 +6,9 @@ import io
 
 from rich.console import Console, Group
 
-from polar.app.vitals import EngineSigns, NodeSigns, PoolSigns, Vitals
+from polar.app.vitals import EngineSigns, PoolSigns, Vitals
 from polar.cli.top import _parts
+from polar.models.dashboard import NodeOverview
 from polar.models.session import SessionStatus
 
 
@@ -37,7 +38,7 @@ QUIET = Vitals(
 def test_a_system_at_rest_is_shown_without_empty_tables() -> None:
     lines = shown(QUIET)
     assert lines[0] == "polar http://here   policy version 0"
-    assert not any(line.startswith(("node", "pool", "engine")) for line in lines)
+    assert not any(line.startswith(("NODE", "POOL", "ENGINE")) for line in lines)
 
 
 def test_everything_has_its_line() -> None:
@@ -52,10 +53,11 @@ def test_everything_has_its_line() -> None:
             "mean_reward": 0.4312,
             "usable_share": 0.94,
             "nodes": (
-                NodeSigns(
+                NodeOverview(
                     name="gpu-1\x1b[2J",
                     is_alive=False,
-                    policy_version=6,
+                    version=6,
+                    seconds_silent=90,
                     sessions={SessionStatus.RUNNING: 3},
                     error="no weights",
                 ),
