@@ -30,17 +30,22 @@ def unpack_wheel(wheel: Wheel, into: Path) -> None:
     into.mkdir(parents=True, exist_ok=True)
     lock = into / "wheel.txt"
     lock.write_text(" ".join([wheel.requirement, *(f"--hash=sha256:{digest}" for digest in wheel.sha256)]))
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    run = run_tool([*command, "--dest", str(into), "--require-hashes", "--requirement", str(lock)])
-    wheels = list(into.glob("*.whl"))
-    if run.returncode != 0 or len(wheels) != 1:
-        raise DownloadFailed(
-            f"could not download {wheel} with pip: {pip_reason(run.stderr)}",
-            hint=f"check the network and pip's index settings with: {' '.join(command[1:])} {wheel}",
-        )
-    _unpack(wheels[0], into)
-    wheels[0].unlink()
+    _pip("download", f"download {wheel}", lock, ("--dest", into), check=str(wheel))
+    (file,) = into.glob("*.whl")
+    _unpack(file, into)
+    file.unlink()
     lock.unlink()
+
+
+def _pip(action: str, purpose: str, lock: Path, place: tuple[str, Path], *, check: str) -> None:
+    """Run pip on a lock file; DownloadFailed tells how to `check` what is wrong by hand."""
+    command = [sys.executable, "-m", "pip", action, "--quiet", "--no-deps", "--only-binary", ":all:"]
+    run = run_tool([*command, "--require-hashes", "--requirement", str(lock), *map(str, place)])
+    if run.returncode != 0:
+        raise DownloadFailed(
+            f"could not {purpose} with pip: {pip_reason(run.stderr)}",
+            hint=f"check the network and pip's index settings with: {' '.join(command[1:])} {check}",
+        )
 
 
 def pip_reason(stderr: str) -> str:
@@ -80,11 +85,5 @@ def install_python(lock: Path, into: Path) -> None:
     A package without a hash in the lock, or with another than that, is refused; so is one that has to be
     built, for that runs code.
     """
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--no-deps"]
-    command += ["--require-hashes", "--requirement", str(lock)]
-    run = run_tool([*command, "--target", str(into)])
-    if run.returncode != 0:
-        raise DownloadFailed(
-            f"could not install the packages of {lock.name} with pip: {pip_reason(run.stderr)}",
-            hint=f"check the network and pip's index settings with: {' '.join(command[1:])} --dry-run",
-        )
+    check = f"--require-hashes --requirement {lock} --dry-run"
+    _pip("install", f"install the packages of {lock.name}", lock, ("--target", into), check=check)

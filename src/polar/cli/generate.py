@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,9 +23,6 @@ TASKS_AT_ONCE = 16
 """In flight where nothing else is said: more than one machine runs, so that it never waits for the next."""
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Where the dataset goes.")]
-Samples = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="Sessions per task, instead of what the tasks say.")
-]
 Accept = Annotated[
     str,
     typer.Option(
@@ -44,8 +41,8 @@ Run = Annotated[
 def generate(
     taskset: options.Tasksets,
     out: Out,
-    harness: Annotated[str | None, typer.Option(help="The harness of every task.")] = None,
-    samples: Samples = None,
+    harness: options.Harness = None,
+    samples: options.Samples = None,
     accept: Accept = "reward >= 1",
     seed: Seed = None,
     retries: Retries = 2,
@@ -81,7 +78,7 @@ def generate(
     engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model}
     if server is not None and any(engine.values()):
         raise InvalidInput("--server has an engine of its own; leave the engine's options out")
-    loaded = read_tasks(*taskset, over=_over(harness, samples, seed))
+    loaded = read_tasks(*taskset, over=options.overlay(harness, samples, seed))
     if loaded.problems:
         say(listing(loaded.problems), typer.colors.YELLOW)
     if not loaded.tasks:
@@ -108,16 +105,6 @@ def generate(
 
     with only_writer(out, "generate"):
         until_interrupted(work())
-
-
-def _over(harness: str | None, samples: int | None, seed: int | None) -> dict[str, Any]:
-    """What is laid over every task."""
-    given = {
-        "harness": {"name": harness} if harness is not None else None,
-        "samples": samples,
-        "sampling": {"seed": seed} if seed is not None else None,
-    }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _print(written: Written, out: Path, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -122,5 +122,27 @@ Tasksets = Annotated[
         " these; may be given several times.",
     ),
 ]
+Harness = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[:{OPTIONS}]", help="The harness of every task, instead of the one that it names."
+    ),
+]
+Samples = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Attempts at every task, instead of what it says.")
+]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Agents that run at once.")]
 PassReward = Annotated[float, typer.Option(help="Minimum reward for a session to pass.")]
+
+
+def overlay(harness: str | None, samples: int | None = None, seed: int | None = None) -> dict[str, Any]:
+    """The fields that options lay over every task."""
+    from polar.evals.plan import parse_harness
+
+    component = parse_harness(harness).component if harness is not None else None
+    given = {
+        "harness": component and component.model_dump(mode="json"),
+        "samples": samples,
+        "sampling": None if seed is None else {"seed": seed},
+    }
+    return {name: value for name, value in given.items() if value is not None}

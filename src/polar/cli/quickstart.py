@@ -14,6 +14,7 @@ from rich.console import Console
 
 from polar.assets.shipped import EXAMPLES, copy_examples
 from polar.cli.interruption import until_interrupted
+from polar.cli.options import Samples
 from polar.config.settings import Settings, load_settings
 from polar.models.task import TaskSpec
 from polar.telemetry.logs import log_to_file
@@ -23,7 +24,6 @@ Tasks = Annotated[
     typer.Argument(help="Task file or directory.", show_default="examples/quickstart, or those that ship"),
 ]
 Model = Annotated[str | None, typer.Option(help="Another model: a directory or a Hugging Face model id.")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Samples per task, instead of the file's.")]
 
 
 def quickstart(tasks: Tasks = None, model: Model = None, samples: Samples = None) -> None:

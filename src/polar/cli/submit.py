@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from polar.cli.options import AsJson, Server, Token
+from polar.cli.options import AsJson, Harness, Samples, Server, Token, overlay
 from polar.cli.output import counted, print_list, print_parts, say, session_progress
 from polar.cli.tasks import task_table
 from polar.client import Client
@@ -37,15 +37,6 @@ Wait = Annotated[
     typer.Option(
         "--wait", help="Stay until every session has ended, then print a summary; exit with 1 if one failed."
     ),
-]
-Harness = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME[:{OPTIONS}]", help="The harness of every task, instead of the one that it names."
-    ),
-]
-Samples = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="Attempts at every task, instead of what it says.")
 ]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Report tasks that are not sound, and submit the others.")
@@ -78,7 +69,7 @@ def submit(
       polar submit examples/swe-mini/harbor --harness mini_swe_agent --samples 4
       generate-tasks | polar submit -
     """
-    loaded = read_tasks(*files, over=_over(harness, samples))
+    loaded = read_tasks(*files, over=overlay(harness, samples))
     tasks = loaded.tasks
     if skip_bad and loaded.problems and tasks:
         say(listing(loaded.problems), typer.colors.YELLOW)
@@ -95,16 +86,6 @@ def submit(
     if failed := failures(results):
         say(failed, typer.colors.RED)
         raise typer.Exit(1)
-
-
-def _over(harness: str | None, samples: int | None) -> dict[str, Any]:
-    """The fields that the command line lays over every task."""
-    from polar.evals.plan import parse_harness
-
-    over: dict[str, Any] = {}
-    if harness is not None and (component := parse_harness(harness).component) is not None:
-        over["harness"] = component.model_dump(mode="json")
-    return over if samples is None else {**over, "samples": samples}
 
 
 @contextmanager

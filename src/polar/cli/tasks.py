@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from polar.cli.interruption import until_interrupted
-from polar.cli.options import AsJson, ConfigFile, PassReward, Server, Token, command_group
+from polar.cli.options import AsJson, ConfigFile, Harness, PassReward, Server, Token, command_group, overlay
 from polar.cli.output import clock, counted, print_json, print_list, print_parts, say, table, visible
 from polar.cli.sessions import cancellation, session_table
 from polar.client import Client
@@ -92,16 +92,12 @@ def _print(task: TaskView, client: Client, as_json: bool) -> None:
 
 
 @tasks.command()
-def check(
-    paths: Paths,
-    harness: Annotated[str | None, typer.Option(help="As if every task had this harness.")] = None,
-    as_json: AsJson = False,
-) -> None:
+def check(paths: Paths, harness: Harness = None, as_json: AsJson = False) -> None:
     """Read tasksets and task files without submitting, and name every problem by file, line and field."""
     from polar.tasksets.files import read_tasks
     from polar.tasksets.task_document import unknown_names
 
-    loaded = read_tasks(*paths, over={"harness": {"name": harness}} if harness is not None else None)
+    loaded = read_tasks(*paths, over=overlay(harness))
     sessions = sum(task.samples for task in loaded.tasks)
     if as_json:
         print_json({"tasks": len(loaded.tasks), "sessions": sessions, "problems": loaded.problems})
