@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -21,6 +22,8 @@ from polar.errors import PolarError, Unavailable
 from polar.store.migrations import upgrade
 
 T = TypeVar("T")
+P = ParamSpec("P")
+S = TypeVar("S", bound="Part")
 
 Clock = Callable[[], float]
 
@@ -93,6 +96,37 @@ class Database(ABC):
             raise self.explain(error) from error
         except PoolTimeout as error:
             raise Unavailable(f"the database {self.name} is busy", hint="try again") from error
+
+
+class Part:
+    """Something that the database keeps; methods marked with `reads` or `writes` are its transactions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
+def reads(
+    transaction: Callable[Concatenate[S, Connection, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Run a method as a transaction that changes nothing."""
+
+    @wraps(transaction)
+    async def run(part: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await part._database.read(lambda connection: transaction(part, connection, *args, **kwargs))
+
+    return run
+
+
+def writes(
+    transaction: Callable[Concatenate[S, Connection, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Run a method as a transaction: when it returns all is stored, and if it raises nothing is."""
+
+    @wraps(transaction)
+    async def run(part: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await part._database.write(lambda connection: transaction(part, connection, *args, **kwargs))
+
+    return run
 
 
 def _database(place: Path | str, clock: Clock) -> Database:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, Select, func, insert, select, text
 
 from polar.models.session import SessionEvent, SessionResult, SessionStatus
 from polar.models.views import EventPage, ResultPage
-from polar.store.database import Database
+from polar.store.database import Part, reads
 from polar.store.tables import events, results
 
 
@@ -94,68 +94,69 @@ def record(connection: Connection, entered: Sequence[dict[str, Any]]) -> None:
         connection.execute(insert(events), entered)
 
 
-class Events:
-    """Reading what was recorded."""
+class Events(Part):
+    """What happened to sessions."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def of(self, session_id: str) -> tuple[SessionEvent, ...]:
-        return await self._read(
-            select(events).where(events.c.session_id == session_id).order_by(events.c.seq)
+    @reads
+    def of(self, connection: Connection, session_id: str) -> tuple[SessionEvent, ...]:
+        """All of one session, in order."""
+        return _events(
+            connection, select(events).where(events.c.session_id == session_id).order_by(events.c.seq)
         )
 
-    async def latest(self, limit: int) -> tuple[SessionEvent, ...]:
+    @reads
+    def latest(self, connection: Connection, limit: int) -> tuple[SessionEvent, ...]:
         """The newest ones, newest first."""
-        return await self._read(select(events).order_by(events.c.seq.desc()).limit(limit))
+        return _events(connection, select(events).order_by(events.c.seq.desc()).limit(limit))
 
-    async def newest(self) -> int:
+    @reads
+    def newest(self, connection: Connection) -> int:
         """The cursor after which only what is still to come is found."""
-        return await self._database.read(lambda connection: horizon(connection, Feed.EVENTS))
+        return horizon(connection, Feed.EVENTS)
 
-    async def after(self, cursor: int, *, limit: int = 100) -> EventPage:
-        query = select(events).where(events.c.seq > cursor).order_by(events.c.seq).limit(limit)
-        found = await self._read(query, is_feed=True)
+    @reads
+    def after(self, connection: Connection, cursor: int, *, limit: int = 100) -> EventPage:
+        """Those stored after `cursor`."""
+        is_next = (events.c.seq > cursor) & (events.c.seq <= horizon(connection, Feed.EVENTS))
+        found = _events(connection, select(events).where(is_next).order_by(events.c.seq).limit(limit))
         return EventPage(events=found, cursor=found[-1].seq if found else cursor)
 
-    async def _read(self, query: Select[Any], *, is_feed: bool = False) -> tuple[SessionEvent, ...]:
-        def look(connection: Connection) -> tuple[SessionEvent, ...]:
-            wanted = query.where(events.c.seq <= horizon(connection, Feed.EVENTS)) if is_feed else query
-            return tuple(SessionEvent(**row) for row in connection.execute(wanted).mappings())
 
-        return await self._database.read(look)
+def _events(connection: Connection, query: Select[Any]) -> tuple[SessionEvent, ...]:
+    return tuple(SessionEvent(**row) for row in connection.execute(query).mappings())
 
 
-class Results:
+class Results(Part):
     """What came of every ended session."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def after(
-        self, cursor: int, *, limit: int = 100, task_ids: Collection[str] | None = None
+    @reads
+    def after(
+        self,
+        connection: Connection,
+        cursor: int,
+        *,
+        limit: int = 100,
+        task_ids: Collection[str] | None = None,
     ) -> ResultPage:
         """The results stored after `cursor`; None: of all tasks."""
-        query = _after(cursor, task_ids).order_by(results.c.seq).limit(limit)
-
-        def look(connection: Connection) -> Sequence[Any]:
-            return connection.execute(query.where(results.c.seq <= horizon(connection, Feed.RESULTS))).all()
-
-        rows = await self._database.read(look)
+        is_complete = results.c.seq <= horizon(connection, Feed.RESULTS)
+        query = _after(cursor, task_ids).where(is_complete).order_by(results.c.seq).limit(limit)
+        rows = connection.execute(query).all()
         return ResultPage(
             results=tuple(SessionResult.model_validate_json(row.result) for row in rows),
             cursor=rows[-1].seq if rows else cursor,
         )
 
-    async def is_end(self, cursor: int, *, task_ids: Collection[str] | None = None) -> bool:
+    @reads
+    def is_end(self, connection: Connection, cursor: int, *, task_ids: Collection[str] | None = None) -> bool:
         """Whether nothing is stored after `cursor`, not even what `after` may not show yet."""
-        query = _after(cursor, task_ids).limit(1)
-        return await self._database.read(lambda connection: connection.execute(query).first()) is None
+        return connection.execute(_after(cursor, task_ids).limit(1)).first() is None
 
-    async def fencing_token(self, session_id: str) -> int | None:
+    @reads
+    def fencing_token(self, connection: Connection, session_id: str) -> int | None:
         """The token under which a session's result was stored, None while there is none."""
         query = select(results.c.fencing_token).where(results.c.session_id == session_id)
-        return await self._database.read(lambda connection: connection.execute(query).scalar_one_or_none())
+        return connection.execute(query).scalar_one_or_none()
 
 
 def _after(cursor: int, task_ids: Collection[str] | None) -> Select[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from polar.models.session import (
 )
 from polar.models.task import TaskSpec
 from polar.models.views import HeartbeatAnswer, SessionBeat
-from polar.store.database import BATCH, Database, batches
+from polar.store.database import BATCH, Part, batches, reads, writes
 from polar.store.feeds import event, record
 from polar.store.nodes import is_drained, report_trouble
 from polar.store.sessions import HELD, cancel_rows, end, ended_by_server
@@ -61,55 +61,64 @@ def waiting(runtime: str, now: float, avoid: Sequence[str] = ()) -> Select[Any]:
     return queue.order_by(sessions.c.priority.desc(), sessions.c.turn, sessions.c.seq)
 
 
-class LeaseStore:
+class LeaseStore(Part):
     """The lease protocol over the sessions table."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def claim(
-        self, node: str, *, limit: int, runtimes: Sequence[str], seconds: float, avoid: Sequence[str] = ()
+    @writes
+    def claim(
+        self,
+        connection: Connection,
+        node: str,
+        *,
+        limit: int,
+        runtimes: Sequence[str],
+        seconds: float,
+        avoid: Sequence[str] = (),
     ) -> tuple[Lease, ...]:
         """Lease up to `limit` waiting sessions to a node: highest priority first, then by turn and age.
 
         Those of the tasks to `avoid` only where no others wait. A node that is drained gets none.
         """
+        if is_drained(connection, node):
+            return ()
+        now, named = self._database.now(), sorted(set(runtimes))
+        rows = _next(connection, limit, named, now, avoid)
+        if not rows and avoid:
+            rows = _next(connection, limit, named, now)
+        return _claim(connection, node, rows, now, seconds)
 
-        def change(connection: Connection) -> tuple[Lease, ...]:
-            if is_drained(connection, node):
-                return ()
-            now, named = self._database.now(), sorted(set(runtimes))
-            rows = _next(connection, limit, named, now, avoid)
-            if not rows and avoid:
-                rows = _next(connection, limit, named, now)
-            return _claim(connection, node, rows, now, seconds)
-
-        return await self._database.write(change)
-
-    async def heartbeat(
-        self, node: str, beats: Sequence[SessionBeat], *, seconds: float, trouble: str | None = None
+    @writes
+    def heartbeat(
+        self,
+        connection: Connection,
+        node: str,
+        beats: Sequence[SessionBeat],
+        *,
+        seconds: float,
+        trouble: str | None = None,
     ) -> HeartbeatAnswer:
         """Renew the leases a node still has, and take over what it says of those sessions and of itself."""
-        beat_of = {beat.session_id: beat for beat in beats}
+        report_trouble(connection, node, trouble)
+        return _renew(connection, node, beats, self._database.now(), seconds)
 
-        def change(connection: Connection) -> HeartbeatAnswer:
-            report_trouble(connection, node, trouble)
-            return _renew(connection, node, beat_of, self._database.now(), seconds)
-
-        return await self._database.write(change)
-
-    async def find_leased(self, keys: Sequence[tuple[str, LeaseKey]]) -> list[bool]:
+    @reads
+    def find_leased(self, connection: Connection, keys: Sequence[tuple[str, LeaseKey]]) -> list[bool]:
         """Of each of these sessions, which may be named with several keys: whether it is leased under it."""
         query = select(*_HOLD).where(sessions.c.id.in_({id for id, _ in keys}))
-        found = await self._database.read(lambda connection: connection.execute(query).all())
-        rows = {row.id: row for row in found}
+        rows = {row.id: row for row in connection.execute(query)}
         return [id in rows and is_held(rows[id], key) for id, key in keys]
 
-    async def release(self, session_id: str, key: LeaseKey) -> None:
+    @writes
+    def release(self, connection: Connection, session_id: str, key: LeaseKey) -> None:
         """Put a session back into the queue as if it had not been leased; again: nothing happens."""
-        await self._database.write(
-            lambda connection: _give_back(connection, session_id, key, self._database.now())
-        )
+        now, row = self._database.now(), _row(connection, session_id)
+        if is_newest(row, key) and row.status == SessionStatus.QUEUED:
+            return
+        if not is_held(row, key):
+            raise fenced_off(session_id)
+        requeue(connection, [row], now, "given back by its node", attempts_given_back=1)
+        if row.cancel_requested:
+            cancel_rows(connection, [_row(connection, session_id)], now)
 
     async def expire(self, *, max_attempts: int, longest: float | None = None) -> Expired:
         """Run again what silent nodes held, or end it where it was tried often enough or cancelled.
@@ -118,18 +127,32 @@ class LeaseStore:
         ends no later than one given now.
         """
         if longest is not None:
-            await self._database.write(
-                lambda connection: _shorten(connection, self._database.now() + longest)
-            )
+            await self._shorten(longest)
         requeued = ended = 0
         while True:
-            batch = await self._database.write(
-                lambda connection: _expire(connection, self._database.now(), max_attempts)
-            )
+            batch = await self._expire_batch(max_attempts)
             ended += batch.ended
             requeued += batch.requeued
             if batch.ended + batch.requeued < BATCH:
                 return Expired(requeued=requeued, ended=ended)
+
+    @writes
+    def _shorten(self, connection: Connection, longest: float) -> None:
+        latest = self._database.now() + longest
+        too_long = sessions.c.lease_expires_at > latest + CLOCK_SECONDS
+        connection.execute(update(sessions).where(too_long).values(lease_expires_at=latest))
+
+    @writes
+    def _expire_batch(self, connection: Connection, max_attempts: int) -> Expired:
+        now = self._database.now()
+        overdue = select(sessions).where(sessions.c.lease_expires_at <= now).limit(BATCH)
+        rows = connection.execute(overdue.with_for_update(skip_locked=True, key_share=True)).all()
+        results = [(row, _result_of_silent(row, max_attempts)) for row in rows]
+        ended = [(row, result) for row, result in results if result is not None]
+        requeued = [row for row, result in results if result is None]
+        end(connection, ended, now)
+        requeue(connection, requeued, now, "its node fell silent")
+        return Expired(requeued=len(requeued), ended=len(ended))
 
 
 def rows_of(connection: Connection, ids: Sequence[str]) -> list[Row[Any]]:
@@ -252,8 +275,9 @@ def _claim(
 
 
 def _renew(
-    connection: Connection, node: str, beat_of: Mapping[str, SessionBeat], now: float, seconds: float
+    connection: Connection, node: str, beats: Sequence[SessionBeat], now: float, seconds: float
 ) -> HeartbeatAnswer:
+    beat_of = {beat.session_id: beat for beat in beats}
     unchanged: list[int] = []
     renewals: list[dict[str, Any]] = []
     entered: list[dict[str, Any]] = []
@@ -285,37 +309,10 @@ def _renew(
     )
 
 
-def _give_back(connection: Connection, session_id: str, key: LeaseKey, now: float) -> None:
-    row = _row(connection, session_id)
-    if is_newest(row, key) and row.status == SessionStatus.QUEUED:
-        return
-    if not is_held(row, key):
-        raise fenced_off(session_id)
-    requeue(connection, [row], now, "given back by its node", attempts_given_back=1)
-    if row.cancel_requested:
-        cancel_rows(connection, [_row(connection, session_id)], now)
-
-
 def _row(connection: Connection, session_id: str) -> Row[Any]:
     for row in rows_of(connection, [session_id]):
         return row
     raise NotFound(f"no session {session_id!r}")
-
-
-def _shorten(connection: Connection, latest: float) -> None:
-    too_long = sessions.c.lease_expires_at > latest + CLOCK_SECONDS
-    connection.execute(update(sessions).where(too_long).values(lease_expires_at=latest))
-
-
-def _expire(connection: Connection, now: float, max_attempts: int) -> Expired:
-    overdue = select(sessions).where(sessions.c.lease_expires_at <= now).limit(BATCH)
-    rows = connection.execute(overdue.with_for_update(skip_locked=True, key_share=True)).all()
-    results = [(row, _result_of_silent(row, max_attempts)) for row in rows]
-    ended = [(row, result) for row, result in results if result is not None]
-    requeued = [row for row, result in results if result is None]
-    end(connection, ended, now)
-    requeue(connection, requeued, now, "its node fell silent")
-    return Expired(requeued=len(requeued), ended=len(ended))
 
 
 def _furthest(stored: SessionStatus, reported: SessionStatus) -> SessionStatus:

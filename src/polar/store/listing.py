@@ -13,7 +13,7 @@ from polar.models.component import view
 from polar.models.dashboard import Minute, Reward, SessionRow, SessionRows, TaskRow, TaskRows
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskStatus
-from polar.store.database import Database
+from polar.store.database import Part, reads
 from polar.store.sessions import count_by_status, next_page, page_start
 from polar.store.tables import results, sessions, tasks
 from polar.store.tasks import has_status, status_of
@@ -21,14 +21,13 @@ from polar.store.tasks import has_status, status_of
 MINUTES = 60
 
 
-class Listing:
+class Listing(Part):
     """Pages by key, not by number: the thousandth costs what the first does."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def sessions(
+    @reads
+    def sessions(
         self,
+        connection: Connection,
         *,
         status: SessionStatus | None = None,
         task_id: str | None = None,
@@ -39,7 +38,7 @@ class Listing:
         before: str | None = None,
     ) -> SessionRows:
         """Those that match; `text` is a part of the session's id, which begins with its task's."""
-        query = select(*_COLUMNS).order_by(sessions.c.seq.desc()).limit(limit + 1)
+        query = select(sessions).order_by(sessions.c.seq.desc()).limit(limit + 1)
         wanted = ((sessions.c.status, status), (sessions.c.task_id, task_id), (sessions.c.node, node))
         query = query.where(*(column == value for column, value in wanted if value is not None))
         if reward is not None:
@@ -48,11 +47,13 @@ class Listing:
             query = query.where(sessions.c.id.contains(text, autoescape=True))
         if before is not None:
             query = query.where(sessions.c.seq < page_start(before))
-        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        rows = connection.execute(query).all()
         return SessionRows(sessions=tuple(map(_session, rows[:limit])), older=next_page(rows, limit))
 
-    async def tasks(
+    @reads
+    def tasks(
         self,
+        connection: Connection,
         *,
         status: TaskStatus | None,
         harness: str | None,
@@ -70,42 +71,40 @@ class Listing:
             query = query.where(tasks.c.harness == harness)
         if text:
             query = query.where(tasks.c.id.contains(text, autoescape=True))
+        rows = connection.execute(query).all()
+        return TaskRows(tasks=_tasks(connection, rows[:limit]), older=next_page(rows, limit))
 
-        def look(connection: Connection) -> TaskRows:
-            rows = connection.execute(query).all()
-            return TaskRows(tasks=_tasks(connection, rows[:limit]), older=next_page(rows, limit))
-
-        return await self._database.read(look)
-
-    async def group(self, task_id: str) -> tuple[SessionRow, ...]:
+    @reads
+    def group(self, connection: Connection, task_id: str) -> tuple[SessionRow, ...]:
         """All sessions of a task, by sample."""
-        query = select(*_COLUMNS).where(sessions.c.task_id == task_id).order_by(sessions.c.sample)
-        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        query = select(sessions).where(sessions.c.task_id == task_id).order_by(sessions.c.sample)
+        rows = connection.execute(query).all()
         if not rows:
             raise NotFound(f"no task {task_id!r}", hint="`polar tasks` lists them")
         return tuple(map(_session, rows))
 
-    async def minutes(self) -> tuple[Minute, ...]:
+    @reads
+    def minutes(self, connection: Connection) -> tuple[Minute, ...]:
         """What ended in each minute of the last hour, oldest first."""
-        now = self._database.now()
         # Whole minutes by the clock: bars of a chart then stand still while it moves on.
-        start = (now // 60 - MINUTES + 1) * 60
-        return await self._database.read(lambda connection: _minutes(connection, start))
-
-
-_COLUMNS = (
-    sessions.c.seq,
-    sessions.c.id,
-    sessions.c.task_id,
-    sessions.c.sample,
-    sessions.c.status,
-    sessions.c.attempt,
-    sessions.c.node,
-    sessions.c.reward,
-    sessions.c.progress,
-    sessions.c.created_at,
-    sessions.c.updated_at,
-)
+        start = (self._database.now() // 60 - MINUTES + 1) * 60
+        # PostgreSQL rounds where SQLite cuts off, and not every SQLite has a floor.
+        since: ColumnElement[Any] = (results.c.created_at - start) / 60
+        minute = cast(func.floor(since) if connection.dialect.name == "postgresql" else since, Integer)
+        query = (
+            select(
+                minute.label("minute"),
+                func.count().label("ended"),
+                cast(func.sum(case((results.c.usable, 1), else_=0)), Integer).label("usable"),
+                cast(func.sum(results.c.sampled_tokens), BigInteger).label("sampled_tokens"),
+                cast(func.sum(results.c.trainable_tokens), BigInteger).label("trainable_tokens"),
+                func.avg(results.c.reward).label("mean_reward"),
+            )
+            .where(results.c.created_at >= start)
+            .group_by("minute")
+        )
+        found = {row.minute: row for row in connection.execute(query)}
+        return tuple(view(Minute, found.get(place), at=start + 60 * place) for place in range(MINUTES))
 
 
 _HAS_REWARD = {
@@ -140,27 +139,4 @@ def _tasks(connection: Connection, rows: Sequence[Any]) -> tuple[TaskRow, ...]:
             rewards=tuple(rewards[row.id]),
         )
         for row in rows
-    )
-
-
-def _minutes(connection: Connection, start: float) -> tuple[Minute, ...]:
-    # PostgreSQL rounds where SQLite cuts off, and not every SQLite has a floor.
-    since: ColumnElement[Any] = (results.c.created_at - start) / 60
-    minute = cast(func.floor(since) if connection.dialect.name == "postgresql" else since, Integer)
-    query = (
-        select(
-            minute.label("minute"),
-            func.count().label("ended"),
-            cast(func.sum(case((results.c.usable, 1), else_=0)), Integer).label("usable"),
-            cast(func.sum(results.c.sampled_tokens), BigInteger).label("sampled_tokens"),
-            cast(func.sum(results.c.trainable_tokens), BigInteger).label("trainable_tokens"),
-            func.avg(results.c.reward).label("mean_reward"),
-        )
-        .where(results.c.created_at >= start)
-        .group_by("minute")
-    )
-    found = {row.minute: row for row in connection.execute(query)}
-    starts = ((place, start + 60 * place) for place in range(MINUTES))
-    return tuple(
-        view(Minute, found[place], at=at) if place in found else Minute(at=at) for place, at in starts
     )

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, exists, insert, select, update
 from polar.errors import NotFound
 from polar.models.dashboard import NodeOverview
 from polar.models.session import SessionStatus
-from polar.store.database import Database
+from polar.store.database import Part, reads, writes
 from polar.store.policy import SILENT_SECONDS
 from polar.store.sessions import count_by_status
 from polar.store.tables import nodes, policy_nodes, sessions
@@ -23,78 +23,65 @@ FORGOTTEN_SECONDS = 3600.0
 _IS_LEASED = sessions.c.lease_expires_at.is_not(None)
 
 
-class Nodes:
+class Nodes(Part):
     """Each by its name. One that is drained stays so, also when it joins anew, until it is resumed."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def join(
-        self, name: str, places: Mapping[SessionStatus, int], runtimes: Sequence[str] = ()
+    @writes
+    def join(
+        self,
+        connection: Connection,
+        name: str,
+        places: Mapping[SessionStatus, int],
+        runtimes: Sequence[str] = (),
     ) -> bool:
         """Take down how many sessions each stage of a node takes, and in which runtimes; whether it is
         drained."""
-        told = {
-            "places": json.dumps({stage.value: count for stage, count in places.items()}),
-            "runtimes": json.dumps(list(runtimes)),
-        }
+        told = {"places": json.dumps(dict(places)), "runtimes": json.dumps(list(runtimes))}
+        row = _row(connection, name)
+        if row is None:
+            connection.execute(insert(nodes).values(name=name, **told))
+            return False
+        connection.execute(update(nodes).where(nodes.c.name == name).values(**told, trouble=None))
+        return row.drained_at is not None
 
-        def write(connection: Connection) -> bool:
-            row = _row(connection, name)
-            if row is None:
-                connection.execute(insert(nodes).values(name=name, **told))
-                return False
-            connection.execute(update(nodes).where(nodes.c.name == name).values(**told, trouble=None))
-            return row.drained_at is not None
-
-        return await self._database.write(write)
-
-    async def runtimes(self) -> frozenset[str]:
+    @reads
+    def runtimes(self, connection: Connection) -> frozenset[str]:
         """Those that at least one node allows; none if no node has joined yet."""
+        told = connection.execute(select(nodes.c.runtimes)).scalars()
+        return frozenset(name for runtimes in told for name in json.loads(runtimes))
 
-        def read(connection: Connection) -> frozenset[str]:
-            told = connection.execute(select(nodes.c.runtimes)).scalars()
-            return frozenset(name for runtimes in told for name in json.loads(runtimes))
-
-        return await self._database.read(read)
-
-    async def drain(self, name: str) -> NodeOverview:
+    @writes
+    def drain(self, connection: Connection, name: str) -> NodeOverview:
         """Lease it nothing more; what it holds it finishes. NotFound if no such node has joined."""
-        return await self._set(name, self._database.now())
+        return self._set(connection, name, self._database.now())
 
-    async def resume(self, name: str) -> NodeOverview:
+    @writes
+    def resume(self, connection: Connection, name: str) -> NodeOverview:
         """Lease it sessions again."""
-        return await self._set(name, None)
+        return self._set(connection, name, None)
 
-    async def all(self) -> tuple[NodeOverview, ...]:
+    @reads
+    def all(self, connection: Connection) -> tuple[NodeOverview, ...]:
         """Those that report or hold sessions, by name."""
+        seen = policy_nodes.c.seen_at > self._database.now() - FORGOTTEN_SECONDS
+        reports = {row.node: row for row in connection.execute(select(policy_nodes).where(seen))}
+        held = count_by_status(connection, sessions.c.node, _IS_LEASED)
+        shown = sorted(reports.keys() | held.keys())
+        known = {row.name: row for row in connection.execute(select(nodes).where(nodes.c.name.in_(shown)))}
+        return tuple(
+            self._view(name, known.get(name), reports.get(name), held.get(name, {})) for name in shown
+        )
 
-        def read(connection: Connection) -> tuple[NodeOverview, ...]:
-            seen = policy_nodes.c.seen_at > self._database.now() - FORGOTTEN_SECONDS
-            reports = {row.node: row for row in connection.execute(select(policy_nodes).where(seen))}
-            held = count_by_status(connection, sessions.c.node, _IS_LEASED)
-            shown = sorted(reports.keys() | held.keys())
-            rows = connection.execute(select(nodes).where(nodes.c.name.in_(shown)))
-            known = {row.name: row for row in rows}
-            return tuple(
-                self._view(name, known.get(name), reports.get(name), held.get(name, {})) for name in shown
-            )
-
-        return await self._database.read(read)
-
-    async def _set(self, name: str, drained_at: float | None) -> NodeOverview:
-        def write(connection: Connection) -> NodeOverview:
+    def _set(self, connection: Connection, name: str, drained_at: float | None) -> NodeOverview:
+        row = _row(connection, name)
+        if row is None:
+            raise NotFound(f"no node {name!r} has joined", hint="`polar nodes` shows those there are")
+        if (row.drained_at is None) != (drained_at is None):
+            connection.execute(update(nodes).where(nodes.c.name == name).values(drained_at=drained_at))
             row = _row(connection, name)
-            if row is None:
-                raise NotFound(f"no node {name!r} has joined", hint="`polar nodes` shows those there are")
-            if (row.drained_at is None) != (drained_at is None):
-                connection.execute(update(nodes).where(nodes.c.name == name).values(drained_at=drained_at))
-                row = _row(connection, name)
-            report = connection.execute(select(policy_nodes).where(policy_nodes.c.node == name)).one_or_none()
-            held = count_by_status(connection, sessions.c.node, _IS_LEASED, sessions.c.node == name)
-            return self._view(name, row, report, held.get(name, {}))
-
-        return await self._database.write(write)
+        report = connection.execute(select(policy_nodes).where(policy_nodes.c.node == name)).one_or_none()
+        held = count_by_status(connection, sessions.c.node, _IS_LEASED, sessions.c.node == name)
+        return self._view(name, row, report, held.get(name, {}))
 
     def _view(
         self, name: str, row: Row[Any] | None, report: Row[Any] | None, held: Mapping[SessionStatus, int]

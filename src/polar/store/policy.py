@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from polar.errors import Conflict
+from polar.models.component import view
 from polar.models.policy import NodePolicy, Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView, Weights
-from polar.store.database import Database
+from polar.store.database import Part, writes
 from polar.store.tables import policy, policy_nodes
 
 SILENT_SECONDS = 20.0
@@ -75,121 +76,96 @@ class Wanted:
         )
 
 
-class Policies:
+class Policies(Part):
     """One policy, wanted by a trainer and followed by nodes. A pause that has expired is none."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def wanted(self) -> Wanted:
-        found = await self._database.read(lambda connection: _read(connection, for_update=False))
-        return await self._change(lambda now: now) if self._is_over(found) else found
+        """What is asked for now."""
+        found = await self._database.read(_read)
+        return await self._end_pause() if self._is_over(found) else found
 
-    async def pause(self, asked: Pause) -> Wanted:
+    @writes
+    def _end_pause(self, connection: Connection) -> Wanted:
+        return self._current(connection)
+
+    @writes
+    def pause(self, connection: Connection, asked: Pause) -> Wanted:
         """Begin a pause or renew it; Conflict if somebody else holds one."""
+        now = self._current(connection)
+        _refuse_others(now, asked.holder)
+        paused = replace(
+            now,
+            step=now.step if now.mode is asked.mode else now.step + 1,
+            mode=asked.mode,
+            holder=asked.holder,
+            expires_at=self._database.now() + asked.timeout_seconds,
+        )
+        return _write(connection, paused)
 
-        def paused(now: Wanted) -> Wanted:
-            _refuse_others(now, asked.holder)
-            return replace(
-                now,
-                step=now.step if now.mode is asked.mode else now.step + 1,
-                mode=asked.mode,
-                holder=asked.holder,
-                expires_at=self._database.now() + asked.timeout_seconds,
-            )
-
-        return await self._change(paused)
-
-    async def resume(self, holder: str | None) -> Wanted:
+    @writes
+    def resume(self, connection: Connection, holder: str | None) -> Wanted:
         """End a pause, by its holder or, with None, whoever that is."""
-
-        def resumed(now: Wanted) -> Wanted:
-            if holder is not None:
-                _refuse_others(now, holder)
-            return now.resumed() if now.is_paused else now
-
-        return await self._change(resumed)
-
-    async def update(self, path: str | None, version: int | None, holder: str | None) -> Wanted:
-        """Want other weights; Conflict while somebody else pauses, or if the version does not rise."""
-
-        def updated(now: Wanted) -> Wanted:
+        now = self._current(connection)
+        if holder is not None:
             _refuse_others(now, holder)
-            raised = now.newest + 1 if version is None else version
-            if raised <= now.newest:
-                raise Conflict(f"version {now.newest} was asked for already", hint="versions only rise")
-            return now.updated(raised, path)
+        return _write(connection, now.resumed()) if now.is_paused else now
 
-        return await self._change(updated)
+    @writes
+    def update(
+        self, connection: Connection, path: str | None, version: int | None, holder: str | None
+    ) -> Wanted:
+        """Want other weights; Conflict while somebody else pauses, or if the version does not rise."""
+        now = self._current(connection)
+        _refuse_others(now, holder)
+        raised = now.newest + 1 if version is None else version
+        if raised <= now.newest:
+            raise Conflict(f"version {now.newest} was asked for already", hint="versions only rise")
+        return _write(connection, now.updated(raised, path))
 
-    async def report(self, node: str, report: PolicyReport) -> bool:
+    @writes
+    def report(self, connection: Connection, node: str, report: PolicyReport) -> bool:
         """Take down how far a node is; whether all are to go back, since no node can load the weights.
 
         That is decided here, and not by whoever waits for an update: it may be gone by then.
         """
-        row = report.model_dump(include={"step", "version", "error"})
-
-        def write(connection: Connection) -> bool:
-            connection.execute(delete(policy_nodes).where(policy_nodes.c.node == node))
-            if not report.leaves:
-                seen_at = self._database.now()
-                connection.execute(insert(policy_nodes).values(node=node, seen_at=seen_at, **row))
-            if _read(connection, for_update=False).fallback_version is None:
-                return False
-            now = _read(connection, for_update=True)
-            judged = now.judged(_node_policies(self._reports(connection), now))
-            connection.execute(update(policy).values(asdict(judged)))
-            return judged.step != now.step
-
-        return await self._database.write(write)
+        connection.execute(delete(policy_nodes).where(policy_nodes.c.node == node))
+        if not report.leaves:
+            row = report.model_dump(include={"step", "version", "error"})
+            seen_at = self._database.now()
+            connection.execute(insert(policy_nodes).values(node=node, seen_at=seen_at, **row))
+        if _read(connection).fallback_version is None:
+            return False
+        now = _read(connection, for_update=True)
+        judged = _write(connection, now.judged(_node_policies(self._reports(connection), now)))
+        return judged.step != now.step
 
     async def order(self) -> PolicyOrder:
+        """What nodes are to do."""
         wanted = await self.wanted()
-        return PolicyOrder(
-            step=wanted.step,
-            version=wanted.version,
-            path=wanted.path,
-            is_paused=wanted.is_paused,
-            mode=wanted.mode or PauseMode.KEEP,
-            seconds_left=self._left(wanted),
-        )
+        mode = wanted.mode or PauseMode.KEEP
+        return view(PolicyOrder, wanted, mode=mode, seconds_left=self._left(wanted))
 
     async def view(self) -> PolicyView:
-        # Ends a pause whose time is over.
-        await self.wanted()
+        """What is asked for, and how far the live nodes are."""
+        await self.wanted()  # Ends a pause whose time is over.
         return await self._database.read(self._view)
 
     def _view(self, connection: Connection) -> PolicyView:
         # In this order, what is wanted is never older than what the nodes have done.
         reports = self._reports(connection)
-        wanted = _read(connection, for_update=False)
-        return PolicyView(
-            version=wanted.version,
-            path=wanted.path,
-            is_paused=wanted.is_paused,
-            mode=wanted.mode,
-            holder=wanted.holder,
-            seconds_left=self._left(wanted),
-            newest=wanted.newest,
-            fallback=wanted.fallback,
-            failure=wanted.failure,
-            nodes=_node_policies(reports, wanted),
-        )
+        wanted = _read(connection)
+        nodes = _node_policies(reports, wanted)
+        return view(PolicyView, wanted, seconds_left=self._left(wanted), nodes=nodes)
 
     def _reports(self, connection: Connection) -> Sequence[Row[Any]]:
         """The last reports of the live nodes."""
         alive = policy_nodes.c.seen_at > self._database.now() - SILENT_SECONDS
         return connection.execute(select(policy_nodes).where(alive).order_by(policy_nodes.c.node)).all()
 
-    async def _change(self, change: Callable[[Wanted], Wanted]) -> Wanted:
-        def write(connection: Connection) -> Wanted:
-            found = _read(connection, for_update=True)
-            changed = change(found.resumed() if self._is_over(found) else found)
-            if changed != found:
-                connection.execute(update(policy).values(asdict(changed)))
-            return changed
-
-        return await self._database.write(write)
+    def _current(self, connection: Connection) -> Wanted:
+        """What is wanted, locked, after ending a pause whose time is over."""
+        found = _read(connection, for_update=True)
+        return _write(connection, found.resumed()) if self._is_over(found) else found
 
     def _is_over(self, wanted: Wanted) -> bool:
         return wanted.expires_at is not None and wanted.expires_at <= self._database.now()
@@ -215,7 +191,12 @@ def _refuse_others(now: Wanted, holder: str | None) -> None:
         raise Conflict(f"the policy is paused by {now.holder!r}", hint="`polar policy resume` ends the pause")
 
 
-def _read(connection: Connection, *, for_update: bool) -> Wanted:
+def _read(connection: Connection, *, for_update: bool = False) -> Wanted:
     query = select(*(policy.c[field.name] for field in fields(Wanted)))
     found = Wanted(*connection.execute(query.with_for_update() if for_update else query).one())
     return replace(found, mode=PauseMode(found.mode) if found.mode else None)
+
+
+def _write(connection: Connection, wanted: Wanted) -> Wanted:
+    connection.execute(update(policy).values(asdict(wanted)))
+    return wanted

@@ -13,7 +13,7 @@ from polar.errors import InvalidInput, NotFound
 from polar.models.component import view
 from polar.models.session import FailureReason, Progress, SessionResult, SessionStatus
 from polar.models.views import SessionPage, SessionView
-from polar.store.database import Database
+from polar.store.database import Part, reads, writes
 from polar.store.feeds import Feed, announce, event, record
 from polar.store.tables import results, sessions
 
@@ -141,18 +141,18 @@ def cancel_rows(
     return len(waiting) + len(held)
 
 
-class Sessions:
+class Sessions(Part):
     """The sessions of all tasks."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def get(self, id: str) -> SessionView:
+    @reads
+    def get(self, connection: Connection, id: str) -> SessionView:
         """One session; NotFound if there is none."""
-        return await self._database.read(lambda connection: _get(connection, id))
+        return _get(connection, id)
 
-    async def page(
+    @reads
+    def page(
         self,
+        connection: Connection,
         *,
         task_id: str | None = None,
         status: SessionStatus | None = None,
@@ -165,23 +165,20 @@ class Sessions:
             query = query.where(sessions.c.task_id == task_id)
         if status is not None:
             query = query.where(sessions.c.status == status)
-        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        rows = connection.execute(query).all()
         return SessionPage(sessions=tuple(map(_view, rows[:limit])), next=next_page(rows, limit))
 
-    async def cancel(self, id: str) -> SessionView:
+    @writes
+    def cancel(self, connection: Connection, id: str) -> SessionView:
         """A waiting session ends now, a held one when its node hears of it, an ended one stays as it is."""
+        found = connection.execute(select(sessions).where(sessions.c.id == id).with_for_update()).all()
+        cancel_rows(connection, found, self._database.now())
+        return _get(connection, id)
 
-        def change(connection: Connection) -> SessionView:
-            found = connection.execute(select(sessions).where(sessions.c.id == id).with_for_update()).all()
-            cancel_rows(connection, found, self._database.now())
-            return _get(connection, id)
-
-        return await self._database.write(change)
-
-    async def counts(self) -> dict[SessionStatus, int]:
+    @reads
+    def counts(self, connection: Connection) -> dict[SessionStatus, int]:
         """How many sessions are in each status; statuses without one are absent."""
-        query = select(sessions.c.status, func.count()).group_by(sessions.c.status)
-        counted = await self._database.read(lambda connection: connection.execute(query).all())
+        counted = connection.execute(select(sessions.c.status, func.count()).group_by(sessions.c.status))
         return {SessionStatus(status): count for status, count in counted}
 
 

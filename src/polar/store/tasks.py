@@ -19,7 +19,7 @@ from polar.errors import Conflict, NotFound
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import TaskPage, TaskView
-from polar.store.database import Database, batches
+from polar.store.database import Part, batches, reads, writes
 from polar.store.sessions import cancel_rows, count_by_status, next_page, page_start, session_id
 from polar.store.tables import IS_QUEUED, results, sessions, tasks
 from polar.store.webhooks import target_ids
@@ -39,11 +39,8 @@ def digest(spec: TaskSpec) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-class Tasks:
+class Tasks(Part):
     """All tasks that were ever acknowledged."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def submit(self, spec: TaskSpec) -> tuple[TaskView, bool]:
         """Store a task with its sessions, all or nothing; False: the same task was there already."""
@@ -52,44 +49,43 @@ class Tasks:
 
     async def submit_all(self, specs: Sequence[TaskSpec]) -> list[tuple[TaskView, bool]]:
         """`submit` for several tasks in one transaction: a conflict of one stores none."""
+        # Not in the transaction: it takes its time, and nobody else may write meanwhile.
         digests = [digest(spec) for spec in specs]
         return await self._database.write(
             lambda connection: _submit(connection, specs, digests, self._database.now())
         )
 
-    async def get(self, id: str) -> TaskView:
-        return await self._database.read(lambda connection: _get(connection, id))
+    @reads
+    def get(self, connection: Connection, id: str) -> TaskView:
+        """One task; NotFound if there is none."""
+        return _get(connection, id)
 
-    async def page(
-        self, *, status: TaskStatus | None = None, limit: int = 100, after: str | None = None
+    @reads
+    def page(
+        self,
+        connection: Connection,
+        *,
+        status: TaskStatus | None = None,
+        limit: int = 100,
+        after: str | None = None,
     ) -> TaskPage:
         """Tasks in the order in which they were submitted."""
         query = select(tasks).where(tasks.c.seq > page_start(after)).order_by(tasks.c.seq).limit(limit + 1)
         if status is not None:
             query = query.where(has_status(status))
+        rows = connection.execute(query).all()
+        return TaskPage(tasks=tuple(_views(connection, rows[:limit])), next=next_page(rows, limit))
 
-        def look(connection: Connection) -> TaskPage:
-            rows = connection.execute(query).all()
-            return TaskPage(tasks=tuple(_views(connection, rows[:limit])), next=next_page(rows, limit))
-
-        return await self._database.read(look)
-
-    async def cancel(self, id: str) -> TaskView:
+    @writes
+    def cancel(self, connection: Connection, id: str) -> TaskView:
         """Cancel every session of the task that has not ended."""
-
-        def change(connection: Connection) -> TaskView:
-            now = self._database.now()
-            query = select(sessions).where(sessions.c.task_id == id, sessions.c.status.not_in(_ENDED))
-            rows = connection.execute(query.order_by(sessions.c.seq).with_for_update(key_share=True)).all()
-            if cancel_rows(connection, rows, now):
-                connection.execute(
-                    update(tasks)
-                    .where(tasks.c.id == id, tasks.c.cancelled_at.is_(None))
-                    .values(cancelled_at=now)
-                )
-            return _get(connection, id)
-
-        return await self._database.write(change)
+        now = self._database.now()
+        query = select(sessions).where(sessions.c.task_id == id, sessions.c.status.not_in(_ENDED))
+        rows = connection.execute(query.order_by(sessions.c.seq).with_for_update(key_share=True)).all()
+        if cancel_rows(connection, rows, now):
+            is_first = (tasks.c.id == id) & tasks.c.cancelled_at.is_(None)
+            connection.execute(update(tasks).where(is_first).values(cancelled_at=now))
+        return _get(connection, id)
 
 
 def _submit(

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, insert, select, text, update
 from polar.errors import Conflict, NotFound
 from polar.models.access import MadeToken, NewToken, TokenRole, TokenState, TokenView
 from polar.models.component import view
-from polar.store.database import Database
+from polar.store.database import Part, reads, writes
 from polar.store.tables import tokens
 
 PREFIX = "polar"
@@ -54,67 +54,52 @@ def without_secrets(text: str) -> str:
     return _TOKEN.sub(rf"{PREFIX}_\1_…", text)
 
 
-class TokenStore:
+class TokenStore(Part):
     """All tokens that were ever made; a name has at most one that is live."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def create(self, asked: NewToken) -> MadeToken:
+    @writes
+    def create(self, connection: Connection, asked: NewToken) -> MadeToken:
         """Conflict if a live token has the name."""
         if asked.name == OWNER:
             raise Conflict(f"{OWNER!r} is what the data directory's own token is called")
+        now = self._database.now()
+        if _is_taken(connection, asked.name, now):
+            raise Conflict(f"there is a token named {asked.name!r}", hint="revoke it, or choose another name")
         id, token = new_token()
+        made = {
+            "id": id,
+            "name": asked.name,
+            "role": asked.role,
+            "created_at": now,
+            "expires_at": None if asked.expires_seconds is None else now + asked.expires_seconds,
+        }
+        connection.execute(insert(tokens).values(digest=digest(token), **made))
+        return MadeToken(token=token, view=TokenView(state=TokenState.LIVE, **made))
 
-        def change(connection: Connection) -> MadeToken:
-            now = self._database.now()
-            if _is_taken(connection, asked.name, now):
-                raise Conflict(
-                    f"there is a token named {asked.name!r}", hint="revoke it, or choose another name"
-                )
-            made = {
-                "id": id,
-                "name": asked.name,
-                "role": asked.role,
-                "created_at": now,
-                "expires_at": None if asked.expires_seconds is None else now + asked.expires_seconds,
-            }
-            connection.execute(insert(tokens).values(digest=digest(token), **made))
-            return MadeToken(token=token, view=TokenView(state=TokenState.LIVE, **made))
-
-        return await self._database.write(change)
-
-    async def revoke(self, name_or_id: str) -> tuple[TokenView, ...]:
+    @writes
+    def revoke(self, connection: Connection, name_or_id: str) -> tuple[TokenView, ...]:
         """End the token of this id, or all of this name, at once; a whole token stands for its id."""
-        if (whole := _TOKEN.fullmatch(name_or_id)) is not None:
-            name_or_id = whole[1]
+        whole = _TOKEN.fullmatch(name_or_id)
+        asked = whole[1] if whole else name_or_id
+        live = ((tokens.c.id == asked) | (tokens.c.name == asked)) & tokens.c.revoked_at.is_(None)
+        rows = connection.execute(select(tokens).where(live).order_by(tokens.c.seq)).all()
+        if not rows:
+            raise NotFound(f"no token is {asked!r}", hint="`polar token list` shows them")
+        connection.execute(update(tokens).where(live).values(revoked_at=self._database.now()))
+        return tuple(view(TokenView, row, state=TokenState.REVOKED) for row in rows)
 
-        def change(connection: Connection) -> tuple[TokenView, ...]:
-            now = self._database.now()
-            meant = (tokens.c.id == name_or_id) | (tokens.c.name == name_or_id)
-            live = meant & tokens.c.revoked_at.is_(None)
-            rows = connection.execute(select(tokens).where(live).order_by(tokens.c.seq)).all()
-            if not rows:
-                raise NotFound(f"no token is {name_or_id!r}", hint="`polar token list` shows them")
-            connection.execute(update(tokens).where(live).values(revoked_at=now))
-            return tuple(view(TokenView, row, state=TokenState.REVOKED) for row in rows)
-
-        return await self._database.write(change)
-
-    async def all(self) -> tuple[TokenView, ...]:
+    @reads
+    def all(self, connection: Connection) -> tuple[TokenView, ...]:
         """Oldest first, the expired and the revoked among them."""
+        now = self._database.now()
+        rows = connection.execute(select(tokens).order_by(tokens.c.seq))
+        return tuple(view(TokenView, row, state=_state(row, now)) for row in rows)
 
-        def look(connection: Connection) -> tuple[TokenView, ...]:
-            now = self._database.now()
-            rows = connection.execute(select(tokens).order_by(tokens.c.seq))
-            return tuple(_view(row, now) for row in rows)
-
-        return await self._database.read(look)
-
-    async def find(self, id: str) -> StoredToken | None:
+    @reads
+    def find(self, connection: Connection, id: str) -> StoredToken | None:
         """What was handed out under this id, unless it was revoked."""
         query = select(tokens).where(tokens.c.id == id, tokens.c.revoked_at.is_(None))
-        row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
+        row = connection.execute(query).one_or_none()
         return None if row is None else StoredToken(row.name, TokenRole(row.role), row.digest, row.expires_at)
 
     def has_expired(self, token: StoredToken) -> bool:
@@ -130,10 +115,8 @@ def _is_taken(connection: Connection, name: str, now: float) -> bool:
     return connection.execute(query).first() is not None
 
 
-def _view(row: Any, now: float) -> TokenView:
-    state = TokenState.LIVE
+def _state(row: Any, now: float) -> TokenState:
     if row.revoked_at is not None:
-        state = TokenState.REVOKED
-    elif row.expires_at is not None and row.expires_at <= now:
-        state = TokenState.EXPIRED
-    return view(TokenView, row, state=state)
+        return TokenState.REVOKED
+    has_expired = row.expires_at is not None and row.expires_at <= now
+    return TokenState.EXPIRED if has_expired else TokenState.LIVE

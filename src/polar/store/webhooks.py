@@ -17,7 +17,7 @@ from polar.models.component import view
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.views import Notice, TaskEnd
 from polar.models.webhook import WebhookEvent, WebhookView
-from polar.store.database import Database
+from polar.store.database import Part, reads, writes
 from polar.store.feeds import Feed, horizon
 from polar.store.sessions import count_by_status
 from polar.store.tables import results, sessions, tasks, webhooks
@@ -51,11 +51,8 @@ class NoticeBatch:
     """Where the target stands once all of them are delivered."""
 
 
-class Webhooks:
+class Webhooks(Part):
     """The targets, and what of the feed each has still to get."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def claim(self, *, seconds: float) -> Target | None:
         """Deliver alone to the longest due target for which the feed holds something; None: there is none.
@@ -63,34 +60,29 @@ class Webhooks:
         Should this server die, another may deliver to it after these seconds.
         """
         id = await self._database.read(lambda connection: _due(connection, self._database.now()))
+        return None if id is None else await self._claim(id, seconds)
 
-        def change(connection: Connection) -> Target | None:
-            now = self._database.now()
-            due = select(webhooks).where(webhooks.c.id == id, webhooks.c.due_at <= now)
-            row = connection.execute(due.with_for_update(skip_locked=True)).one_or_none()
-            if row is None:
-                return None
-            connection.execute(update(webhooks).where(webhooks.c.id == id).values(due_at=now + seconds))
-            return Target(row.id, row.url, row.cursor, row.failures, now + seconds)
+    @writes
+    def _claim(self, connection: Connection, id: int, seconds: float) -> Target | None:
+        now = self._database.now()
+        due = select(webhooks).where(webhooks.c.id == id, webhooks.c.due_at <= now)
+        row = connection.execute(due.with_for_update(skip_locked=True)).one_or_none()
+        if row is None:
+            return None
+        connection.execute(update(webhooks).where(webhooks.c.id == id).values(due_at=now + seconds))
+        return Target(row.id, row.url, row.cursor, row.failures, now + seconds)
 
-        return None if id is None else await self._database.write(change)
-
-    async def read(self, target: Target, *, limit: int) -> NoticeBatch:
+    @reads
+    def read(self, connection: Connection, target: Target, *, limit: int) -> NoticeBatch:
         """The notices of a target's next results."""
-
-        def look(connection: Connection) -> NoticeBatch:
-            end = horizon(connection, Feed.RESULTS)
-            is_new = (results.c.seq > target.cursor) & (results.c.seq <= end)
-            is_next = is_new & (tasks.c.webhook_id == target.id)
-            columns = results.c.seq, results.c.result, results.c.created_at, tasks.c.webhook_events
-            query = select(*columns).select_from(_FEED).where(is_next).order_by(results.c.seq).limit(limit)
-            rows = connection.execute(query).all()
-            notices = tuple(
-                (row.seq, notice) for row in rows for notice in _notices(connection, row, target.url)
-            )
-            return NoticeBatch(notices, end if len(rows) < limit else rows[-1].seq)
-
-        return await self._database.read(look)
+        end = horizon(connection, Feed.RESULTS)
+        is_new = (results.c.seq > target.cursor) & (results.c.seq <= end)
+        is_next = is_new & (tasks.c.webhook_id == target.id)
+        columns = results.c.seq, results.c.result, results.c.created_at, tasks.c.webhook_events
+        query = select(*columns).select_from(_FEED).where(is_next).order_by(results.c.seq).limit(limit)
+        rows = connection.execute(query).all()
+        notices = tuple((row.seq, notice) for row in rows for notice in _notices(connection, row, target.url))
+        return NoticeBatch(notices, end if len(rows) < limit else rows[-1].seq)
 
     async def settle(
         self,
@@ -115,19 +107,16 @@ class Webhooks:
         """Give a claim up before anything came of it."""
         await self._end_claim(target, {"due_at": self._database.now()})
 
-    async def _end_claim(self, target: Target, values: Mapping[str, Any]) -> None:
+    @writes
+    def _end_claim(self, connection: Connection, target: Target, values: Mapping[str, Any]) -> None:
         mine = (webhooks.c.id == target.id) & (webhooks.c.due_at == target.claim)
-        change = update(webhooks).where(mine).values(values)
-        await self._database.write(lambda connection: connection.execute(change))
+        connection.execute(update(webhooks).where(mine).values(values))
 
-    async def all(self) -> tuple[WebhookView, ...]:
+    @reads
+    def all(self, connection: Connection) -> tuple[WebhookView, ...]:
         """Every target, oldest first."""
-
-        def look(connection: Connection) -> tuple[WebhookView, ...]:
-            rows = connection.execute(select(webhooks).order_by(webhooks.c.id)).all()
-            return tuple(self._view(connection, row) for row in rows)
-
-        return await self._database.read(look)
+        rows = connection.execute(select(webhooks).order_by(webhooks.c.id)).all()
+        return tuple(self._view(connection, row) for row in rows)
 
     def _view(self, connection: Connection, row: Row[Any]) -> WebhookView:
         is_waiting = (results.c.seq > row.cursor) & (tasks.c.webhook_id == row.id)
