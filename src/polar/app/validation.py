@@ -24,7 +24,7 @@ from polar.evaluators.attacks import ATTACKS, Attack, Kind, fitting
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.session import AgentEnd, TrajectoryStats
 from polar.models.task import FileContent, Solution, TaskSpec
-from polar.node.sandboxes import Sandboxes, Snapshots
+from polar.node.sandboxes import Sandboxes, SandboxPlace, Snapshots
 from polar.node.services import judge_endpoints
 from polar.runtimes.base import Command, Host, Sandbox
 
@@ -159,16 +159,8 @@ def attacks_on(task: TaskSpec) -> tuple[Attack, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialNode:
+class TrialNode(SandboxPlace):
     """Where trials are made: as on a node, without its gateway."""
-
-    settings: NodeSettings
-    directory: Path
-    snapshots: Snapshots
-
-    @property
-    def host(self) -> Host:
-        return Host(self.directory, self.settings.disk_reserve_bytes, self.settings.upload_roots)
 
     async def score(self, task: TaskSpec, trial: Trial, name: str) -> TrialOutcome:
         """Make the trial in a sandbox of its own and have it evaluated."""

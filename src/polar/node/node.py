@@ -251,17 +251,18 @@ class Node:
         """Store the recording, the artifacts and the result; only then is the capture removed."""
         delivery = await run.pack(ended)
         session_id, result = delivery.session_id, delivery.result
+        deliveries = self._services.metrics.deliveries
         try:
             await retry_forever("deliver a session", self._uploader.deliver, delivery)
-        except Conflict as error:
-            self._services.metrics.delivered("refused")
-            log.warning("session %s: result refused, its capture is kept: %s", session_id, error)
-            return result
         except PolarError as error:
-            self._services.metrics.delivered("failed")
-            log.error("session %s: result could not be stored, its capture is kept: %s", session_id, error)
+            is_refused = isinstance(error, Conflict)
+            deliveries.labels("refused" if is_refused else "failed").inc()
+            level, what = (
+                (logging.WARNING, "refused") if is_refused else (logging.ERROR, "could not be stored")
+            )
+            log.log(level, "session %s: result %s, its capture is kept: %s", session_id, what, error)
             return result
-        self._services.metrics.delivered("stored")
+        deliveries.labels("stored").inc()
         await asyncio.to_thread(run.clear_away)
         log.info(
             "session %s %s: reward %s, %d model calls, %d tokens%s",

@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from polar.config import plugins
 from polar.config.settings import NodeSettings
@@ -89,37 +88,32 @@ def _preparation(task: TaskSpec) -> str:
     return hashlib.sha256(document.encode()).hexdigest()
 
 
-class SandboxPlace(Protocol):
+@dataclass(frozen=True, slots=True)
+class SandboxPlace:
     """Where a node's sandboxes are made, and what its owner allows there."""
 
-    @property
-    def settings(self) -> NodeSettings: ...
+    settings: NodeSettings
+    directory: Path
+    """The node's own below the data directory."""
+    snapshots: Snapshots
 
     @property
-    def snapshots(self) -> Snapshots: ...
+    def host(self) -> Host:
+        """This node, as runtimes see it."""
+        return Host(self.directory, self.settings.disk_reserve_bytes, self.settings.upload_roots)
 
-    @property
-    def host(self) -> Host: ...
 
-
+@dataclass(slots=True)
 class Sandboxes:
     """Makes the sandboxes of one session: the agent's own, and others like it before the agent came."""
 
-    def __init__(
-        self,
-        session_id: str,
-        task: TaskSpec,
-        place: SandboxPlace,
-        name: str,
-        gateway: Gateway | None = None,
-    ) -> None:
-        """Without a gateway, the sandboxes reach none."""
-        self._session_id = session_id
-        self._task = task
-        self._place = place
-        self._name = name
-        self._gateway = gateway
-        self._made = 0
+    session_id: str
+    task: TaskSpec
+    place: SandboxPlace
+    name: str
+    gateway: Gateway | None = None
+    """None: the sandboxes reach none."""
+    made: int = 0
 
     @asynccontextmanager
     async def sandbox(self, tools: tuple[ToolDirectory, ...] = ()) -> AsyncIterator[Sandbox]:
@@ -129,24 +123,24 @@ class Sandboxes:
             yield await self._ready(runtime, self._spec(tools), stack)
 
     def _spec(self, tools: tuple[ToolDirectory, ...]) -> SandboxSpec:
-        self._made += 1
-        name = self._name if self._made == 1 else f"{self._name}.{self._made}"
+        self.made += 1
+        name = self.name if self.made == 1 else f"{self.name}.{self.made}"
         return SandboxSpec(
             name=name,
-            gateway_host=self._gateway.host if self._gateway else "127.0.0.1",
+            gateway_host=self.gateway.host if self.gateway else "127.0.0.1",
             # Only the agent has anything to ask of the gateway.
-            gateway_port=self._gateway.port if self._gateway and self._made == 1 else 0,
+            gateway_port=self.gateway.port if self.gateway and self.made == 1 else 0,
             tools=tools,
         )
 
     async def _ready(self, runtime: Runtime, spec: SandboxSpec, stack: AsyncExitStack) -> Sandbox:
         """From the task's snapshot where there is one; else made anew, and kept as one where it pays."""
-        task = self._task
+        task = self.task
         if not (task.prepare and task.samples > 1 and runtime.supports_snapshots):
             sandbox = await self._start(runtime, spec, stack)
             await self._prepare(sandbox)
             return sandbox
-        entry = await stack.enter_async_context(self._place.snapshots.use(task, runtime))
+        entry = await stack.enter_async_context(self.place.snapshots.use(task, runtime))
         async with entry.lock:
             if not entry.is_made:
                 sandbox = await self._start(runtime, spec, stack)
@@ -157,7 +151,7 @@ class Sandboxes:
         return await self._start(runtime, replace(spec, base=entry.name), stack)
 
     async def _start(self, runtime: Runtime, spec: SandboxSpec, stack: AsyncExitStack) -> Sandbox:
-        sandbox = await runtime.start(spec, self._place.host)
+        sandbox = await runtime.start(spec, self.place.host)
         stack.push_async_callback(self._stop, sandbox)
         return sandbox
 
@@ -165,10 +159,10 @@ class Sandboxes:
         try:
             await sandbox.stop()
         except SandboxError:
-            log.exception("session %s: a sandbox could not be cleared away", self._session_id)
+            log.exception("session %s: a sandbox could not be cleared away", self.session_id)
 
     async def _runtime(self) -> Runtime:
-        component, allowed = self._task.runtime, self._place.settings.runtimes
+        component, allowed = self.task.runtime, self.place.settings.runtimes
         if component.name not in allowed:
             raise NotInstalled(
                 f"runtime {component.name!r} is not allowed on this node",
@@ -186,7 +180,7 @@ class Sandboxes:
 
     def _check_network(self, runtime: Runtime) -> None:
         try:
-            allowed = AllowList.parse(self._place.settings.network_allow)
+            allowed = AllowList.parse(self.place.settings.network_allow)
         except ValueError as error:
             raise InvalidInput(f"node.network_allow: {error}") from None
         if beyond := runtime.reaches.beyond(allowed):
@@ -196,14 +190,14 @@ class Sandboxes:
             )
 
     async def _prepare(self, sandbox: Sandbox) -> None:
-        for path, content in self._task.files.items():
+        for path, content in self.task.files.items():
             await sandbox.upload(sandbox.workspace / path, content.data, executable=content.executable)
-        for number, step in enumerate(self._task.prepare):
+        for number, step in enumerate(self.task.prepare):
             match step:
                 case Upload():
-                    await _upload(sandbox, step, self._place.settings.upload_roots, f"prepare.{number}")
+                    await _upload(sandbox, step, self.place.settings.upload_roots, f"prepare.{number}")
                 case Exec():
-                    await _exec(sandbox, step, f"prepare.{number}", self._task)
+                    await _exec(sandbox, step, f"prepare.{number}", self.task)
 
 
 class Prewarmed:
@@ -231,9 +225,7 @@ class Prewarmed:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._early is not None:
             self._early.cancel()
             await asyncio.wait({self._early})

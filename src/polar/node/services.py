@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polar.config.settings import JudgeSettings, NodeSettings, environment_secret
+from polar.config.settings import NodeSettings, environment_secret
 from polar.engines.base import ModelInfo
 from polar.errors import PolarError
 from polar.evaluators.base import JudgeEndpoint
@@ -20,7 +20,7 @@ from polar.gateway.server import Gateway
 from polar.harnesses.base import Harness, Installation
 from polar.node.metrics import Metrics
 from polar.node.pools import Pools
-from polar.node.sandboxes import Snapshots
+from polar.node.sandboxes import SandboxPlace, Snapshots
 from polar.node.worker_processes import WorkerProcesses
 from polar.runtimes.base import Host
 
@@ -44,44 +44,24 @@ class Installations:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeServices:
+class NodeServices(SandboxPlace):
     """One a node; everything a session needs that is not its own."""
 
-    settings: NodeSettings
     pools: Pools
     gateway: Gateway
     model: ModelInfo
-    installations: Installations
-    snapshots: Snapshots
     metrics: Metrics
-    workers: WorkerProcesses
-    directory: Path
-    """The node's own below the data directory."""
-    judges: Mapping[str, JudgeEndpoint] = field(default_factory=dict)
+    judges: Mapping[str, JudgeEndpoint]
+    installations: Installations = field(default_factory=Installations)
+    workers: WorkerProcesses = field(default_factory=WorkerProcesses)
 
     @classmethod
     def below(
         cls, data_dir: Path, settings: NodeSettings, gateway: Gateway, model: ModelInfo
     ) -> NodeServices:
-        directory = node_directory(data_dir, settings.name)
-        pools = Pools(settings)
-        return cls(
-            settings=settings,
-            pools=pools,
-            gateway=gateway,
-            model=model,
-            installations=Installations(),
-            snapshots=Snapshots(Host(directory)),
-            metrics=Metrics(pools),
-            workers=WorkerProcesses(),
-            directory=directory,
-            judges=judge_endpoints(settings),
-        )
-
-    @property
-    def host(self) -> Host:
-        """This node, as runtimes see it."""
-        return Host(self.directory, self.settings.disk_reserve_bytes, self.settings.upload_roots)
+        directory, pools = node_directory(data_dir, settings.name), Pools(settings)
+        snapshots, judges = Snapshots(Host(directory)), judge_endpoints(settings)
+        return cls(settings, directory, snapshots, pools, gateway, model, Metrics(pools), judges)
 
     @property
     def captures_dir(self) -> Path:
@@ -101,13 +81,12 @@ class NodeServices:
 
 def judge_endpoints(settings: NodeSettings) -> dict[str, JudgeEndpoint]:
     """The models that tasks may name as judges on this node, with their keys."""
-    return {name: _endpoint(name, judge) for name, judge in settings.judges.items()}
-
-
-def _endpoint(name: str, judge: JudgeSettings) -> JudgeEndpoint:
-    variable = judge.api_key_env
-    key = environment_secret(variable, f"node.judges.{name}.api_key_env") if variable else None
-    return JudgeEndpoint(judge.url, judge.model, key)
+    endpoints = {}
+    for name, judge in settings.judges.items():
+        variable = judge.api_key_env
+        key = environment_secret(variable, f"node.judges.{name}.api_key_env") if variable else None
+        endpoints[name] = JudgeEndpoint(judge.url, judge.model, key)
+    return endpoints
 
 
 def node_directory(data_dir: Path, name: str) -> Path:

@@ -206,7 +206,7 @@ class SessionRun:
             told = f"its recording could not be packed: {error}"
             failed = self.result(SessionStatus.FAILED, told, FailureReason.INFRASTRUCTURE)
             delivery = Delivery(key=self.lease.key, result=failed)
-        self.services.metrics.ended(delivery.result.status)
+        self.services.metrics.ended.labels(delivery.result.status).inc()
         self._span.end(delivery.result)
         return delivery.model_copy(update={"entered": self.untold()})
 
@@ -249,5 +249,5 @@ class SessionRun:
         now = time.monotonic()
         spent = now - self._entered
         self._seconds[self.status] = self._seconds.get(self.status, 0.0) + spent
-        self.services.metrics.stage(self.status, spent)
+        self.services.metrics.stage_seconds.labels(self.status).observe(spent)
         self._entered = now

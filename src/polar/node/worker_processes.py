@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, TypeVar
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 from polar.errors import PolarError, Unavailable
 
@@ -24,7 +24,6 @@ MOST = 8
 """Workers of a node, at most: each has an interpreter's memory."""
 NICENESS = 5
 """How much nicer they are than the node: who is served waits for the node, and nobody for them."""
-_LENGTH = struct.Struct("<Q")
 
 
 class WorkerEnded(Unavailable):
@@ -37,7 +36,7 @@ class WorkerProcesses:
     def __init__(self, count: int | None = None) -> None:
         count = count or min(len(os.sched_getaffinity(0)), MOST)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="worker")
-        self._idle: list[subprocess.Popen[bytes]] = []
+        self._idle: list[_Worker] = []
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         loop = asyncio.get_running_loop()
@@ -48,59 +47,40 @@ class WorkerProcesses:
         """End the workers, once those at work are done."""
         self._threads.shutdown(cancel_futures=True)
         while self._idle:
-            _end(self._idle.pop())
+            self._idle.pop().end()
 
     def _call(self, function: Callable[..., Any], arguments: tuple[object, ...]) -> Any:
-        worker = self._waiting() or _start()
-        assert worker.stdin is not None
-        assert worker.stdout is not None
         try:
-            _send(worker.stdin, (function, arguments))
-            value, error = _receive(worker.stdout)
-        except (EOFError, OSError):
-            worker.kill()
-            code = worker.wait()
-            raise WorkerEnded(f"the process that packs sessions ended with {code}") from None
+            worker = self._idle.pop()
+        except IndexError:
+            worker = _Worker()
+        value, error = worker.call(function, arguments)
         self._idle.append(worker)
         if error is not None:
             raise error
         return value
 
-    def _waiting(self) -> subprocess.Popen[bytes] | None:
+
+class _Worker:
+    def __init__(self) -> None:
+        self._calls, theirs = Pipe()
+        command = [sys.executable, "-P", "-m", "polar.node.worker_processes"]
+        with theirs:
+            # In a session of its own: an interrupt typed at the node is the node's to answer.
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
+
+    def call(self, function: Callable[..., Any], arguments: tuple[object, ...]) -> Any:
         try:
-            return self._idle.pop()
-        except IndexError:
-            return None
+            self._calls.send((function, arguments))
+            return self._calls.recv()
+        except (EOFError, OSError):
+            self._process.kill()
+            code = self.end()
+            raise WorkerEnded(f"the process that packs sessions ended with {code}") from None
 
-
-def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "polar.node.worker_processes"]
-    # In a session of its own: an interrupt typed at the node is the node's to answer.
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-
-
-def _end(worker: subprocess.Popen[bytes]) -> None:
-    assert worker.stdin is not None
-    worker.stdin.close()
-    worker.wait()
-
-
-def _send(stream: IO[bytes], message: object) -> None:
-    data = pickle.dumps(message)
-    stream.write(_LENGTH.pack(len(data)) + data)
-    stream.flush()
-
-
-def _receive(stream: IO[bytes]) -> Any:
-    (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
-    return pickle.loads(_exactly(stream, length))
-
-
-def _exactly(stream: IO[bytes], length: int) -> bytes:
-    data = stream.read(length)
-    if len(data) < length:
-        raise EOFError
-    return data
+    def end(self) -> int:
+        self._calls.close()
+        return self._process.wait()
 
 
 def _answer(function: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[Any, Exception | None]:
@@ -115,14 +95,14 @@ def _answer(function: Callable[..., Any], arguments: tuple[object, ...]) -> tupl
 def main() -> None:
     """Be a worker: take calls from standard input until it closes."""
     os.nice(NICENESS)
-    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # What anybody prints is for the log, not for the node.
-    while True:
-        try:
-            function, arguments = _receive(calls)
-        except EOFError:
-            return
-        _send(answers, _answer(function, arguments))
+    os.dup2(2, 1)  # What anybody prints is for the log.
+    with Connection(os.dup(0)) as calls:
+        while True:
+            try:
+                function, arguments = calls.recv()
+            except EOFError:
+                return
+            calls.send(_answer(function, arguments))
 
 
 if __name__ == "__main__":

@@ -45,12 +45,12 @@ class Authenticator:
         self._tokens = tokens
         self._clock = clock
         self._cache: dict[str, tuple[StoredToken, float]] = {}
-        self._of_process: dict[str, tuple[str, Holder]] = {}
+        self._of_process: dict[str, StoredToken] = {}
 
     def issue(self, name: str, role: TokenRole) -> str:
         """A token for a part of this process: it ends with it and is stored nowhere."""
         id, token = new_token()
-        self._of_process[id] = digest(token), Holder(name, role)
+        self._of_process[id] = StoredToken(name, role, digest(token), expires_at=None)
         return token
 
     def clear_cache(self) -> None:
@@ -69,10 +69,7 @@ class Authenticator:
         id = id_in(token)
         if id is None:
             return None
-        if id in self._of_process:
-            expected, holder = self._of_process[id]
-            return holder if secrets.compare_digest(expected, digest(token)) else None
-        stored = await self._stored(id)
+        stored = self._of_process.get(id) or await self._stored(id)
         if stored is None or not secrets.compare_digest(stored.digest, digest(token)):
             return None
         return None if self._tokens.has_expired(stored) else Holder(stored.name, stored.role)

@@ -215,13 +215,13 @@ def test_bad_judge_options_name_their_field(options: dict[str, Any], field: str)
 
 
 def test_the_nodes_key_comes_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polar.node.services import _endpoint
+    from polar.node.services import judge_endpoints
 
     judge = {"url": "https://example.com/v1", "model": "m", "api_key_env": "JUDGE_KEY"}
     settings = NodeSettings.model_validate({"judges": {"main": judge}})
     monkeypatch.setenv("JUDGE_KEY", KEY)
-    assert _endpoint("main", settings.judges["main"]).api_key == KEY
+    assert judge_endpoints(settings)["main"].api_key == KEY
     assert KEY not in repr(settings)
     monkeypatch.delenv("JUDGE_KEY")
     with pytest.raises(InvalidInput, match=r"node\.judges\.main\.api_key_env: .*JUDGE_KEY is not set"):
-        _endpoint("main", settings.judges["main"])
+        judge_endpoints(settings)
