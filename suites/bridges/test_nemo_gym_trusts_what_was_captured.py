@@ -13,8 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from polar.bridges.nemo_gym import Agent, app
-from polar.bridges.nemo_gym_response import response
+from polar.bridges.nemo_gym import Agent, app, response
 from polar.bridges.sessions import ScoredSession
 from polar.models.completion import Completion
 from polar.recordings.recording import decode

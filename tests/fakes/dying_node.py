@@ -8,6 +8,7 @@ import pytest
 
 from polar.app import node_processes
 from polar.app.node_processes import _NodeProcess
+from polar.errors import Backoff
 
 
 class DyingNode:
@@ -20,7 +21,7 @@ class DyingNode:
         self._is_alive = False
         self._ended = asyncio.Event()
         self._ended.set()
-        monkeypatch.setattr(node_processes, "FIRST_BACKOFF_SECONDS", 0.0)
+        monkeypatch.setattr(node_processes, "RESTARTS", Backoff(0.0, 60.0))
         for name in ("start", "ended", "terminate"):
             monkeypatch.setattr(_NodeProcess, name, getattr(self, name))
 

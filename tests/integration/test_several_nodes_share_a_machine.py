@@ -17,7 +17,7 @@ from polar.app.stack import running
 from polar.client import AsyncClient
 from polar.client.address import pinned
 from polar.config.settings import EngineSettings, Settings
-from polar.errors import Unavailable
+from polar.errors import Backoff, Unavailable
 from polar.models.session import SessionStatus
 from polar.models.views import SessionView
 from tests.fakes.character_chat import Said
@@ -99,7 +99,7 @@ async def test_each_has_its_own_gateway_and_all_of_them_follow_the_policy(
 async def test_one_that_dies_is_started_again_and_loses_no_session(
     tmp_path: Path, wire: VllmWire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_processes, "FIRST_BACKOFF_SECONDS", 0.1)
+    monkeypatch.setattr(node_processes, "RESTARTS", Backoff(0.1, 60.0))
     async with (
         running(two_nodes(tmp_path, wire), lambda _step: None) as stack,
         AsyncClient(stack.url, stack.token) as client,

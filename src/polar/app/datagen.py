@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn
 
 from polar.app.own_system import ServerAddress
 from polar.app.rollouts import RolledOut, identified, retry_of, roll_out
@@ -28,24 +28,16 @@ LINE_SECONDS = 10.0
 """How often a line is printed where no terminal shows a bar."""
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedTask:
-    """A task of the taskset, and what is submitted for it."""
-
-    name: str
-    """Its id in the taskset."""
-    spec: TaskSpec
-
-
-def plan(tasks: Iterable[TaskSpec], run: str = "") -> tuple[GeneratedTask, ...]:
-    return tuple(GeneratedTask(task.id, identified(task, run)) for task in tasks)
+def plan(tasks: Iterable[TaskSpec], run: str = "") -> dict[str, TaskSpec]:
+    """What is submitted for each task, by its id in the taskset."""
+    return {task.id: identified(task, run) for task in tasks}
 
 
 @dataclass(slots=True)
 class DatasetGeneration:
     """One run over a plan. The server keeps its results; here they are only counted."""
 
-    plan: Sequence[GeneratedTask]
+    plan: Mapping[str, TaskSpec]
     accept: Condition
     retries: int
     at_once: int
@@ -53,20 +45,19 @@ class DatasetGeneration:
     tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tally = Tally(sum(planned.spec.samples for planned in self.plan))
+        self.tally = Tally(sum(task.samples for task in self.plan.values()))
 
     async def run(self, client: AsyncClient, changed: Callable[[], None] = lambda: None) -> None:
         """Run until every sample of every task has ended; `changed` is called when the tally has changed."""
-        names = {planned.spec.id: planned.name for planned in self.plan}
+        names = {task.id: name for name, task in self.plan.items()}
 
         def ended(session: RolledOut) -> None:
-            is_accepted = self._is_accepted(names[session.task.id], session)
-            self.tally.add(session, is_accepted=is_accepted)
+            self.tally.add(session, is_accepted=self._is_accepted(names[session.task.id], session))
             changed()
 
-        specs = [planned.spec for planned in self.plan]
+        tasks = list(self.plan.values())
         await roll_out(
-            client, specs, ended, at_once=self.at_once, retries=self.retries, with_recordings=False
+            client, tasks, ended, at_once=self.at_once, retries=self.retries, with_recordings=False
         )
 
     def _is_accepted(self, name: str, session: RolledOut) -> bool:
@@ -79,12 +70,11 @@ class DatasetGeneration:
 
     def sessions(self, client: Client) -> Iterator[TaskSessions]:
         """What has ended by now, in the order of the plan, read from the server a task at a time."""
-        for planned in self.plan:
-            spec = planned.spec
-            results = [self._last(client, spec, result) for result in client.results([spec.id])]
+        for name, task in self.plan.items():
+            results = [self._last(client, task, result) for result in client.results([task.id])]
             if results:
                 results.sort(key=lambda result: result.sample)
-                yield TaskSessions(planned.name, spec.harness.name, spec.metadata, _read(client, results))
+                yield TaskSessions(name, task.harness.name, task.metadata, _read(client, results))
 
     def _last(self, client: Client, task: TaskSpec, result: SessionResult) -> SessionResult:
         """The result of a sample after all retries that have ended by now."""
@@ -186,7 +176,7 @@ class Tally:
 
     def line(self) -> str:
         accepted = "–" if self.acceptance is None else f"{self.acceptance:.0%}"
-        left = "–" if self.seconds_left is None else _duration(self.seconds_left)
+        left = "–" if self.seconds_left is None else timedelta(seconds=round(self.seconds_left))
         parts = [
             f"{self.ended}/{self.wanted} sessions",
             f"{self.accepted} accepted ({accepted})",
@@ -199,22 +189,14 @@ class Tally:
         return " · ".join(parts)
 
 
-class _Line(ProgressColumn):
-    def __init__(self, tally: Tally) -> None:
-        super().__init__()
-        self._tally = tally
-
-    def render(self, task: Task) -> Text:
-        return Text(self._tally.line())
-
-
 @contextmanager
 def shown(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
     """Show the tally while the body runs; it calls what it is given after every change."""
     if console.is_terminal:
-        with Progress(TextColumn("generating"), BarColumn(), _Line(tally), console=console) as progress:
-            bar = progress.add_task("", total=tally.wanted)
-            yield lambda: progress.update(bar, completed=tally.ended)
+        columns = (TextColumn("generating"), BarColumn(), TextColumn("{task.fields[line]}", markup=False))
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task("", total=tally.wanted, line=tally.line())
+            yield lambda: progress.update(bar, completed=tally.ended, line=tally.line())
         return
     printed = tally.clock()
 
@@ -226,11 +208,3 @@ def shown(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
 
     yield say
     console.print(tally.line(), markup=False, soft_wrap=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from polar.config.settings import Settings
-from polar.errors import Unavailable
+from polar.errors import Backoff, Unavailable
 from polar.models.session import SessionStatus
 from polar.node.pools import FEWEST_RUN_SLOTS, places
 
@@ -21,9 +21,8 @@ log = logging.getLogger(__name__)
 
 READY = "ready as "
 """How the line begins with which `polar node` says that it takes sessions."""
-FIRST_BACKOFF_SECONDS = 1.0
-LAST_BACKOFF_SECONDS = 60.0
-"""A node that ran for longer than this is started again after the first backoff."""
+RESTARTS = Backoff(1.0, 60.0)
+"""A node that ran for longer than the longest pause is started again after the first."""
 STOP_SECONDS = 10.0
 """How long a node may take to end after its agents have."""
 LAST_LINES_SECONDS = 1.0
@@ -71,23 +70,23 @@ class NodeProcesses:
             node.terminate()
 
     async def _keep(self, node: _NodeProcess) -> None:
-        backoff = FIRST_BACKOFF_SECONDS
+        failures = 0
         while True:
             ready_at = time.monotonic()
             code = await node.ended()
             if self._draining.is_set():
                 return
-            if time.monotonic() - ready_at > LAST_BACKOFF_SECONDS:
-                backoff = FIRST_BACKOFF_SECONDS
+            ran_long = time.monotonic() - ready_at > RESTARTS.longest_seconds
+            failures = 1 if ran_long else failures + 1
+            pause = RESTARTS.pause(failures)
             log.error(
-                "node %s ended (exit code %d), restarting in %g s; its sessions are run again when their"
+                "node %s ended (exit code %d), restarting in %.1f s; its sessions are run again when their"
                 " leases expire",
-                *(node.name, code, backoff),
+                *(node.name, code, pause),
             )
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._draining.wait(), backoff)
+                await asyncio.wait_for(self._draining.wait(), pause)
                 return
-            backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
             try:
                 await node.start()
             except Unavailable:

@@ -128,33 +128,22 @@ def _table(sessions: Sequence[SessionView]) -> Table:
     for column in ("model calls", "tokens", "reward"):
         table.add_column(column, justify="right")
     for session in sessions:
-        completions, tokens = _done(session)
-        table.add_row(
-            session.id,
-            Text(session.status, style=COLOURS[session.status]),
-            str(completions),
-            str(tokens),
-            _reward(session.result),
-        )
+        status = Text(session.status, style=COLOURS[session.status])
+        table.add_row(session.id, status, *_numbers(session))
     return table
 
 
 def _line(session: SessionView) -> str:
-    completions, tokens = _done(session)
-    reward = _reward(session.result)
-    return (
-        f"{session.id:<28} {session.status:<10} {completions} model calls, {tokens} tokens, reward {reward}"
-    )
+    calls, tokens, reward = _numbers(session)
+    return f"{session.id:<28} {session.status:<10} {calls} model calls, {tokens} tokens, reward {reward}"
 
 
-def _done(session: SessionView) -> tuple[int, int]:
-    if session.result is not None:
-        return session.result.stats.completions, session.result.stats.sampled_tokens
-    return session.progress.completions, session.progress.sampled_tokens
-
-
-def _reward(result: SessionResult | None) -> str:
-    return "–" if result is None or result.reward is None else f"{result.reward:.2f}"
+def _numbers(session: SessionView) -> tuple[str, str, str]:
+    """Model calls, sampled tokens and reward by now."""
+    result = session.result
+    done = session.progress if result is None else result.stats
+    reward = "–" if result is None or result.reward is None else f"{result.reward:.2f}"
+    return str(done.completions), str(done.sampled_tokens), reward
 
 
 def summary(run: QuickstartRun, data_dir: Path) -> Table:

@@ -228,12 +228,16 @@ async def validate(
     """The report of each task in order, told as it is made; at most `jobs` sandboxes work at a time."""
     seats = asyncio.Semaphore(jobs)
 
+    async def score(task: TaskSpec, trial: Trial, name: str) -> TrialOutcome:
+        async with seats:
+            return await place.score(task, trial, name)
+
     async def report(number: int, task: TaskSpec) -> TaskReport:
         # Samples of a task share its preparation.
         task = task.model_copy(update={"samples": max(2, task.samples)})
         planned = list(trials(task, solutions.get(task.id), attacks=attacks))
         outcomes = await _gathered(
-            [_seated(seats, place, task, trial, f"{number}-{k}") for k, (_, trial) in enumerate(planned)]
+            [score(task, trial, f"{number}-{k}") for k, (_, trial) in enumerate(planned)]
         )
         parts = {
             part: tuple(outcome for (own, _), outcome in zip(planned, outcomes, strict=True) if own == part)
@@ -244,13 +248,6 @@ async def validate(
         return made
 
     return await _gathered([report(number, task) for number, task in enumerate(tasks)])
-
-
-async def _seated(
-    seats: asyncio.Semaphore, place: TrialNode, task: TaskSpec, trial: Trial, name: str
-) -> TrialOutcome:
-    async with seats:
-        return await place.score(task, trial, name)
 
 
 async def _gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

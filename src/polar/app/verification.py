@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.app.stack import connected
+from polar.app.stack import Say, connected
 from polar.config.settings import Settings
 from polar.engines.base import Engine, EngineDown, EngineError, ModelInfo
 from polar.errors import InvalidInput, NotFound
@@ -29,9 +29,6 @@ from polar.recordings.recording import DamagedRecording, Recording, decode, is_r
 from polar.store.blobs import RECORDINGS
 from polar.trajectory.accounting import exclusion
 from polar.trajectory.materialise import materialise
-
-Say = Callable[[str], None]
-"""Tells the user what is being scored."""
 
 TOLERANCE = 1e-3
 GREEDY_BELOW = 1e-5
@@ -110,11 +107,10 @@ class Verification:
         """As JSON; the numbers of a comparison that did not take place are null."""
         failure = self.failure(tolerance, was_replayed=was_replayed)
         found = asdict(self) | {"passed": failure is None, "failure": failure}
-        deltas, compared = found.pop("deltas"), self.deltas.tokens
-        numbers = (
-            {"max": deltas["max"], "mean": self.deltas.mean} if compared else {"max": None, "mean": None}
-        )
-        return found | {"delta_logprob": numbers | {"tokens": compared, "worst": deltas["worst"]}}
+        deltas = self.deltas
+        largest, mean = (deltas.max, deltas.mean) if deltas.tokens else (None, None)
+        numbers = {"max": largest, "mean": mean, "tokens": deltas.tokens, "worst": deltas.worst}
+        return {name: value for name, value in found.items() if name != "deltas"} | {"delta_logprob": numbers}
 
 
 def together(done: Sequence[Verification], tolerance: float, *, was_replayed: bool) -> Verification:
@@ -141,6 +137,10 @@ class Span:
     """Position of its first sampled token, from the beginning of the trace's prompt."""
     is_exact: bool
     """Whether the trace does not itself say that the policy saw something else."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.completion.sampled_ids)
 
 
 async def verifications(
@@ -251,9 +251,8 @@ def misplaced(trace: Trace, spans: Sequence[Span]) -> Iterator[str]:
         return
     for span in spans:
         completion = span.completion
-        end = span.start + len(completion.sampled_ids)
-        part = slice(span.start - len(trace.prompt_ids), end - len(trace.prompt_ids))
-        if not np.array_equal(ids[span.start : end], completion.sampled_ids):
+        part = slice(span.start - len(trace.prompt_ids), span.end - len(trace.prompt_ids))
+        if not np.array_equal(ids[span.start : span.end], completion.sampled_ids):
             yield f"completion {completion.id} stands in it with other tokens than it sampled"
         elif not (
             np.array_equal(trace.logprobs[part], completion.logprobs)
@@ -291,19 +290,18 @@ async def _replay(
     for number, (ids, spans) in enumerate(paths := covering(placed)):
         wanted: list[Span] = []
         for span in spans:
-            end = span.start + len(span.completion.sampled_ids)
             reason = uncompared(span.completion, logprobs_mode)
             if not span.is_exact:
                 reason = Uncompared.APPROXIMATE
-            elif reason is None and end >= model.max_context:
+            elif reason is None and span.end >= model.max_context:
                 reason = Uncompared.TOO_LONG
             if reason is None:
                 wanted.append(span)
             else:
-                found.uncompared[reason] += end - span.start
+                found.uncompared[reason] += span.end - span.start
         if not wanted:
             continue
-        end = max(span.start + len(span.completion.sampled_ids) for span in wanted)
+        end = max(span.end for span in wanted)
         say(f"{found.name}: {end} tokens, {number + 1} of {len(paths)}")
         scores = np.array(await engine.score(ids[:end].tolist()), np.float64)
         for span in wanted:
@@ -328,7 +326,7 @@ def covering(placed: Sequence[tuple[Ids, list[Span]]]) -> list[tuple[Ids, list[S
 
 def _compared(span: Span, scores: NDArray[np.float64]) -> Deltas:
     completion = span.completion
-    deltas = np.abs(scores[span.start : span.start + len(completion.sampled_ids)] - completion.logprobs)
+    deltas = np.abs(scores[span.start : span.end] - completion.logprobs)
     # argmax finds a NaN first, if there is one.
     worst = int(deltas.argmax())
     where = f"completion {completion.id}, token {worst}"
@@ -356,15 +354,13 @@ def recording_files(source: Path) -> list[Path]:
     if not source.is_dir():
         raise NotFound(f"{source}: no such file or directory")
     stored = source / RECORDINGS
-    found = _files(stored) if stored.is_dir() else [path for path in _files(source) if is_recording(path)]
+    is_stored = stored.is_dir()
+    # What is being written has a hidden name.
+    files = [path for path in (stored if is_stored else source).rglob("[!.]*") if path.is_file()]
+    found = sorted(path for path in files if is_stored or is_recording(path))
     if not found:
         raise InvalidInput(f"{source}: there is no recording in it")
     return found
-
-
-def _files(directory: Path) -> list[Path]:
-    """Without what is being written, which has a hidden name."""
-    return sorted(path for path in directory.rglob("[!.]*") if path.is_file())
 
 
 def counted(reasons: Mapping[str, int]) -> str:

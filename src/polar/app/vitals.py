@@ -158,16 +158,14 @@ def _engines(samples: Samples) -> Iterator[EngineSigns]:
     def reading(name: str) -> dict[str, float]:
         return samples.by(f"polar_engine_{name}", "engine")
 
-    running, waiting, usage = (
-        reading(name) for name in ("requests_running", "requests_waiting", "kv_usage_ratio")
-    )
-    prompts, cached = reading("prompt_tokens_total"), reading("cached_tokens_total")
+    running, waiting, usage = map(reading, ("requests_running", "requests_waiting", "kv_usage_ratio"))
+    prompts, cached = map(reading, ("prompt_tokens_total", "cached_tokens_total"))
     for url, up in reading("up").items():
         yield EngineSigns(
             url=url,
             is_up=bool(up),
-            running=int(running[url]) if url in running else None,
-            waiting=int(waiting[url]) if url in waiting else None,
+            running=running.get(url),
+            waiting=waiting.get(url),
             kv_usage=usage.get(url),
             prefix_hits=cached[url] / prompts[url] if prompts.get(url) and url in cached else None,
         )

@@ -16,7 +16,8 @@ from polar.cli.show import recording_bytes
 from polar.config.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from polar.app.verification import Say, Verification
+    from polar.app.stack import Say
+    from polar.app.verification import Verification
 
 COLUMNS = ["SESSION", ">TRACES", ">SAMPLED", ">TRAINED", ">COMPARED", ">MAX |Δ|", ">MEAN |Δ|", "", "NOTE"]
 

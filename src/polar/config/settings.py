@@ -185,7 +185,7 @@ class EngineSettings(Frozen):
     """The largest rank of LoRA adapters that a vLLM which is started here is to load; None: it loads none.
     `polar train` and the warm start set it. The embedded engine loads any."""
     weight_transfer: Literal["files", "cuda-ipc"] = "files"
-    """How a vLLM which is started here is to take all weights; `polar train` sets it by `rollouts.transfer`."""
+    """How a vLLM which is started here takes all weights; `polar train` sets it by `rollouts.transfer`."""
     options: tuple[str, ...] = ()
     """More arguments for the command line of an engine that is started here."""
     start_seconds: float = Field(default=600.0, gt=0)

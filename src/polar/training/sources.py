@@ -56,7 +56,19 @@ class Shuffled:
         return found
 
 
-class Recordings:
+class _ShuffledSource:
+    """A fixed supply, in a random order."""
+
+    _order: Shuffled
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self._order.position}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._order.position = state["position"]
+
+
+class Recordings(_ShuffledSource):
     """Groups from recordings on disk: learning without an engine, and over again exactly."""
 
     def __init__(self, settings: GrpoSettings, directory: Path) -> None:
@@ -70,14 +82,8 @@ class Recordings:
         # How stale a token is, is counted from the newest policy recorded.
         return material(groups, self._settings.objective, self._settings.batch, PolicyVersions(self._newest))
 
-    def state(self) -> dict[str, Any]:
-        return {"position": self._order.position}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self._order.position = state["position"]
-
-
-class Dataset:
+class Dataset(_ShuffledSource):
     """Rows of `polar generate`'s token tables."""
 
     def __init__(self, settings: SftSettings) -> None:
@@ -95,12 +101,6 @@ class Dataset:
         found = Material(made, {"rows": float(len(rows))})
         found.excluded[Excluded.TRACES_OVER_BUDGET] += len(made.over_budget)
         return found
-
-    def state(self) -> dict[str, Any]:
-        return {"position": self._order.position}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._order.position = state["position"]
 
 
 def _index(directory: Path) -> tuple[list[tuple[str, list[Path]]], int]:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.bridges.nemo_gym_response import response
+from polar.bridges.nemo_gym import response
 from polar.bridges.sessions import ScoredSession, scored
 from polar.bridges.trl import REWARD, columns
 from polar.errors import InvalidInput
