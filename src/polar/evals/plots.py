@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from xml.etree import ElementTree
 
 from polar.evals.comparison import Comparison
@@ -19,18 +21,6 @@ MAX_SQUARES = 600
 """More tasks than this are not told apart by eye; the table has them all."""
 MAX_REASONS = 6
 LONGEST_LABEL = 52
-
-STYLE = """
-.polar-plot { font: 11px system-ui, sans-serif; width: 100%; max-width: 36rem; height: auto;
-  --ink: #1c2024; --soft: #60646c; --rule: #d5d8de; --one: #2f5fd0; --two: #c4620a; --three: #1b8a5a; }
-@media (prefers-color-scheme: dark) { .polar-plot {
-  --ink: #eceef0; --soft: #a3a8b0; --rule: #3b4048; --one: #86a8ff; --two: #ffab66; --three: #5fd3a0; } }
-.polar-plot text { fill: var(--ink); } .polar-plot .soft { fill: var(--soft); font-size: 10px; }
-.polar-plot .rule { stroke: var(--rule); } .polar-plot .whisker { stroke: var(--one); stroke-width: 2; }
-.polar-plot .one { fill: var(--one); } .polar-plot .two { fill: var(--two); }
-.polar-plot .three { fill: var(--three); }
-.polar-plot .empty { fill: var(--rule); } .polar-plot .zero { stroke: var(--soft); stroke-dasharray: 3 3; }
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +39,7 @@ class _Drawing:
         self._root = ElementTree.Element(
             "svg", {"xmlns": "http://www.w3.org/2000/svg", "class": "polar-plot"}
         )
-        ElementTree.SubElement(self._root, "style").text = STYLE
+        ElementTree.SubElement(self._root, "style").text = _style()
         self.y = 4.0
 
     def down(self, by: float) -> float:
@@ -82,6 +72,11 @@ class _Drawing:
         frame = {"viewBox": f"0 0 {WIDTH} {self.y + 6:.0f}", "role": "img", "aria-label": self._title}
         self._root.attrib |= frame
         return Plot(self._name, self._title, ElementTree.tostring(self._root, encoding="unicode"))
+
+
+@cache
+def _style() -> str:
+    return files("polar.evals").joinpath("templates/plot.css").read_text()
 
 
 def plots(report: Report, comparison: Comparison | None = None) -> list[Plot]:

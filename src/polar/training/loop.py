@@ -14,7 +14,7 @@ from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint
 from polar.training.learner import Diverged, Learner
 from polar.training.material import Material, PolicyVersions
-from polar.training.metrics import Board, GpuUsage
+from polar.training.metrics import GpuUsage, Write
 from polar.training.policy import TrainerPolicy
 from polar.training.settings import RunSettings
 from polar.training.sources import MaterialSource
@@ -54,7 +54,7 @@ class Training:
     step: int = 0
     versions: PolicyVersions = PolicyVersions(0)
 
-    def run(self, board: Board) -> Checkpoint:
+    def run(self, write: Write) -> Checkpoint:
         """Train to the last step, or as long as there is time; the checkpoint it ends with."""
         ends_at = time.monotonic() + (self.settings.seconds or math.inf)
         again = self.sink.push(self.learner.policy)
@@ -62,11 +62,11 @@ class Training:
         kept = self._keep() if self.step == 0 else checkpoint.latest(self.directory)
         assert kept is not None
         if self.step == 0 and (before := self._held_out(is_last=False)):
-            board.write(0, before)
+            write(0, before)
         with GpuUsage(self.learner.policy.device) as usage:
-            return self._train(board, kept, usage, ends_at)
+            return self._train(write, kept, usage, ends_at)
 
-    def _train(self, board: Board, kept: Checkpoint, usage: GpuUsage, ends_at: float) -> Checkpoint:
+    def _train(self, write: Write, kept: Checkpoint, usage: GpuUsage, ends_at: float) -> Checkpoint:
         is_last = self.step >= self.settings.steps
         while not is_last:
             usage.begin()
@@ -88,7 +88,7 @@ class Training:
             numbers["version"] = self.versions.now
             if (share := usage.share()) is not None:
                 numbers["gpu_busy"] = share
-            board.write(self.step, numbers | _counted(self.step, material) | self._held_out(is_last=is_last))
+            write(self.step, numbers | _counted(self.step, material) | self._held_out(is_last=is_last))
             if self.step % self.settings.checkpoint.every == 0 or is_last:
                 kept = self._keep()
         return kept

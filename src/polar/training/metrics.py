@@ -7,13 +7,14 @@ import json
 import math
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -21,7 +22,7 @@ from polar.errors import NotInstalled
 from polar.training.settings import MetricsSettings
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
 FILE = "metrics.jsonl"
 COLUMNS = (
@@ -44,32 +45,8 @@ SAMPLE_SECONDS = 0.1
 """The driver averages over the last sixth of a second to a second, depending on the GPU."""
 
 
-class Writer(Protocol):
-    """Takes each step's numbers."""
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Board:
-    """All writers of a run."""
-
-    def __init__(self, writers: Iterable[Writer]) -> None:
-        self._writers = list(writers)
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        for writer in self._writers:
-            writer.write(step, finite)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with ExitStack() as stack:
-            for writer in self._writers:
-                stack.callback(writer.close)
+Write = Callable[[int, Mapping[str, float]], None]
+"""Takes a step and its numbers."""
 
 
 def require(settings: MetricsSettings) -> None:
@@ -79,103 +56,34 @@ def require(settings: MetricsSettings) -> None:
             raise NotInstalled(f"metrics.{package} needs {package}", hint=f"pip install {package}")
 
 
-def board(settings: MetricsSettings, out: Path, step: int, console: Console) -> Board:
-    """The writers that are asked for; numbers of steps after `step` are forgotten, for they come again."""
-    writers: list[Writer] = [MetricsFile(out / FILE, step)]
-    if settings.tensorboard:
-        writers.append(TensorBoard(out / "tensorboard", step))
-    if settings.wandb is not None:
-        writers.append(WeightsAndBiases(settings.wandb, out))
-    return Board([*writers, Terminal(console)])
+@contextmanager
+def board(settings: MetricsSettings, out: Path, step: int, console: Console) -> Iterator[Write]:
+    """Writes to all that is asked for; numbers of steps after `step` are forgotten, for they come again."""
+    with ExitStack() as stack:
+        writers = [stack.enter_context(_metrics_file(out / FILE, step))]
+        if settings.tensorboard:
+            writers.append(stack.enter_context(_tensorboard(out / "tensorboard", step)))
+        if settings.wandb is not None:
+            writers.append(stack.enter_context(_weights_and_biases(settings.wandb, out)))
+        writers.append(stack.enter_context(_table(console) if console.is_terminal else _lines(console)))
+
+        def write(step: int, numbers: Mapping[str, float]) -> None:
+            finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+            for writer in writers:
+                writer(step, finite)
+
+        yield write
 
 
-class MetricsFile:
+@contextmanager
+def _metrics_file(path: Path, step: int) -> Iterator[Write]:
     """One object a step, each step once also where a run was killed and went on."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A run that begins anew tells how it was before its first step again.
-        kept = [line for line in _lines(path) if _step(line) <= step] if step else []
-        path.write_text("".join(line + "\n" for line in kept))
-        self._file = path.open("a", buffering=1)
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._file.write(json.dumps({"step": step, **numbers}) + "\n")
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class Terminal:
-    """A table that grows, or lines where nobody watches."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.live import Live
-
-        self._console = console
-        self._rows: list[tuple[int, Mapping[str, float]]] = []
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-        if self._live is not None:
-            self._live.start()
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        if self._live is None:
-            shown = " ".join(f"{name}={numbers[name]:.4g}" for name in COLUMNS if name in numbers)
-            self._console.print(f"step {step}: {shown}", markup=False)
-            return
-        self._rows = [*self._rows, (step, numbers)][-LINES:]
-        self._live.update(self._table(), refresh=True)
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def _table(self) -> RenderableType:
-        from rich.table import Table
-
-        names = [name for name in COLUMNS if any(name in numbers for _, numbers in self._rows)]
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("step", *names):
-            table.add_column(name.replace("_", " "), justify="right")
-        for step, numbers in self._rows:
-            table.add_row(str(step), *(f"{numbers[name]:.4g}" if name in numbers else "-" for name in names))
-        return table
-
-
-class TensorBoard:
-    def __init__(self, directory: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(directory), purge_step=step + 1)
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    def __init__(self, project: str, out: Path) -> None:
-        wandb = import_module("wandb")
-        # Kept with the run, so that one that goes on is one run there too.
-        kept = out / "wandb.id"
-        if not kept.exists():
-            kept.write_text(secrets.token_hex(8))
-        self._run: Any = wandb.init(
-            project=project, name=out.name, id=kept.read_text(), dir=str(out), resume="allow"
-        )
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.is_file() else []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A run that begins anew tells how it was before its first step again.
+    lines = path.read_text().splitlines() if step and path.is_file() else []
+    path.write_text("".join(line + "\n" for line in lines if _step(line) <= step))
+    with path.open("a", buffering=1) as file:
+        yield lambda step, numbers: print(json.dumps({"step": step, **numbers}), file=file)
 
 
 def _step(line: str) -> float:
@@ -184,6 +92,63 @@ def _step(line: str) -> float:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
+
+
+@contextmanager
+def _tensorboard(directory: Path, step: int) -> Iterator[Write]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    def write(step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+
+    with closing(SummaryWriter(str(directory), purge_step=step + 1)) as writer:
+        yield write
+
+
+@contextmanager
+def _weights_and_biases(project: str, out: Path) -> Iterator[Write]:
+    # Kept with the run, so that one that goes on is one run there too.
+    kept = out / "wandb.id"
+    if not kept.exists():
+        kept.write_text(secrets.token_hex(8))
+    wandb: Any = import_module("wandb")
+    run = wandb.init(project=project, name=out.name, id=kept.read_text(), dir=str(out), resume="allow")
+    try:
+        yield lambda step, numbers: run.log(dict(numbers), step=step)
+    finally:
+        run.finish()
+
+
+@contextmanager
+def _lines(console: Console) -> Iterator[Write]:
+    def write(step: int, numbers: Mapping[str, float]) -> None:
+        shown = " ".join(f"{name}={numbers[name]:.4g}" for name in COLUMNS if name in numbers)
+        console.print(f"step {step}: {shown}", markup=False)
+
+    yield write
+
+
+@contextmanager
+def _table(console: Console) -> Iterator[Write]:
+    """The last steps, live."""
+    from rich.live import Live
+    from rich.table import Table
+
+    rows: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=LINES)
+
+    def write(step: int, numbers: Mapping[str, float]) -> None:
+        rows.append((step, numbers))
+        names = [name for name in COLUMNS if any(name in numbers for _, numbers in rows)]
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in ("step", *names):
+            table.add_column(name.replace("_", " "), justify="right")
+        for step, numbers in rows:
+            table.add_row(str(step), *(f"{numbers[name]:.4g}" if name in numbers else "-" for name in names))
+        live.update(table, refresh=True)
+
+    with Live(console=console, auto_refresh=False) as live:
+        yield write
 
 
 class _Utilization(ctypes.Structure):

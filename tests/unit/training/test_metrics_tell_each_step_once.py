@@ -18,8 +18,8 @@ from polar.training.settings import MetricsSettings, SftSettings
 
 def test_steps_after_the_checkpoint_are_told_anew(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 9.0}\n{"step": 3, "lo')
-    with board(MetricsSettings(), tmp_path, 1, Console(file=io.StringIO())) as made:
-        made.write(2, {"loss": 2.0, "reward": float("nan")})
+    with board(MetricsSettings(), tmp_path, 1, Console(file=io.StringIO())) as write:
+        write(2, {"loss": 2.0, "reward": float("nan")})
     lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
     assert lines == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}]
 
@@ -29,8 +29,8 @@ def test_the_terminal_shows_what_there_is(tmp_path: Path, is_terminal: bool) -> 
     said = io.StringIO()
     with board(
         MetricsSettings(), tmp_path, 0, Console(file=said, force_terminal=is_terminal, width=120)
-    ) as made:
-        made.write(1, {"reward": 0.25, "loss": 0.125})
+    ) as write:
+        write(1, {"reward": 0.25, "loss": 0.125})
     assert "0.25" in said.getvalue()
     assert "0.125" in said.getvalue()
     assert "entropy" not in said.getvalue()
