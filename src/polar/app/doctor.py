@@ -12,7 +12,6 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -276,13 +275,6 @@ async def harness_finding(name: str) -> Finding:
     return HARNESSES.ok(name, installation.version)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAnswer:
-    prompt_ids: list[int]
-    ids: list[int]
-    chunks: int
-
-
 async def engine_findings(settings: Settings, say: Say) -> AsyncIterator[Finding]:
     """Look at the engine that the settings name; where they name none, one is started for it."""
     try:
@@ -365,12 +357,12 @@ async def _rendered(
     tokenizer = read_tokenizer(directory / "tokenizer.json")
     yield await ENGINE.examined("tokenizer", lambda: _same_tokenizer(engine, model, tokenizer, directory))
     try:
-        sample = await _sampled(engine, renderer)
+        ids, pieces = await _sampled(engine, renderer)
     except EngineError as error:
         yield ENGINE.problem("streaming", error.message, error.hint)
         return
-    yield _streaming(sample)
-    yield drift(sample, tokenizer)
+    yield _streaming(ids, pieces)
+    yield drift(ids, tokenizer)
 
 
 async def _same_tokenizer(engine: Engine, model: ModelInfo, tokenizer: Tokenizer, directory: Path) -> Finding:
@@ -383,36 +375,37 @@ async def _same_tokenizer(engine: Engine, model: ModelInfo, tokenizer: Tokenizer
     return ENGINE.ok("tokenizer", "engine and renderer agree")
 
 
-async def _sampled(engine: Engine, renderer: Renderer) -> EngineAnswer:
+async def _sampled(engine: Engine, renderer: Renderer) -> tuple[list[int], int]:
+    """The tokens of an answer, and in how many pieces they came."""
     prompt = renderer.render((Message(Role.USER, QUESTION),), ())
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=1, max_tokens=SAMPLE_TOKENS)
     request = GenerateRequest("doctor", prompt, sampling, renderer.stop_token_ids)
     ids: list[int] = []
-    chunks = 0
+    pieces = 0
     async with aclosing(engine.generate(request)) as stream:
         async for chunk in stream:
             ids += chunk.ids
-            chunks += 1
-    return EngineAnswer(prompt, ids, chunks)
+            pieces += 1
+    return ids, pieces
 
 
-def _streaming(sample: EngineAnswer) -> Finding:
-    detail = f"{len(sample.ids)} tokens came in {sample.chunks} pieces"
-    if sample.chunks < 2 <= len(sample.ids) - 1:
+def _streaming(ids: list[int], pieces: int) -> Finding:
+    detail = f"{len(ids)} tokens came in {pieces} pieces"
+    if pieces < 2 <= len(ids) - 1:
         return ENGINE.warning("streaming", detail, "reach the engine directly: a proxy before it may buffer")
     return ENGINE.ok("streaming", detail)
 
 
-def drift(sample: EngineAnswer, tokenizer: Tokenizer) -> Finding:
+def drift(ids: list[int], tokenizer: Tokenizer) -> Finding:
     """Whether the sampled text, tokenised again as a chat template does, is the tokens that were sampled."""
-    text = tokenizer.decode(sample.ids, skip_special_tokens=False)
+    text = tokenizer.decode(ids, skip_special_tokens=False)
     again = tokenizer.encode(text, add_special_tokens=False).ids
-    if again == sample.ids:
-        return ENGINE.ok("token drift", f"none: {len(sample.ids)} sampled tokens read back as they were")
-    pairs = enumerate(zip(sample.ids, again, strict=False))
-    place = next((at for at, (one, other) in pairs if one != other), min(len(sample.ids), len(again)))
+    if again == ids:
+        return ENGINE.ok("token drift", f"none: {len(ids)} sampled tokens read back as they were")
+    pairs = enumerate(zip(ids, again, strict=False))
+    place = next((at for at, (one, other) in pairs if one != other), min(len(ids), len(again)))
     return ENGINE.ok(
         "token drift",
-        f"{len(sample.ids)} sampled tokens read back as {len(again)}, other ones from token {place} on:"
+        f"{len(ids)} sampled tokens read back as {len(again)}, other ones from token {place} on:"
         " tokens mode trains what was sampled; in chat mode such a turn begins a new trace",
     )

@@ -19,6 +19,9 @@ from polar.node.pools import FEWEST_RUN_SLOTS, places
 
 log = logging.getLogger(__name__)
 
+COMMAND = (sys.executable, "-m", "polar", "node", "--config", "-", "--exit-with-parent")
+"""Its settings come by standard input, not by arguments or environment, where other processes of this user
+could read the token."""
 READY = "ready as "
 """How the line begins with which `polar node` says that it takes sessions."""
 RESTARTS = Backoff(1.0, 60.0)
@@ -114,7 +117,7 @@ class _NodeProcess:
     async def start(self) -> None:
         """Return when the node is ready; Unavailable if it ends before that, after it has said why."""
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "polar", "node", "--config", "-", "--exit-with-parent"),
+            *COMMAND,
             *(("--pin", str(self._pin)) if self._pin else ()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -122,7 +125,6 @@ class _NodeProcess:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        # Not by arguments or environment, where other processes of this user could read the token.
         process.stdin.write(self._settings.model_dump_json(exclude_unset=True).encode())
         process.stdin.close()
         ready = asyncio.Event()

@@ -98,7 +98,9 @@ def material(
         staleness = versions.staleness(sampled)
         numbers |= {"staleness": float(staleness.mean()), "staleness_max": float(staleness.max())}
     scored = sum(len(group.scored) for group in groups)
-    return Material(pack(_rows(credited, objective, scored), batch), numbers, excluded)
+    constant = 1 / (objective.session_tokens * max(1, scored))
+    packing = pack(weighted_rows(credited, objective.level, constant), batch)
+    return Material(packing, numbers, excluded)
 
 
 def pack(rows: Iterator[TrainingRow], batch: BatchSettings) -> Packing:
@@ -118,7 +120,7 @@ class Credited:
     name: str
     session: str
     trace: Trace
-    advantage: float
+    advantage: float = 0.0
 
 
 def _credited(
@@ -187,17 +189,17 @@ def _own_rewards(sample: EndedSession) -> list[float | None]:
     return sample.recording.trajectory.own_rewards(sample.result.verdict.trace_rewards)
 
 
-def _rows(credited: Sequence[Credited], objective: ObjectiveSettings, scored: int) -> Iterator[TrainingRow]:
+def weighted_rows(credited: Sequence[Credited], level: Level, constant: float = 0.0) -> Iterator[TrainingRow]:
     """Rows whose weights add up to one over tokens or over sessions, unless each weight is a constant."""
     tokens: Counter[str] = Counter()
     for one in credited:
         tokens[one.session] += trained_tokens(one.trace)
     for one in credited:
-        match objective.level:
+        match level:
             case Level.TOKEN:
                 weight = 1 / tokens.total()
             case Level.SEQUENCE:
                 weight = 1 / (tokens[one.session] * len(tokens))
             case Level.CONSTANT:
-                weight = 1 / (objective.session_tokens * scored)
+                weight = constant
         yield row(one.name, one.trace, weight, one.advantage)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,10 +12,9 @@ import numpy as np
 from polar.errors import InvalidInput
 from polar.models.trace import Trace
 from polar.recordings.recording import DamagedRecording, decode, is_recording, read_head
-from polar.training.material import Material, PolicyVersions, material, pack
-from polar.training.settings import GrpoSettings, Level, SftSettings
+from polar.training.material import Credited, Material, PolicyVersions, material, pack, weighted_rows
+from polar.training.settings import GrpoSettings, SftSettings
 from polar.trajectory.learnable import EndedSession, Excluded, Group
-from polar.trajectory.packing.batch import TrainingRow, row
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +75,7 @@ class Recordings(_ShuffledSource):
 
     def take(self, versions: PolicyVersions) -> Material:
         chosen = [self._groups[self._order.next()] for _ in range(self._settings.groups)]
-        groups = [_read_group(task_id, files) for task_id, files in chosen]
+        groups = [Group(task_id, tuple(map(_read_session, files))) for task_id, files in chosen]
         # How stale a token is, is counted from the newest policy recorded.
         return material(groups, self._settings.objective, self._settings.batch, PolicyVersions(self._newest))
 
@@ -94,13 +91,20 @@ class Dataset(_ShuffledSource):
         self._order = Shuffled(len(self._traces), settings.seed)
 
     def take(self, versions: PolicyVersions) -> Material:
-        chosen = [self._order.next() for _ in range(self._settings.rows)]
-        # A row that comes twice in a step keeps two names.
-        rows = [row(f"{place}-{number}", self._traces[number]) for place, number in enumerate(chosen)]
-        made = pack(iter(_weighted(rows, self._settings)), self._settings.batch)
-        found = Material(made, {"rows": float(len(rows))})
-        found.excluded[Excluded.TRACES_OVER_BUDGET] += len(made.over_budget)
-        return found
+        settings = self._settings
+        chosen = [self._order.next() for _ in range(settings.rows)]
+        credited, too_long = [], 0
+        for place, number in enumerate(chosen):
+            trace = self._traces[number]
+            # A row that comes twice in a step keeps two names.
+            name = f"{place}-{number}"
+            if len(trace.prompt_ids) + len(trace.response_ids) > settings.batch.tokens:
+                too_long += 1
+            elif trace.loss_mask.any():
+                credited.append(Credited(name, name, trace))
+        packing = pack(weighted_rows(credited, settings.level), settings.batch)
+        excluded = Counter[str]({Excluded.TRACES_OVER_BUDGET: too_long})
+        return Material(packing, {"rows": float(len(chosen))}, excluded)
 
 
 def _index(directory: Path) -> tuple[list[tuple[str, list[Path]]], int]:
@@ -123,10 +127,6 @@ def _index(directory: Path) -> tuple[list[tuple[str, list[Path]]], int]:
         raise InvalidInput(f"{directory}: there is no recording in it")
     groups = [(task, [path for _, path in sorted(found[task])]) for task in sorted(found)]
     return groups, newest
-
-
-def _read_group(task_id: str, files: Sequence[Path]) -> Group:
-    return Group(task_id, tuple(map(_read_session, files)))
 
 
 def _read_session(path: Path) -> EndedSession:
@@ -163,16 +163,3 @@ def _trace(ids: list[int], mask: list[int], logprobs: list[float], versions: lis
         reward=None,
         completion_ids=(),
     )
-
-
-def _weighted(rows: Sequence[TrainingRow], settings: SftSettings) -> list[TrainingRow]:
-    """The rows that fit, with weights that add up to one over tokens or over rows alike."""
-    fitting = [one for one in rows if len(one.ids) <= settings.batch.tokens and len(one.trained.depths)]
-    tokens = sum(len(one.trained.depths) for one in fitting)
-    weighted = []
-    for one in fitting:
-        own = len(one.trained.depths)
-        weight = 1 / tokens if settings.level is Level.TOKEN else 1 / (own * len(fitting))
-        weights = np.full(own, weight, np.float32)
-        weighted.append(replace(one, trained=replace(one.trained, weights=weights)))
-    return weighted + [one for one in rows if len(one.ids) > settings.batch.tokens]

@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polar.app.fleet.planning import SILENCE_SECONDS, FleetOrder, Machine, NodeState, PlacedNode
 from polar.app.fleet.supervisor import Supervisor
-from polar.app.node_processes import READY
+from polar.app.node_processes import COMMAND, READY
 from polar.telemetry.logs import log_to_stderr
 
 log = logging.getLogger(__name__)
@@ -152,7 +151,7 @@ class NodeHost:
         self._was_asked = False
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "polar", "node", "--config", "-", "--exit-with-parent"],
+                COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -161,7 +160,6 @@ class NodeHost:
                 start_new_session=True,
             )
         assert self._process.stdin is not None
-        # Not by arguments or environment: other processes of this user could read them there.
         with self._process.stdin as stdin:
             stdin.write(json.dumps({**settings, "data_dir": str(data_dir)}))
         threading.Thread(target=self._listen, daemon=True).start()

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from polar.app import doctor
-from polar.app.doctor import EngineAnswer, Finding, Severity, drift
+from polar.app.doctor import Finding, Severity, drift
 from polar.assets.cache import asset, without_making
 from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, NodeSettings, ServerSettings, Settings
@@ -118,10 +118,10 @@ def test_without_making_nothing_is_made(tmp_path: Path, monkeypatch: pytest.Monk
 def test_drift_is_told_by_where_it_begins() -> None:
     tokenizer = Tokenizer.from_file(str(ensure_model(DEFAULT_MODEL) / "tokenizer.json"))
     ids = tokenizer.encode("hello world", add_special_tokens=False).ids
-    assert "none" in drift(EngineAnswer([], ids, 1), tokenizer).detail
+    assert "none" in drift(ids, tokenizer).detail
     vocabulary = tokenizer.get_vocab()
     letters = [vocabulary[letter] for letter in "hello"]
-    assert "from token 0 on" in drift(EngineAnswer([], letters, 1), tokenizer).detail
+    assert "from token 0 on" in drift(letters, tokenizer).detail
 
 
 async def test_an_engine_that_cannot_be_reached_is_a_problem_with_a_way_out() -> None:
