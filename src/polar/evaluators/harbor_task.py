@@ -103,10 +103,10 @@ def read_harbor_task(directory: Path, *, ignore_unmet: bool = False) -> HarborTa
     config = _config(directory / "task.toml")
     if (directory / "steps").is_dir():
         raise InvalidInput(f"{directory}: tasks of several steps are not supported")
-    place = read_dockerfile(directory / "environment")
-    unmet = list(place.unmet)
-    unmet += [name for name in _COMPOSE if (directory / "environment" / name).exists()]
-    if config.environment.docker_image and not (directory / "environment" / "Dockerfile").is_file():
+    environment = directory / "environment"
+    workdir, files, unmet = _read_dockerfile(environment)
+    unmet += [name for name in _UNSUPPORTED if (environment / name).exists()]
+    if config.environment.docker_image and not (environment / "Dockerfile").is_file():
         unmet.append(f"docker_image = {config.environment.docker_image!r}")
     if config.environment.os != "linux":
         unmet.append(f"os = {config.environment.os!r}")
@@ -118,27 +118,27 @@ def read_harbor_task(directory: Path, *, ignore_unmet: bool = False) -> HarborTa
     tests = _files(directory / "tests")
     if "test.sh" not in tests:
         raise InvalidInput(f"{directory / 'tests' / 'test.sh'}: a Harbor task needs it")
+    instruction = _text(directory / "instruction.md")
+    if not instruction.strip():
+        raise InvalidInput(f"{directory / 'instruction.md'}: is empty")
     return HarborTask(
         name=directory.name,
-        instruction=_instruction(directory / "instruction.md"),
+        instruction=instruction,
         config=config,
-        workdir=place.workdir,
-        files=place.files,
+        workdir=workdir,
+        files=files,
         tests=tests,
         solution=_files(directory / "solution") if (directory / "solution" / "solve.sh").is_file() else {},
         unmet=tuple(unmet),
     )
 
 
-_COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
+_UNSUPPORTED = (".dockerignore", "docker-compose.yaml", "docker-compose.yml")
 
 
 def _config(file: Path) -> HarborConfig:
     try:
-        document = tomllib.loads(file.read_text())
-        config = HarborConfig.model_validate(document)
-    except OSError as error:
-        raise InvalidInput(f"{file}: cannot be read: {error.strerror}") from None
+        config = HarborConfig.model_validate(tomllib.loads(_text(file)))
     except ValidationError as error:
         raise InvalidInput(f"{file}: {explain(error)}") from None
     except ValueError as error:
@@ -152,14 +152,11 @@ def _config(file: Path) -> HarborConfig:
     return config
 
 
-def _instruction(file: Path) -> str:
+def _text(file: Path) -> str:
     try:
-        text = file.read_text()
+        return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{file}: cannot be read: {error}") from None
-    if not text.strip():
-        raise InvalidInput(f"{file}: is empty")
-    return text
 
 
 def _files(directory: Path) -> dict[str, FileContent]:
@@ -184,46 +181,25 @@ ARCHIVES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
 """What ADD would unpack."""
 
 
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    """What a Dockerfile asks for."""
-
-    workdir: str
-    files: dict[str, FileContent]
-    """Paths below `workdir` → what is copied there."""
-    unmet: tuple[str, ...]
-    """Instructions that only a built image would honour, as they are written."""
-
-
-def read_dockerfile(context: Path) -> Workplace:
-    """What `context/Dockerfile` asks for; without one, nothing."""
+def _read_dockerfile(context: Path) -> tuple[str, dict[str, FileContent], list[str]]:
+    """The working directory, what is copied below it, and what only a built image would have besides."""
     file = context / "Dockerfile"
-    if not file.is_file():
-        return Workplace(DEFAULT_WORKDIR, {}, ())
-    instructions = list(_instructions(_text(file)))
-    unmet = [text for text in (".dockerignore",) if (context / text).exists()]
-    workdir = _workdir([argument for word, argument in instructions if word == "WORKDIR"])
+    instructions = _instructions(_text(file)) if file.is_file() else []
+    named = [argument.strip("\"'") for word, argument in instructions if word == "WORKDIR"]
+    workdir = PurePosixPath("/", *named)
+    if not workdir.name:
+        workdir = PurePosixPath(DEFAULT_WORKDIR)
     files: dict[str, FileContent] = {}
+    unmet = []
     current = PurePosixPath("/")
     for word, argument in instructions:
         if word == "WORKDIR":
             current = current / argument.strip("\"'")
-        elif word in ("COPY", "ADD"):
-            copied = _copy(context, argument, current, PurePosixPath(workdir))
-            if copied is None:
-                unmet.append(f"{word} {argument}")
-            else:
-                files |= copied
+        elif word in ("COPY", "ADD") and (copied := _copy(context, argument, current, workdir)) is not None:
+            files |= copied
         elif word not in WITHOUT_EFFECT or (word == "FROM" and " as " in argument.lower()):
             unmet.append(f"{word} {argument}")
-    return Workplace(workdir, files, tuple(unmet))
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{file}: cannot be read: {error}") from None
+    return str(workdir), files, unmet
 
 
 def _instructions(text: str) -> list[tuple[str, str]]:
@@ -235,13 +211,6 @@ def _instructions(text: str) -> list[tuple[str, str]]:
         if word:
             found.append((word.upper(), " ".join(argument.split())))
     return found
-
-
-def _workdir(named: list[str]) -> str:
-    path = PurePosixPath("/")
-    for name in named:
-        path = path / name.strip("\"'")
-    return str(path) if path != PurePosixPath("/") else DEFAULT_WORKDIR
 
 
 def _copy(
@@ -265,8 +234,8 @@ def _copy(
                 if not file.is_file():
                     continue
                 inner = file.relative_to(path) if is_directory else Path(file.name if into_directory else "")
-                place = _normal(destination / inner.as_posix())
-                if place is None or not place.is_relative_to(workdir) or place == workdir:
+                place = destination / inner.as_posix()
+                if ".." in place.parts or not place.is_relative_to(workdir) or place == workdir:
                     return None
                 copied[str(place.relative_to(workdir))] = file_content(file)
     return copied
@@ -289,11 +258,6 @@ def _sources(context: Path, pattern: str) -> list[Path]:
     if not found:
         raise InvalidInput(f"{context / 'Dockerfile'}: COPY {pattern}: there is no such file")
     return found
-
-
-def _normal(path: PurePosixPath) -> PurePosixPath | None:
-    parts = [part for part in path.parts if part != "."]
-    return None if ".." in parts else PurePosixPath(*parts)
 
 
 def file_content(path: Path) -> FileContent:

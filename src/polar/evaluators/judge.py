@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from polar.errors import Backoff, PolarError, Unavailable
 from polar.evaluators.base import SPOILED, EvaluationContext, EvaluationFailed, Evaluator, JudgeEndpoint
@@ -95,9 +95,7 @@ class Opinion:
 
 
 class JudgeEvaluator(Evaluator):
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Evaluator.Options):
         endpoint: str = Field(min_length=1)
         """Name of an endpoint in the node's settings (`node.judges`), which has the address and the key."""
         rubric: dict[str, Criterion] = Field(min_length=1, max_length=64)
@@ -238,7 +236,8 @@ class JudgeClient:
             except Nonsense as error:
                 failure, problem = JudgeFailed, f"its answer makes no sense: {error}"
             else:
-                _save(file, text)
+                if file is not None:
+                    write_atomic(file, json.dumps({"answer": text}), mode=0o600)
                 return opinion
             log.info("judge %s: attempt %d failed: %s", self._endpoint.model, attempt + 1, problem)
         raise failure(f"the judge {self._endpoint.model} failed {attempts} times, at last: {problem}")
@@ -285,14 +284,8 @@ class JudgeClient:
         """Where the answer to a question is remembered."""
         if self._cache is None:
             return None
-        options = self._options
-        identity = [
-            self._endpoint.url,
-            self._endpoint.model,
-            messages,
-            options.temperature,
-            options.max_tokens,
-        ]
+        endpoint, options = self._endpoint, self._options
+        identity = [endpoint.url, endpoint.model, messages, options.temperature, options.max_tokens]
         return self._cache / "judge" / f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()}.json"
 
 
@@ -302,12 +295,6 @@ def _load(file: Path) -> str | None:
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return answer if isinstance(answer, str) else None
-
-
-def _save(file: Path | None, answer: str) -> None:
-    """Whole or not at all, since other sessions read it at the same time."""
-    if file is not None:
-        write_atomic(file, json.dumps({"answer": answer}), mode=0o600)
 
 
 def judge_messages(

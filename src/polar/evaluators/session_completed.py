@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.session import AgentEnd, Verdict
@@ -11,9 +11,7 @@ from polar.models.session import AgentEnd, Verdict
 class SessionCompleted(Evaluator):
     """1.0 if the agent ended by itself after enough completions, else 0.0."""
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Evaluator.Options):
         min_completions: int = Field(default=1, ge=0)
         """How many model calls it must have made."""
         exit_code: int | None = None

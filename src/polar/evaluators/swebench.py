@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
@@ -17,8 +18,8 @@ from polar.evaluators.base import EvaluationContext, EvaluationFailed
 from polar.evaluators.diff import PatchOptions, apply_patch, grade_patch, touched_files
 from polar.evaluators.inside import ANY_PLUGIN, place_file, private_directory, run_grader, text_of
 from polar.evaluators.tampering import literal, rivals
-from polar.evaluators.test_reports import PARSERS, Outcome, ReportFormat, TestReport, make_report
-from polar.evaluators.tests import Expected, Grade, TestReward, grade, verdict_of
+from polar.evaluators.test_reports import Outcome, ReportFormat, TestReport, make_report, parse_report
+from polar.evaluators.tests import Expected, TestReward, explained, grade, out_of_time
 from polar.evaluators.workspace import GradedWorkspace, WorkspaceEvaluator
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
@@ -171,12 +172,10 @@ class SwebenchEvaluator(WorkspaceEvaluator):
         command = f"exec /bin/bash {script} 2>&1"
         result = await run_grader(command, fresh, env={**ANY_PLUGIN, **options.env}, timeout=limit)
         if result.timed_out:
-            return verdict_of(
-                Grade(0.0, {}, (f"the tests did not end within {limit:g} s",)), findings, result
-            )
+            return out_of_time(limit, findings, result)
         exit_code = result.exit_code if procedure.trusts_exit_code else 0
         report = procedure.parse(text_of(result))
-        return verdict_of(grade(report, exit_code, options.row.expected, options.reward), findings, result)
+        return explained(grade(report, exit_code, options.row.expected, options.reward), findings, result)
 
 
 def procedure_of(row: SweRow) -> Procedure:
@@ -237,7 +236,7 @@ def _between_markers(parse: Callable[[str], TestReport]) -> Callable[[str], Test
 
 def _parser(name: str, row: SweRow) -> Callable[[str], TestReport]:
     if name in {format.value for format in ReportFormat}:
-        return PARSERS[ReportFormat(name)]
+        return partial(parse_report, ReportFormat(name))
     with _package_is_needed():
         from swebench.harness import log_parsers
     for language in _LANGUAGES:

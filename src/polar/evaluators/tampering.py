@@ -77,12 +77,11 @@ def is_makefile(path: str) -> bool:
 def is_named_by(path: str, patterns: Iterable[str]) -> bool:
     """Whether a pattern matches a path and ends in its very name, so that whoever wrote it had it in mind."""
     name = PurePosixPath(path).name
-    return any(PurePosixPath(pattern).name == name and matches(path, (pattern,)) for pattern in patterns)
-
-
-def matches(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a path matches one of the patterns, in which `*` also stands for `/`, as in find."""
-    return any(fnmatchcase(path, pattern.removeprefix("./")) for pattern in patterns)
+    # In a pattern `*` also stands for `/`, as in find.
+    return any(
+        PurePosixPath(pattern).name == name and fnmatchcase(path, pattern.removeprefix("./"))
+        for pattern in patterns
+    )
 
 
 def find_expression(patterns: Sequence[str]) -> list[str]:

@@ -1,11 +1,11 @@
-"""What a test runner printed → which tests passed; one pure parser for each format."""
+"""What a test runner printed → which tests passed, for each format that runners report in."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from xml.etree import ElementTree
 
@@ -79,12 +79,12 @@ def make_report(results: Iterable[tuple[str, Outcome]], summaries: Iterable[Test
 
 _NUMBER = r"[0-9]{1,9}"
 """A count: no runner counts further, and Python reads no int of thousands of digits."""
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-def _lines(text: str) -> list[str]:
-    """The lines of a runner's output without colours."""
-    return _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+def _tally(found: Iterable[tuple[str, str]], *kinds: tuple[str, ...]) -> TestCounts:
+    """Sum up (number, kind): what passed, failed and was skipped, by the kinds that a runner knows."""
+    counted = {kind: int(number) for number, kind in found}
+    return TestCounts(*(sum(counted.get(kind, 0) for kind in names) for names in kinds))
 
 
 _PYTEST_OUTCOMES = {
@@ -106,13 +106,8 @@ _PYTEST_CLOSING = re.compile(
 _PYTEST_COUNT = re.compile(rf"({_NUMBER}) ([a-z]+)")
 
 
-def parse_pytest(text: str) -> TestReport:
-    """`-rA` summary lines, `-v` progress lines, and the closing counts."""
-    lines = _lines(text)
-    return make_report(_pytest_results(lines), _pytest_closings(lines))
-
-
 def _pytest_results(lines: list[str]) -> Results:
+    """`-rA` summary lines and `-v` progress lines."""
     for line in lines:
         if progress := _pytest_progress(line):
             yield progress
@@ -150,12 +145,8 @@ def _pytest_id(text: str) -> str:
 def _pytest_closings(lines: list[str]) -> Iterator[TestCounts]:
     for line in lines:
         if match := _PYTEST_CLOSING.fullmatch(line.strip()):
-            found = {kind: int(number) for number, kind in _PYTEST_COUNT.findall(match[1])}
-            yield TestCounts(
-                passed=found.get("passed", 0) + found.get("xfailed", 0) + found.get("xpassed", 0),
-                failed=found.get("failed", 0) + found.get("error", 0) + found.get("errors", 0),
-                skipped=found.get("skipped", 0),
-            )
+            passed, failed = ("passed", "xfailed", "xpassed"), ("failed", "error", "errors")
+            yield _tally(_PYTEST_COUNT.findall(match[1]), passed, failed, ("skipped",))
 
 
 _UNITTEST_OUTCOMES = {
@@ -172,12 +163,6 @@ _UNITTEST_ENDING = re.compile(
 _UNITTEST_HEADING = re.compile(r"(FAIL|ERROR|UNEXPECTED SUCCESS): (.+)")
 _UNITTEST_RAN = re.compile(rf"Ran ({_NUMBER}) tests? in [\d.]+s")
 _UNITTEST_RESULT = re.compile(r"(?:OK|FAILED|NO TESTS RAN)(?: \((.*)\))?")
-
-
-def parse_unittest(text: str) -> TestReport:
-    """The output of Python's unittest, with or without `-v`."""
-    lines = _lines(text)
-    return make_report(_unittest_results(lines), _unittest_summaries(lines))
 
 
 def _unittest_results(lines: list[str]) -> Results:
@@ -212,14 +197,10 @@ def _unittest_summaries(lines: list[str]) -> Iterator[TestCounts]:
         if match := _UNITTEST_RAN.fullmatch(line):
             ran = int(match[1])
         elif ran is not None and (match := _UNITTEST_RESULT.fullmatch(line)):
-            found = {
-                kind.strip(): int(number)
-                for kind, _, number in (part.partition("=") for part in (match[1] or "").split(","))
-                if re.fullmatch(_NUMBER, number)
-            }
-            failed = sum(found.get(kind, 0) for kind in ("failures", "errors", "unexpected successes"))
-            skipped = found.get("skipped", 0)
-            yield TestCounts(passed=max(0, ran - failed - skipped), failed=failed, skipped=skipped)
+            parts = (part.partition("=") for part in (match[1] or "").split(","))
+            found = ((number, kind.strip()) for kind, _, number in parts if re.fullmatch(_NUMBER, number))
+            counts = _tally(found, (), ("failures", "errors", "unexpected successes"), ("skipped",))
+            yield replace(counts, passed=max(0, ran - counts.failed - counts.skipped))
             ran = None
 
 
@@ -229,11 +210,10 @@ _GO_PACKAGE = re.compile(r"(ok|FAIL|---|\?)\s+(\S+)\s+(?:[\d.]+s|\(cached\)|\[.*
 _GO_BROKEN = re.compile(r"FAIL\s+(\S+) \[(build|setup) failed\]")
 
 
-def parse_go(text: str) -> TestReport:
+def _go_results(lines: list[str]) -> Results:
     """Both kinds of lines count: code under test may print some of either."""
-    lines = _lines(text)
-    events = [event for line in lines if (event := _go_event(line))]
-    return make_report([*_go_from_events(events), *_go_from_text(lines)])
+    yield from _go_from_events([event for line in lines if (event := _go_event(line))])
+    yield from _go_from_text(lines)
 
 
 def _go_event(line: str) -> dict[str, str] | None:
@@ -249,8 +229,7 @@ def _go_event(line: str) -> dict[str, str] | None:
 
 
 def _go_from_events(events: list[dict[str, str]]) -> Results:
-    named = {(event.get("Package"), event.get("Test")) for event in events if event.get("Test")}
-    with_tests = {package for package, _ in named}
+    with_tests = {event.get("Package") for event in events if event.get("Test")}
     for event in events:
         outcome = _GO_OUTCOMES.get(event.get("Action", "").upper())
         package, test = event.get("Package"), event.get("Test")
@@ -292,12 +271,6 @@ _JEST_COUNT = re.compile(rf"\b({_NUMBER}) (failed|passed|skipped|todo)")
 _JEST_BROKEN = re.compile(r"\s*● Test suite failed to run")
 
 
-def parse_jest(text: str) -> TestReport:
-    """The output of jest (and of vitest's verbose reporter in the same marks)."""
-    lines = _lines(text)
-    return make_report(_jest_results(lines), _jest_totals(lines))
-
-
 def _jest_results(lines: list[str]) -> Results:
     """Tests stand below their file and indented below what describes them; details come after them."""
     file: str | None = None
@@ -322,23 +295,13 @@ def _jest_results(lines: list[str]) -> Results:
 def _jest_totals(lines: list[str]) -> Iterator[TestCounts]:
     for line in lines:
         if match := _JEST_TOTALS.fullmatch(line.strip()):
-            found = {kind: int(number) for number, kind in _JEST_COUNT.findall(match[1])}
-            yield TestCounts(
-                passed=found.get("passed", 0),
-                failed=found.get("failed", 0),
-                skipped=found.get("skipped", 0) + found.get("todo", 0),
-            )
+            yield _tally(_JEST_COUNT.findall(match[1]), ("passed",), ("failed",), ("skipped", "todo"))
 
 
 _CARGO_OUTCOMES = {"ok": Outcome.PASSED, "FAILED": Outcome.FAILED, "ignored": Outcome.SKIPPED}
 _CARGO_TEST = re.compile(r"test (.+?)(?: - should panic)? \.\.\. (.*)")
 _CARGO_ENDING = re.compile(r"(?:.*?)(ok|FAILED|ignored)(?:, .*)?(?: <[\d.]+s>)?")
 _CARGO_BROKEN = re.compile(r"error: could not compile `(.+?)`.*")
-
-
-def parse_cargo(text: str) -> TestReport:
-    """The output of `cargo test`: unit, integration and documentation tests, one binary after another."""
-    return make_report(_cargo_results(_lines(text)))
 
 
 def _cargo_results(lines: list[str]) -> Results:
@@ -359,31 +322,19 @@ def _cargo_results(lines: list[str]) -> Results:
 _JUNIT_OUTCOMES = {"failure": Outcome.FAILED, "error": Outcome.ERROR, "skipped": Outcome.SKIPPED}
 
 
-def parse_junit(text: str) -> TestReport:
+def _junit_results(text: str) -> Results:
     """JUnit XML: `testsuites`, `testsuite`, `testcase` in any depth."""
     # Entities are nothing a test report needs, and the way to make a parser work for ever.
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        return TestReport()
+        return
     try:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError):
-        return TestReport()
-    return make_report(_junit_results(root))
-
-
-def _junit_results(root: ElementTree.Element) -> Results:
+        return
     for case in root.iter("testcase"):
-        name = ".".join(part for part in (case.get("classname"), case.get("name")) if part)
-        if name:
-            yield name, _junit_outcome(case)
-
-
-def _junit_outcome(case: ElementTree.Element) -> Outcome:
-    found = [_JUNIT_OUTCOMES[child.tag] for child in case if child.tag in _JUNIT_OUTCOMES]
-    for outcome in (Outcome.ERROR, Outcome.FAILED, Outcome.SKIPPED):
-        if outcome in found:
-            return outcome
-    return Outcome.PASSED
+        if name := ".".join(filter(None, (case.get("classname"), case.get("name")))):
+            yield name, Outcome.PASSED
+            yield from ((name, _JUNIT_OUTCOMES[child.tag]) for child in case if child.tag in _JUNIT_OUTCOMES)
 
 
 class ReportFormat(StrEnum):
@@ -403,12 +354,26 @@ class ReportFormat(StrEnum):
     """A JUnit XML file, as most runners of most languages can write."""
 
 
-PARSERS: dict[ReportFormat, Callable[[str], TestReport]] = {
-    ReportFormat.PYTEST: parse_pytest,
-    ReportFormat.UNITTEST: parse_unittest,
-    ReportFormat.GO: parse_go,
-    ReportFormat.JEST: parse_jest,
-    ReportFormat.CARGO: parse_cargo,
-    ReportFormat.JUNIT: parse_junit,
+def _no_summaries(_lines: list[str]) -> Iterator[TestCounts]:
+    return iter(())
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_READERS: dict[
+    ReportFormat, tuple[Callable[[list[str]], Results], Callable[[list[str]], Iterator[TestCounts]]]
+] = {
+    ReportFormat.PYTEST: (_pytest_results, _pytest_closings),
+    ReportFormat.UNITTEST: (_unittest_results, _unittest_summaries),
+    ReportFormat.GO: (_go_results, _no_summaries),
+    ReportFormat.JEST: (_jest_results, _jest_totals),
+    ReportFormat.CARGO: (_cargo_results, _no_summaries),
 }
-"""Total functions: what they do not understand they leave out, and never raise."""
+
+
+def parse_report(format: ReportFormat, text: str) -> TestReport:
+    """What a text reports; what is not understood is left out, and nothing is ever raised."""
+    if format is ReportFormat.JUNIT:
+        return make_report(_junit_results(text))
+    lines = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    results, summaries = _READERS[format]
+    return make_report(results(lines), summaries(lines))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import PurePosixPath
 
@@ -20,7 +19,7 @@ from polar.evaluators.inside import (
     text_of,
 )
 from polar.evaluators.tampering import TamperingFound, rivals, tampering_remarks
-from polar.evaluators.test_reports import PARSERS, Outcome, ReportFormat, TestReport
+from polar.evaluators.test_reports import Outcome, ReportFormat, TestReport, parse_report
 from polar.evaluators.workspace import GradedWorkspace, Guarded, Placed, WorkspaceEvaluator, graded_workspace
 from polar.models.component import Frozen
 from polar.models.session import Verdict
@@ -54,21 +53,13 @@ class Expected(Frozen):
         return bool(self.fail_to_pass or self.pass_to_pass)
 
 
-@dataclass(frozen=True, slots=True)
-class Grade:
-    reward: float
-    components: Mapping[str, float]
-    remarks: tuple[str, ...]
-    """What a person wants to know of it, a line each."""
-
-
-def grade(report: TestReport, exit_code: int, expected: Expected | None, reward: TestReward) -> Grade:
+def grade(report: TestReport, exit_code: int, expected: Expected | None, reward: TestReward) -> Verdict:
     """Score a run of tests. A runner that fails without naming a failure is not believed."""
     if report.is_empty:
-        return Grade(0.0, {}, ("no test result was recognised in the output",))
+        return Verdict(reward=0.0, report="no test result was recognised in the output")
     if exit_code != 0 and not report.has_failures:
         remark = f"the report shows no failure but the runner ended with exit code {exit_code}"
-        return Grade(0.0, _counts(report), (remark,))
+        return Verdict(reward=0.0, components=_counts(report), report=remark)
     if expected:
         return _grade_expected(report, expected, reward)
     counts = report.counts
@@ -76,10 +67,10 @@ def grade(report: TestReport, exit_code: int, expected: Expected | None, reward:
     is_clean = counts.passed > 0 and counts.failed == 0 and exit_code == 0
     share = counts.passed / max(1, counts.passed + counts.failed)
     value = share if reward is TestReward.FRACTION else float(is_clean)
-    return Grade(value, _counts(report), _named("did not pass", bad))
+    return Verdict(reward=value, components=_counts(report), report="\n".join(_named("did not pass", bad)))
 
 
-def _grade_expected(report: TestReport, expected: Expected, reward: TestReward) -> Grade:
+def _grade_expected(report: TestReport, expected: Expected, reward: TestReward) -> Verdict:
     fixed = _split(report, expected.fail_to_pass, {Outcome.PASSED})
     kept = _split(report, expected.pass_to_pass, {Outcome.PASSED, Outcome.SKIPPED})
     passed, total = len(fixed[0]) + len(kept[0]), len(expected.fail_to_pass) + len(expected.pass_to_pass)
@@ -89,8 +80,8 @@ def _grade_expected(report: TestReport, expected: Expected, reward: TestReward) 
         components["fail_to_pass"] = len(fixed[0]) / len(expected.fail_to_pass)
     if expected.pass_to_pass:
         components["pass_to_pass"] = len(kept[0]) / len(expected.pass_to_pass)
-    remarks = (*_named("should pass now, but does not", fixed[1]), *_named("no longer passes", kept[1]))
-    return Grade(value, components, remarks)
+    remarks = [*_named("should pass now, but does not", fixed[1]), *_named("no longer passes", kept[1])]
+    return Verdict(reward=value, components=components, report="\n".join(remarks))
 
 
 def _split(report: TestReport, names: Iterable[str], good: set[Outcome]) -> tuple[list[str], list[str]]:
@@ -118,9 +109,9 @@ def _counts(report: TestReport) -> dict[str, float]:
     }
 
 
-def _named(what: str, names: list[str]) -> tuple[str, ...]:
-    shown = tuple(f"{what}: {name}" for name in names[:NAMED_FAILURES])
-    return (*shown, f"and {len(names) - NAMED_FAILURES} more") if len(names) > NAMED_FAILURES else shown
+def _named(what: str, names: list[str]) -> list[str]:
+    shown = [f"{what}: {name}" for name in names[:NAMED_FAILURES]]
+    return [*shown, f"and {len(names) - NAMED_FAILURES} more"] if len(names) > NAMED_FAILURES else shown
 
 
 REPORT_FILE_BYTES = 16 * 1024 * 1024
@@ -164,11 +155,11 @@ async def run_plan(plan: TestPlan, context: EvaluationContext, work: GradedWorks
     limit = plan.limit(context)
     result = await run_grader(plan.command, sandbox, env=plan.env, timeout=limit)
     if result.timed_out:
-        return verdict_of(Grade(0.0, {}, (f"the tests did not end within {limit:g} s",)), findings, result)
+        return out_of_time(limit, findings, result)
     if result.exit_code in NOT_RUNNABLE:
         await _blame(plan, context)
     report = await _report(plan, sandbox, result)
-    return verdict_of(grade(report, result.exit_code, plan.expected, plan.reward), findings, result)
+    return explained(grade(report, result.exit_code, plan.expected, plan.reward), findings, result)
 
 
 async def _clear_report(plan: TestPlan, sandbox: Sandbox, *, timeout: float) -> None:
@@ -193,23 +184,28 @@ async def _blame(plan: TestPlan, context: EvaluationContext) -> None:
 
 
 async def _report(plan: TestPlan, sandbox: Sandbox, result: ExecResult) -> TestReport:
-    parse = PARSERS[plan.format]
     if plan.report is None:
-        return parse(text_of(result))
+        return parse_report(plan.format, text_of(result))
     try:
         path = sandbox.workspace / PurePosixPath(plan.report)
         data = await sandbox.download(path, max_bytes=REPORT_FILE_BYTES)
     except SandboxError:
         return TestReport()
-    return parse(data.decode(errors="replace"))
+    return parse_report(plan.format, data.decode(errors="replace"))
 
 
-def verdict_of(graded: Grade, findings: Sequence[TamperingFound], result: ExecResult) -> Verdict:
+def out_of_time(limit: float, findings: Sequence[TamperingFound], result: ExecResult) -> Verdict:
+    verdict = Verdict(reward=0.0, report=f"the tests did not end within {limit:g} s")
+    return explained(verdict, findings, result)
+
+
+def explained(graded: Verdict, findings: Sequence[TamperingFound], result: ExecResult) -> Verdict:
     """The verdict with everything a person wants to know first."""
+    remarks = (graded.report, *tampering_remarks(findings), report_of(result))
     return Verdict(
         reward=graded.reward,
         components={**graded.components, "tampering": float(len(findings))},
-        report=cut("\n".join([*graded.remarks, *tampering_remarks(findings), report_of(result)])),
+        report=cut("\n".join(filter(None, remarks))),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
 from polar.config import plugins
 from polar.evaluators.base import EvaluationContext, Evaluator
@@ -29,9 +29,7 @@ class Part(Component):
 class WeightedEvaluator(Evaluator):
     """Asks its parts in order. A part that fails fails the whole: half a reward is a wrong one."""
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Evaluator.Options):
         evaluators: tuple[Part, ...] = Field(min_length=1, max_length=32)
 
         @field_validator("evaluators")

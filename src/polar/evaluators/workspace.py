@@ -186,18 +186,12 @@ async def replace_workspace(
     """Make a sandbox's workspace what was packed, as far as `allow` goes; what is installed stays its own."""
     mine = private_directory(sandbox)
     await place_file(sandbox, mine / "workspace.tar", archive)
-    what, tests = ("everything", _kept(allow)) if "*" in allow else ("some", _allowed(allow))
+    if "*" in allow:
+        named = {part for pattern in allow for part in PurePosixPath(pattern).parts}
+        what, tests = "everything", [("-name", name) for name in INSTALLED if name not in named]
+    else:
+        what, tests = "some", [("-path", f"./{pattern.removeprefix('./')}") for pattern in allow]
     words = [word for test in tests for word in ("-o", *test)][1:]
     result = await run_script(sandbox, "carry", str(mine), what, *words, timeout=timeout)
     if result.exit_code != 0:
         raise UngradableWorkspace(f"the workspace cannot be unpacked: {result.stderr.text(500)}")
-
-
-def _kept(allow: Sequence[str]) -> list[tuple[str, str]]:
-    """The directories of which the sandbox keeps its own: the installed ones that `allow` does not name."""
-    named = {part for pattern in allow for part in PurePosixPath(pattern).parts}
-    return [("-name", name) for name in INSTALLED if name not in named]
-
-
-def _allowed(allow: Sequence[str]) -> list[tuple[str, str]]:
-    return [("-path", f"./{pattern.removeprefix('./')}") for pattern in allow]

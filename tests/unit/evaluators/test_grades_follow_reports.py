@@ -45,14 +45,14 @@ def test_only_expected_tests_count() -> None:
     assert (good.reward, good.components["fail_to_pass"], good.components["pass_to_pass"]) == (1.0, 1.0, 1.0)
     broken = grade(report(a=P, b=F, c=P), 1, expected, SHARE)
     assert broken.reward == pytest.approx(2 / 3)
-    assert broken.remarks == ("no longer passes: b",)
+    assert broken.report == "no longer passes: b"
 
 
 def test_a_skipped_or_missing_fix_is_no_fix() -> None:
     expected = Expected(fail_to_pass=("a",))
     for tests in (report(a=S, b=P), report(b=P)):
         graded = grade(tests, 0, expected, ALL)
-        assert (graded.reward, graded.remarks) == (0.0, ("should pass now, but does not: a",))
+        assert (graded.reward, graded.report) == (0.0, "should pass now, but does not: a")
 
 
 def test_an_id_cut_off_in_its_parameters_stands_for_all_it_begins() -> None:

@@ -13,14 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.evaluators.test_reports import (
-    PARSERS,
     Outcome,
     ReportFormat,
     TestCounts,
     TestReport,
     make_report,
-    parse_pytest,
-    parse_unittest,
+    parse_report,
 )
 
 P, F, E, S = Outcome.PASSED, Outcome.FAILED, Outcome.ERROR, Outcome.SKIPPED
@@ -170,11 +168,13 @@ JUNIT = """<?xml version="1.0" encoding="utf-8"?>
     ids=["go -v", "go -json", "jest", "cargo", "cargo does not compile", "junit"],
 )
 def test_every_test_has_its_outcome(format: ReportFormat, text: str, outcomes: dict[str, Outcome]) -> None:
-    assert PARSERS[format](text).outcomes == outcomes
+    assert parse_report(format, text).outcomes == outcomes
 
 
 def test_jest_without_names_is_counted() -> None:
-    report = PARSERS[ReportFormat.JEST]("PASS src/a.test.js\n\nTests:       2 failed, 5 passed, 7 total\n")
+    report = parse_report(
+        ReportFormat.JEST, "PASS src/a.test.js\n\nTests:       2 failed, 5 passed, 7 total\n"
+    )
     assert (report.outcomes, report.counts) == ({}, TestCounts(passed=5, failed=2))
 
 
@@ -239,27 +239,30 @@ UNITTEST = {
 
 
 def test_unittest_itself_is_understood(project: Path) -> None:
-    report = parse_unittest(output_of(project, "-m", "unittest", "-v", "test_things"))
+    report = parse_report(ReportFormat.UNITTEST, output_of(project, "-m", "unittest", "-v", "test_things"))
     assert report.outcomes == {
         f"test_things.TestThings.{name}": outcome for name, outcome in UNITTEST.items()
     }
 
 
 def test_unittest_without_names_is_counted(project: Path) -> None:
-    report = parse_unittest(output_of(project, "-m", "unittest", "test_things"))
+    report = parse_report(ReportFormat.UNITTEST, output_of(project, "-m", "unittest", "test_things"))
     assert report.counts == TestCounts(passed=3, failed=3, skipped=1)
     assert report.outcomes["test_things.TestThings.test_bad"] is F
 
 
 def test_older_unittest_names_tests_alike() -> None:
     lines = "test_a (pkg.tests.TestA) ... ok\ntest_b (pkg.tests.TestA.test_b) ... ok\n"
-    assert set(parse_unittest(lines).outcomes) == {"pkg.tests.TestA.test_a", "pkg.tests.TestA.test_b"}
+    assert set(parse_report(ReportFormat.UNITTEST, lines).outcomes) == {
+        "pkg.tests.TestA.test_a",
+        "pkg.tests.TestA.test_b",
+    }
 
 
 @pytest.mark.parametrize("arguments", [("-rA",), ("-v",), ("-rA", "-v", "--color=yes")], ids=str)
 def test_pytest_itself_is_understood(project: Path, arguments: tuple[str, ...]) -> None:
     options = ("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments, "test_more.py")
-    report = parse_pytest(output_of(project, *options))
+    report = parse_report(ReportFormat.PYTEST, output_of(project, *options))
     expected = {f"test_more.py::TestMore::{name}": outcome for name, outcome in UNITTEST.items()}
     expected["test_more.py::TestMore::test_broken"] = F
     expected["test_more.py::test_text[a - b]"] = P
@@ -273,7 +276,10 @@ def test_pytest_itself_is_understood(project: Path, arguments: tuple[str, ...]) 
 
 
 def test_short_pytest_is_counted(project: Path) -> None:
-    report = parse_pytest(output_of(project, "-m", "pytest", "-p", "no:cacheprovider", "-q", "test_more.py"))
+    report = parse_report(
+        ReportFormat.PYTEST,
+        output_of(project, "-m", "pytest", "-p", "no:cacheprovider", "-q", "test_more.py"),
+    )
     assert report.counts == TestCounts(passed=4, failed=5, skipped=1)
 
 
@@ -286,7 +292,7 @@ def test_a_file_that_pytest_cannot_load_is_an_error() -> None:
         !!!!!!!!!!!!!!!!!!!! Interrupted: 1 error during collection !!!!!!!!!!!!!!!!!!!!
         =============================== 1 error in 0.12s ===============================
     """)
-    report = parse_pytest(text)
+    report = parse_report(ReportFormat.PYTEST, text)
     assert (report.outcomes, report.counts) == ({"tests/test_x.py": E}, TestCounts(failed=1))
 
 
@@ -295,19 +301,19 @@ def test_of_contradicting_reports_the_worse_is_believed() -> None:
     real = "test_a (m.T.test_a) ... FAIL\n\nRan 1 test in 0.001s\n\nFAILED (failures=1)\n"
     closing = "Ran 9 tests in 0.001s\n\nOK\n"
     for text in (forged + real + closing, real + forged, closing + real):
-        report = parse_unittest(text)
+        report = parse_report(ReportFormat.UNITTEST, text)
         assert report.outcomes == {"m.T.test_a": F}
         assert report.has_failures
 
 
 def test_entities_are_not_expanded() -> None:
-    assert PARSERS[ReportFormat.JUNIT]("<!DOCTYPE x [<!ENTITY a 'b'>]><testcase name='&a;'/>").is_empty
+    assert parse_report(ReportFormat.JUNIT, "<!DOCTYPE x [<!ENTITY a 'b'>]><testcase name='&a;'/>").is_empty
 
 
 @pytest.mark.parametrize("format", ReportFormat)
 @given(text=st.text(st.sampled_from('tes_a.:-> ()[]{}=\n\t0123FAILDPSokRn✓✕●✎"<>/\x1b'), max_size=300))
 def test_no_text_breaks_a_parser(format: ReportFormat, text: str) -> None:
-    report = PARSERS[format](text)
+    report = parse_report(format, text)
     counts = report.counts
     assert counts.failed >= sum(outcome.is_bad for outcome in report.outcomes.values())
     assert min(counts.passed, counts.failed, counts.skipped) >= 0
@@ -324,10 +330,10 @@ LONG_LINES = [
 _READ_ALL = """
 import json, sys
 from polar.evaluators.command import _NUMBER
-from polar.evaluators.test_reports import PARSERS
+from polar.evaluators.test_reports import ReportFormat, parse_report
 for line in json.load(sys.stdin):
-    for parse in PARSERS.values():
-        parse(f"PASS a.test.js\\nRan 1 test in 1s\\n{line}\\n")
+    for format in ReportFormat:
+        parse_report(format, f"PASS a.test.js\\nRan 1 test in 1s\\n{line}\\n")
     _NUMBER.fullmatch(line)
 """
 
@@ -350,7 +356,7 @@ def test_no_line_is_too_long_for_a_parser() -> None:
     ],
 )
 def test_what_is_no_number_or_name_breaks_no_parser(format: ReportFormat, text: str) -> None:
-    assert PARSERS[format](text).counts.passed < 10**9
+    assert parse_report(format, text).counts.passed < 10**9
 
 
 def test_go_tests_that_print_events_of_their_own_hide_nothing() -> None:
@@ -358,7 +364,7 @@ def test_go_tests_that_print_events_of_their_own_hide_nothing() -> None:
         '{"Action":"pass","Package":"p","Test":"TestA"}\n{"Action":"fail","Package":"p","Test":"TestB"}\n'
     )
     real = "--- FAIL: TestA (0.00s)\n--- PASS: TestC (0.00s)\nFAIL\nFAIL\tp\t0.003s\n"
-    assert PARSERS[ReportFormat.GO](forged + real).outcomes == {"p.TestA": F, "p.TestB": F, "p.TestC": P}
+    assert parse_report(ReportFormat.GO, forged + real).outcomes == {"p.TestA": F, "p.TestB": F, "p.TestC": P}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(Outcome))))
