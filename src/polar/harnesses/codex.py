@@ -19,6 +19,7 @@ from polar.runtimes.base import Command
 VERSION = "0.166.0"
 CODEX = PurePosixPath("/opt/polar/codex")
 STATE = ".codex"
+CATALOG = f"{STATE}/models.json"
 
 PROVIDER = "polar"
 KEY_VARIABLE = "POLAR_KEY"
@@ -55,7 +56,7 @@ class Codex(PinnedHarness):
         catalog = {"models": [self._model(context)]}
         return {
             context.home / STATE / "config.toml": _toml(self._config(context)).encode(),
-            _catalog_path(context): json.dumps(catalog).encode(),
+            context.home / CATALOG: json.dumps(catalog).encode(),
         }
 
     def command(self, context: HarnessContext) -> Command:
@@ -93,7 +94,7 @@ class Codex(PinnedHarness):
         config: dict[str, Any] = {
             "model": context.model,
             "model_provider": PROVIDER,
-            "model_catalog_json": str(_catalog_path(context)),
+            "model_catalog_json": str(context.home / CATALOG),
             "model_reasoning_effort": options.effort,
             "approval_policy": "never",
             "sandbox_mode": "danger-full-access",
@@ -157,10 +158,6 @@ def _write_template(into: Path) -> None:
             hint=f"see what it says: {binary} debug models --bundled",
         )
     (into / "model.json").write_text(json.dumps(template))
-
-
-def _catalog_path(context: HarnessContext) -> PurePosixPath:
-    return context.home / STATE / "models.json"
 
 
 def _toml(table: dict[str, Any], prefix: str = "") -> str:

@@ -18,6 +18,7 @@ VERSION = "0.61.0"
 LOCK = LOCKS / "gemini_cli.json"
 GEMINI = PurePosixPath("/opt/polar/gemini-cli")
 STATE = ".gemini"
+PROMPT = f"{STATE}/system-prompt.md"
 
 ASSUMED_CONTEXT = 1_048_576
 """Tokens that Gemini CLI takes every model it does not know to have; no setting changes it."""
@@ -92,7 +93,7 @@ class GeminiCli(PinnedHarness):
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         files = {context.home / STATE / "settings.json": json_file(self._settings(context))}
         if self.options.system_prompt is not None:
-            files[_prompt_file(context)] = self.options.system_prompt.encode()
+            files[context.home / PROMPT] = self.options.system_prompt.encode()
         return files
 
     def command(self, context: HarnessContext) -> Command:
@@ -103,7 +104,7 @@ class GeminiCli(PinnedHarness):
             "GOOGLE_GEMINI_BASE_URL": context.gateway_url,
         }
         if self.options.system_prompt is not None:
-            env["GEMINI_SYSTEM_MD"] = str(_prompt_file(context))
+            env["GEMINI_SYSTEM_MD"] = str(context.home / PROMPT)
         return Command(
             argv=(
                 str(context.paths[NODE] / "bin" / "node"),
@@ -150,7 +151,3 @@ class GeminiCli(PinnedHarness):
                 ],
             },
         }
-
-
-def _prompt_file(context: HarnessContext) -> PurePosixPath:
-    return context.home / STATE / "system-prompt.md"

@@ -21,6 +21,7 @@ LOCK = LOCKS / "mini_swe_agent.txt"
 PYTHON = PurePosixPath(python_root())
 MINI = PurePosixPath("/opt/polar/mini-swe-agent")
 STATE = ".config/mini-swe-agent"
+CONFIG = f"{STATE}/polar.yaml"
 
 LAUNCH = "import site, sys; site.addsitedir(sys.argv.pop(1)); from minisweagent.run.mini import app; app()"
 """Finds the packages without an environment variable, which the commands of the agent would inherit."""
@@ -53,7 +54,7 @@ class MiniSweAgent(PinnedHarness):
         return {PYTHON: python_root(), MINI: asset(name, partial(install_python, LOCK))}
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
-        return {_config_file(context): yaml.safe_dump(self._config(context)).encode()}
+        return {context.home / CONFIG: yaml.safe_dump(self._config(context)).encode()}
 
     def command(self, context: HarnessContext) -> Command:
         return Command(
@@ -61,7 +62,7 @@ class MiniSweAgent(PinnedHarness):
                 str(context.paths[PYTHON] / python_program()),
                 # Without -I and -S the workspace and the interpreter's own packages could come first.
                 *("-I", "-S", "-c", LAUNCH, str(context.paths[MINI])),
-                *("--config", "mini.yaml", "--config", str(_config_file(context))),
+                *("--config", "mini.yaml", "--config", str(context.home / CONFIG)),
                 *("--output", str(context.home / STATE / "trajectory.json")),
             ),
             env={
@@ -99,7 +100,3 @@ class MiniSweAgent(PinnedHarness):
                 },
             },
         }
-
-
-def _config_file(context: HarnessContext) -> PurePosixPath:
-    return context.home / STATE / "polar.yaml"

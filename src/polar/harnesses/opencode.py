@@ -14,6 +14,7 @@ from polar.runtimes.base import Command
 VERSION = "1.18.33"
 OPENCODE = PurePosixPath("/opt/polar/opencode")
 STATE = ".config/opencode"
+APPENDED = f"{STATE}/polar-instructions.md"
 
 PROVIDER = "polar"
 KEY_VARIABLE = "POLAR_KEY"
@@ -59,7 +60,7 @@ class OpenCode(PinnedHarness):
             state / "node_modules" / ".package-lock.json": json_file({"lockfileVersion": 3, "packages": {}}),
         }
         if self.options.append_system_prompt is not None:
-            files[_appended(context)] = self.options.append_system_prompt.encode()
+            files[context.home / APPENDED] = self.options.append_system_prompt.encode()
         return files
 
     def command(self, context: HarnessContext) -> Command:
@@ -102,7 +103,7 @@ class OpenCode(PinnedHarness):
             "compaction": {"auto": options.compaction},
         }
         if options.append_system_prompt is not None:
-            config["instructions"] = [str(_appended(context))]
+            config["instructions"] = [str(context.home / APPENDED)]
         return config
 
     def _permission(self) -> str | dict[str, str]:
@@ -131,7 +132,3 @@ class OpenCode(PinnedHarness):
         if self.options.max_turns is not None:
             agent["steps"] = self.options.max_turns
         return agent
-
-
-def _appended(context: HarnessContext) -> PurePosixPath:
-    return context.home / STATE / "polar-instructions.md"

@@ -16,6 +16,8 @@ PACKAGE = "@qwen-code/qwen-code"
 VERSION = "0.24.4"
 LOCK = LOCKS / "qwen_code.json"
 QWEN = PurePosixPath("/opt/polar/qwen-code")
+PROMPT = ".qwen/system-prompt.md"
+SETTINGS = ".qwen/system-settings.json"
 
 LONGEST_PROMPT = 30_000
 """Characters; the kernel refuses arguments of 128 KiB and more, and a character may have four bytes."""
@@ -68,9 +70,9 @@ class QwenCode(PinnedHarness):
         return {NODE: node(), QWEN: asset(f"qwen-code-{VERSION}-{lock_tag(LOCK)}", _make)}
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
-        files = {_settings_file(context): json_file(self._settings(context))}
+        files = {context.home / SETTINGS: json_file(self._settings(context))}
         if self.options.system_prompt is not None:
-            files[_prompt_file(context)] = self.options.system_prompt.encode()
+            files[context.home / PROMPT] = self.options.system_prompt.encode()
         return files
 
     def command(self, context: HarnessContext) -> Command:
@@ -81,7 +83,7 @@ class QwenCode(PinnedHarness):
         if options.append_system_prompt is not None:
             arguments.append(f"--append-system-prompt={options.append_system_prompt}")
         env = {
-            "QWEN_CODE_SYSTEM_SETTINGS_PATH": str(_settings_file(context)),
+            "QWEN_CODE_SYSTEM_SETTINGS_PATH": str(context.home / SETTINGS),
             "QWEN_USAGE_STATISTICS_ENABLED": "false",
             "QWEN_TELEMETRY_ENABLED": "false",
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
@@ -93,7 +95,7 @@ class QwenCode(PinnedHarness):
             "OPENAI_MODEL": context.model,
         }
         if options.system_prompt is not None:
-            env["QWEN_SYSTEM_MD"] = str(_prompt_file(context))
+            env["QWEN_SYSTEM_MD"] = str(context.home / PROMPT)
         return Command(
             argv=(
                 str(context.paths[NODE] / "bin" / "node"),
@@ -143,11 +145,3 @@ def _make(into: Path) -> None:
     for ripgrep in (into / "node_modules" / PACKAGE / "vendor" / "ripgrep").glob("*/rg"):
         # The tarball holds it without its exec bit, and Qwen Code cannot set it in a read-only place.
         ripgrep.chmod(0o755)
-
-
-def _settings_file(context: HarnessContext) -> PurePosixPath:
-    return context.home / ".qwen" / "system-settings.json"
-
-
-def _prompt_file(context: HarnessContext) -> PurePosixPath:
-    return context.home / ".qwen" / "system-prompt.md"

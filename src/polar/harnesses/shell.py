@@ -10,6 +10,7 @@ from polar import __version__
 from polar.harnesses.base import Harness, HarnessContext, Installation, provider_environment
 from polar.runtimes.base import Command
 
+INSTRUCTION = ".polar/instruction.txt"
 LONGEST_VARIABLE = 120 * 1024
 """The kernel refuses environment variables of 128 KiB and more, name included."""
 _EXPORT = """
@@ -43,7 +44,7 @@ class Shell(Harness):
         return Installation(version=__version__)
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
-        return {_instruction_file(context): context.instruction.encode()}
+        return {context.home / INSTRUCTION: context.instruction.encode()}
 
     def command(self, context: HarnessContext) -> Command:
         command = self.options.command
@@ -51,7 +52,7 @@ class Shell(Harness):
         env = {
             **self.options.env,
             **provider_environment(context.gateway_url, context.key, context.model),
-            "POLAR_INSTRUCTION_FILE": str(_instruction_file(context)),
+            "POLAR_INSTRUCTION_FILE": str(context.home / INSTRUCTION),
         }
         if len(context.instruction.encode()) < LONGEST_VARIABLE and "\0" not in context.instruction:
             if {"\n", "\r"} & set(context.instruction):
@@ -59,7 +60,3 @@ class Shell(Harness):
             else:
                 env["POLAR_INSTRUCTION"] = context.instruction
         return Command(argv, env, stdin=context.instruction.encode())
-
-
-def _instruction_file(context: HarnessContext) -> PurePosixPath:
-    return context.home / ".polar" / "instruction.txt"
