@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.runtimes import disk, local
+from polar.runtimes import cgroups, disk, local
 from polar.runtimes.base import Host, Limit, Sandbox
 from tests.conformance import Target, output, sh, spec
 
@@ -17,10 +17,9 @@ from tests.conformance import Target, output, sh, spec
 async def sandbox(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Sandbox]:
-    monkeypatch.setattr(local, "usable_hierarchies", lambda: ())
-    for module in (disk, local):
-        monkeypatch.setattr(module, "can_mount_images", lambda: False)
-        monkeypatch.setattr(module, "can_mount_overlays", lambda: False)
+    monkeypatch.setattr(cgroups, "usable_hierarchies", lambda: ())
+    monkeypatch.setattr(disk, "can_mount_images", lambda: False)
+    monkeypatch.setattr(disk, "can_mount_overlays", lambda: False)
     runtime = Target(request.param).runtime(limits={"memory": "96MiB", "pids": 48, "disk": "32MiB"})
     started = await runtime.start(spec("s1"), Host(tmp_path))
     yield started

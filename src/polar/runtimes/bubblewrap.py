@@ -39,26 +39,10 @@ from polar.runtimes.supervision import Launch, Supervised, staged_path
 INSIDE_ID = "1000"
 
 ETC = (
-    "alternatives",
-    "ca-certificates.conf",
-    "debian_version",
-    "host.conf",
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "localtime",
-    "mime.types",
-    "nsswitch.conf",
-    "os-release",
-    "perl",
-    "pki/ca-trust/extracted",
-    "pki/tls/certs",
-    "protocols",
-    "services",
-    "ssl/certs",
-    "ssl/openssl.cnf",
-    "terminfo",
-    "timezone",
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "debian_version", "os-release"),
+    *("host.conf", "nsswitch.conf", "protocols", "services", "mime.types", "localtime", "timezone"),
+    *("ca-certificates.conf", "ssl/certs", "ssl/openssl.cnf", "pki/ca-trust/extracted", "pki/tls/certs"),
+    *("perl", "terminfo"),
 )
 """What programs need of the host's /etc; everything else there may be a secret."""
 

@@ -320,15 +320,11 @@ class ContainerSandbox(LocalSandbox):
 
     async def clear_away(self) -> None:
         await self.kill()
-        await self.close()
-        await asyncio.to_thread(self._remove)
-
-    async def close(self) -> None:
-        """Remove the container, leaving the files."""
         await self._attached.aclose()
         await self.engine.remove(self.name)
         if self.holder is not None:
             await self.holder.end()
+        await asyncio.to_thread(self._remove)
 
     def _other_labels(self, running: Supervised) -> set[str]:
         return {other.label for other in self._running if other is not running}

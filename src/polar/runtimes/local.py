@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, Field
 
+from polar.runtimes import cgroups, disk
 from polar.runtimes.base import (
     MIB,
     Command,
@@ -27,24 +28,8 @@ from polar.runtimes.base import (
     SandboxUnavailable,
     ToolDirectory,
 )
-from polar.runtimes.cgroups import (
-    CONTROLLERS,
-    Cgroup,
-    reap_groups,
-    recorded_groups,
-    remove_group,
-    usable_hierarchies,
-)
-from polar.runtimes.disk import (
-    FILES,
-    IMAGE,
-    can_mount_images,
-    can_mount_overlays,
-    is_full,
-    keep,
-    make_disk,
-    remove_disk,
-)
+from polar.runtimes.cgroups import Cgroup
+from polar.runtimes.disk import FILES, IMAGE
 from polar.runtimes.files import read_file, remove_tree, write_file
 from polar.runtimes.network import Network
 from polar.runtimes.processes import ProcessIdentity, end_strays
@@ -174,7 +159,7 @@ class LocalSandbox(Sandbox):
             await running.end()
             self._running.discard(running)
         hit = {limit for limit, count in self.meters.refusals().items() if count > before.get(limit, 0)}
-        hit |= {Limit.DISK} if is_full(self.root) else set()
+        hit |= {Limit.DISK} if disk.is_full(self.root) else set()
         hit |= {running.exceeded} if running.exceeded else set()
         # The machine had no memory for a sandbox that kept to its own limit.
         is_short = self.options.limits.memory is not None and self.meters.memory_kills() > kills_before
@@ -222,7 +207,7 @@ class LocalSandbox(Sandbox):
             await asyncio.to_thread(self.group.kill)
 
     async def snapshot(self, name: str) -> None:
-        await asyncio.to_thread(keep, self.root, self.host.snapshots / name)
+        await asyncio.to_thread(disk.keep, self.root, self.host.snapshots / name)
 
     async def stop(self) -> None:
         await to_its_end(asyncio.create_task(self.clear_away()))
@@ -237,7 +222,7 @@ class LocalSandbox(Sandbox):
             if self.group:
                 self.group.remove()
             if self.root.is_dir():
-                remove_disk(self.root)
+                disk.remove_disk(self.root)
                 remove_tree(self.root)
         except OSError as error:
             raise SandboxError(f"{self.root}: could not be removed: {error}") from None
@@ -323,8 +308,8 @@ def make_sandbox(
     try:
         if engine is not None:
             (root / ENGINE).write_text(engine)
-        make_disk(spec, host, limits.disk, owner)
-        return Cgroup.make(root, limits) if engine is None and usable_hierarchies() else None
+        disk.make_disk(spec, host, limits.disk, owner)
+        return Cgroup.make(root, limits) if engine is None and cgroups.usable_hierarchies() else None
     except BaseException as error:
         reap_sandbox(root)
         if isinstance(error, OSError):
@@ -342,15 +327,15 @@ def enforcement() -> dict[str, str]:
     """How the limits of sandboxes are kept on this machine."""
     kept = dict.fromkeys((Limit.MEMORY, Limit.PIDS), "watched")
     kept[Limit.CPU] = "not limited: control groups are not writable"
-    for hierarchy in usable_hierarchies():
+    for hierarchy in cgroups.usable_hierarchies():
         kept |= {
             limit: hierarchy.name
-            for limit, controller in CONTROLLERS.items()
+            for limit, controller in cgroups.CONTROLLERS.items()
             if controller in hierarchy.controllers
         }
-    kept[Limit.DISK] = "ext4 image" if can_mount_images() else "watched"
+    kept[Limit.DISK] = "ext4 image" if disk.can_mount_images() else "watched"
     return {str(limit): kept[limit] for limit in Limit} | {
-        "snapshots": "overlay" if can_mount_overlays() else "copied"
+        "snapshots": "overlay" if disk.can_mount_overlays() else "copied"
     }
 
 
@@ -359,10 +344,10 @@ def reap_sandbox(root: Path) -> None:
     for pid_file in (root / "pids").glob("*.json"):
         if leftover := ProcessIdentity.load(pid_file):
             leftover.end(grace=GRACE_SECONDS + 5.0)
-    for group in recorded_groups(root):
-        remove_group(group)
+    for group in cgroups.recorded_groups(root):
+        cgroups.remove_group(group)
     end_strays(root)
-    remove_disk(root)
+    disk.remove_disk(root)
     remove_tree(root)
 
 
@@ -376,6 +361,6 @@ def reap_sandboxes(host: Host, engine: str | None = None) -> int:
             reap_sandbox(root)
             reaped += 1
     if engine is None:
-        reap_groups(host.sandboxes)
+        cgroups.reap_groups(host.sandboxes)
     remove_tree(host.snapshots)
     return reaped

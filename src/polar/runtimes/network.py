@@ -12,7 +12,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Annotated, Any
@@ -136,25 +136,8 @@ def proxy_environment(allowed: AllowList, port: int) -> dict[str, str]:
     return values | {name.lower(): value for name, value in values.items()}
 
 
-@asynccontextmanager
-async def proxied(listener: socket.socket, allowed: AllowList, session_id: str) -> AsyncIterator[None]:
-    """While inside, whoever connects to `listener` finds the proxy; its connections end with it."""
-    proxy = ForwardProxy(allowed, session_id)
-    async with served(listener, proxy.serve, limit=MAX_HEAD_BYTES):
-        try:
-            yield
-        finally:
-            for name, count in proxy.refused.items():
-                log.info("session %s: refused %d connections to %s", session_id, count, name)
-
-
 class Refused(Exception):
-    """What a client is told instead of being connected."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
+    """What a client is told instead of being connected: a status and a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +193,10 @@ class ForwardProxy:
         self._session_id = session_id
         self.refused: Counter[str] = Counter()
         """How often each server was asked for that is not allowed."""
+
+    def log_refusals(self) -> None:
+        for name, count in self.refused.items():
+            log.info("session %s: refused %d connections to %s", self._session_id, count, name)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -295,15 +282,14 @@ async def _send_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
 
 
 async def _tell(writer: asyncio.StreamWriter, refusal: Refused) -> None:
-    body = f"polar: {refusal.text}\n".encode()
+    status, text = refusal.args
+    body = f"polar: {text}\n".encode()
     head = (
-        f"HTTP/1.1 {refusal.status} {_REASONS[refusal.status]}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain; charset=utf-8\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
-    try:
+    with suppress(OSError):
         await send(writer, head.encode() + body)
-    except OSError:
-        return
 
 
 def _destination(authority: str, default_port: int | None) -> Destination:
@@ -360,6 +346,8 @@ class Network(BaseModel):
                 stack.callback(listener.close)
             for gateway in listeners[:1]:
                 await stack.enter_async_context(forwarded(gateway, spec.gateway_host, spec.gateway_port))
-            for proxy in listeners[1:]:
-                await stack.enter_async_context(proxied(proxy, self.allowed, spec.name))
+            for listener in listeners[1:]:
+                proxy = ForwardProxy(self.allowed, spec.name)
+                stack.callback(proxy.log_refusals)
+                await stack.enter_async_context(served(listener, proxy.serve, limit=MAX_HEAD_BYTES))
             yield
