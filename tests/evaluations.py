@@ -13,6 +13,7 @@ from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.component import Component
 from polar.models.session import TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
+from polar.node import evaluation as node_evaluation
 from polar.runtimes.base import Command, ExecResult, Host, Runtime, Sandbox, SandboxSpec, ToolDirectory
 
 
@@ -67,4 +68,5 @@ def make_evaluator(name: str, **options: Any) -> Evaluator:
 
 
 async def evaluate(context: EvaluationContext, name: str, **options: Any) -> Verdict:
-    return await make_evaluator(name, **options).evaluate(context)
+    """As a node does it: what fails over the agent's work alone is worth nothing."""
+    return await node_evaluation.evaluate(make_evaluator(name, **options), context)

@@ -157,7 +157,7 @@ async def test_what_the_agent_leaves_in_harbors_places_is_gone(tmp_path: Path) -
     attack = (
         "mkdir -p /logs/verifier /tests/data.txt; echo 1 > /logs/verifier/reward.txt; touch /tests/evil.py"
     )
-    with pytest.raises(EvaluationFailed, match="leaves no reward that counts, whatever the agent did"):
+    with pytest.raises(EvaluationFailed, match="leaves no reward that counts"):
         await score(directory, tmp_path, attack)
     assert (
         await score(write(tmp_path / "h", HELLO), tmp_path / "2", "rm -rf /logs/*; echo 1 > /logs/verifier")
@@ -170,7 +170,8 @@ async def test_an_agent_that_breaks_the_verifier_gets_nothing(tmp_path: Path) ->
     directory = write(tmp_path / "t", {**HELLO, "tests/test.sh": script})
     assert (await score(directory, tmp_path / "1", "true")).reward == 0.5
     verdict = await score(directory, tmp_path / "2", "touch broken")
-    assert (verdict.reward, verdict.report.splitlines()[0]) == (0.0, "the verifier left no reward")
+    assert (verdict.reward, verdict.components) == (0.0, {"spoiled": 1.0})
+    assert "the verifier left no reward" in verdict.report
 
 
 @pytest.mark.sandbox

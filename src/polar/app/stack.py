@@ -49,7 +49,9 @@ Say = Callable[[str], None]
 
 PROBE = "<|im_start|>user\nA 1,024-token probe: naïve 東京 </s>\n\t<tool_call>{}<|im_end|>"
 """Told apart by tokenizers of different models, also where they share a vocabulary's beginning."""
-TRIM_SECONDS = 10.0
+LARGE_BLOCK = 64 * 1024
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+"""Of <malloc.h>."""
 YOUNG_OBJECTS = 10_000
 """How many more objects than before make the garbage collector look for cycles among them.
 
@@ -154,9 +156,9 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
     async with (
         opened_store(settings) as store,
         RolloutServer(store, token, settings.server, webhook_secret=secret) as server,
-        _in_background(_return_freed_memory()),
     ):
         _collect_rarely()
+        _return_large_blocks()
         with announce_server(data_dir, server.url, tls.cert if tls else None):
             node_token = server.issue(f"node-{settings.node.name}"[:128], TokenRole.NODE)
             read_token = server.issue("dashboard", TokenRole.READ_ONLY)
@@ -274,7 +276,7 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
         say("starting the gateway")
         gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
         _collect_rarely()
-        await parts.enter_async_context(_in_background(_return_freed_memory()))
+        _return_large_blocks()
         yield DataPlane(gateway, model, (gateway.metric_families, _families_of(engine)))
 
 
@@ -289,12 +291,16 @@ def _collect_rarely() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
 
 
-async def _return_freed_memory() -> None:
-    """Give the system back what sessions have freed: in fragments, it would make a long run ever larger."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    while trim is not None:
-        await asyncio.sleep(TRIM_SECONDS)
-        await asyncio.to_thread(trim, 0)
+def _return_large_blocks() -> None:
+    """Have large buffers be pages of their own, which go back to the system as soon as they are freed.
+
+    The C library comes to keep them on the heap once it has freed a few. What lives on lies between them
+    then, and a node that runs for days grows by the holes.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, LARGE_BLOCK)
+        set_option(_M_ARENA_MAX, 2)
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ from polar.evaluators.attacks import ATTACKS, Attack, Kind, fitting
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.session import AgentEnd, TrajectoryStats
 from polar.models.task import FileContent, Solution, TaskSpec
+from polar.node.evaluation import evaluate
 from polar.node.sandboxes import Sandboxes, SandboxPlace, Snapshots
 from polar.node.services import judge_endpoints
 from polar.runtimes.base import Command, Host, Sandbox
@@ -190,8 +191,7 @@ class TrialNode(SandboxPlace):
                 cache=self.directory / "cache",
                 judges=judge_endpoints(self.settings),
             )
-            async with asyncio.timeout(budgets.evaluate_seconds):
-                return (await evaluator.evaluate(context)).reward
+            return (await evaluate(evaluator, context)).reward
 
 
 async def _play(sandbox: Sandbox, trial: Trial, seconds: float) -> int:

@@ -30,7 +30,7 @@ class RewardSource(StrEnum):
     EXIT_CODE = "exit_code"
     """1.0, whatever it stated."""
     STATED = "stated"
-    """What the command stated; nothing stated is a failed evaluation, or the agent's doing and worth 0.0."""
+    """What the command stated; nothing stated is a failed evaluation."""
 
 
 class Run:
@@ -88,10 +88,10 @@ class CommandEvaluator(WorkspaceEvaluator):
         return not isinstance(command, str) or "reward" in command or "polar_key" in command
 
     async def grade(self, context: EvaluationContext) -> Verdict:
-        guarded = [pattern for path in self.options.files for pattern in rivals(path)]
+        guarded = tuple(rivals(self.options.files))
         async with graded_workspace(context, self.options, guarded) as prepared:
             run = await self._run(context, prepared.sandbox)
-            reward, components = await self._judge(context, run)
+            reward, components = self._judge(run)
         findings = prepared.findings
         return Verdict(
             reward=reward,
@@ -109,7 +109,7 @@ class CommandEvaluator(WorkspaceEvaluator):
         result = await run_grader(command, sandbox, env=self.options.env, timeout=limit, stdin=stdin)
         return Run(result, key)
 
-    async def _judge(self, context: EvaluationContext, run: Run) -> tuple[float, dict[str, float]]:
+    def _judge(self, run: Run) -> tuple[float, dict[str, float]]:
         source = self.options.reward
         if run.result.timed_out or run.result.exit_code != 0:
             return 0.0, {}
@@ -118,18 +118,7 @@ class CommandEvaluator(WorkspaceEvaluator):
         is_whole = not (self._may_state and run.result.stdout.is_cut)
         if source is RewardSource.AUTO and run.stated is None and is_whole:
             return 1.0, {}
-        try:
-            return run.reward()
-        except EvaluationFailed:
-            await self._blame(context)
-            return 0.0, {}
-
-    async def _blame(self, context: EvaluationContext) -> None:
-        """EvaluationFailed if no reward is stated, or none that is one, where no agent has been either."""
-        async with context.fresh_sandbox() as fresh:
-            run = await self._run(context, fresh)
-        if run.result.exit_code == 0:
-            run.reward()
+        return run.reward()
 
 
 def parse_reward(text: str) -> tuple[float, dict[str, float]]:

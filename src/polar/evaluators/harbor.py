@@ -70,9 +70,10 @@ class HarborEvaluator(WorkspaceEvaluator):
         try:
             rewards = self._agreed(await self._rewards(context, sandbox))
         except EvaluationFailed as error:
-            # Where the verifier leaves no reward of its own accord either, the task is at fault.
-            await self._blame(context)
-            return Verdict(reward=0.0, report=cut(f"{remarks}{error}\n{report_of(result)}"))
+            raise EvaluationFailed(
+                f"{TESTS}/test.sh leaves no reward that counts: {error.message}\n{report_of(result)[-2000:]}",
+                hint=error.hint or f"it must write {LOGS}/verifier/reward.txt or reward.json",
+            ) from None
         components = {**rewards, "tampering": float(len(findings))}
         report = cut(remarks + report_of(result))
         return Verdict(reward=self._chosen(rewards), components=components, report=report)
@@ -113,19 +114,6 @@ class HarborEvaluator(WorkspaceEvaluator):
         if len({self._chosen(rewards) for rewards in found}) > 1:
             raise EvaluationFailed("reward.json and reward.txt contradict each other")
         return found[0]
-
-    async def _blame(self, context: EvaluationContext) -> None:
-        """EvaluationFailed if the verifier leaves no reward where no agent has been either."""
-        async with context.fresh_sandbox() as fresh:
-            result = await self._run(context, fresh)
-            try:
-                self._agreed(await self._rewards(context, fresh))
-            except EvaluationFailed as error:
-                raise EvaluationFailed(
-                    f"{TESTS}/test.sh leaves no reward that counts, whatever the agent did: {error.message}\n"
-                    f"{report_of(result)[-2000:]}",
-                    hint=f"it must write {LOGS}/verifier/reward.txt or reward.json",
-                ) from None
 
     def _chosen(self, rewards: dict[str, float]) -> float:
         if self.options.reward_key in rewards:

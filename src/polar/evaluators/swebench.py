@@ -152,7 +152,7 @@ class SwebenchEvaluator(WorkspaceEvaluator):
             context,
             self.options,
             exclude=(*self.options.exclude, *map(literal, tests)),
-            guarded=[pattern for path in tests for pattern in rivals(path)],
+            guarded=tuple(rivals(tests)),
             test=lambda patched: self._test(context, patched, procedure),
         )
 

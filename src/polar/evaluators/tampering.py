@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -96,15 +96,16 @@ def find_expression(patterns: Sequence[str]) -> list[str]:
     return [word for test in tests for word in ("-o", *test)][1:]
 
 
-def rivals(path: str) -> tuple[str, ...]:
-    """Patterns of a hidden file's place and of what a runner might take in its stead."""
-    pure = PurePosixPath(path)
-    if path.endswith("_test.go"):
-        return (literal(path), f"{literal(str(pure.parent))}/*_test.go")
-    if pure.suffix != ".py":
-        return (literal(path),)
-    stem = literal(str(pure.with_suffix("")))
-    return (literal(path), stem, f"{stem}/*", f"{stem}.so", f"{stem}.*.so")
+def rivals(paths: Iterable[str]) -> Iterator[str]:
+    """Patterns of the places of hidden files, and of what a runner might take in their stead."""
+    for path in paths:
+        yield literal(path)
+        pure = PurePosixPath(path)
+        if path.endswith("_test.go"):
+            yield f"{literal(str(pure.parent))}/*_test.go"
+        elif pure.suffix == ".py":
+            stem = literal(str(pure.with_suffix("")))
+            yield from (stem, f"{stem}/*", f"{stem}.so", f"{stem}.*.so")
 
 
 def literal(path: str) -> str:

@@ -138,7 +138,7 @@ class TestPlan(Guarded):
     @property
     def guarded(self) -> tuple[str, ...]:
         """Patterns of the files whose change is tampering besides `protect`: the hidden tests' places."""
-        return tuple(pattern for path in self.files for pattern in rivals(path))
+        return tuple(rivals(self.files))
 
     @model_validator(mode="after")
     def _has_report(self) -> TestPlan:
@@ -156,9 +156,12 @@ async def run_plan(plan: TestPlan, context: EvaluationContext, work: GradedWorks
     result = await run_grader(plan.command, sandbox, env=plan.env, timeout=limit)
     if result.timed_out:
         return out_of_time(limit, findings, result)
-    if result.exit_code in NOT_RUNNABLE:
-        await _blame(plan, context)
     report = await _report(plan, sandbox, result)
+    if result.exit_code in NOT_RUNNABLE and report.is_empty:
+        raise EvaluationFailed(
+            f"the test command cannot be run in this sandbox: {report_of(result)[-2000:]}",
+            hint="is its program installed there?",
+        )
     return explained(grade(report, result.exit_code, plan.expected, plan.reward), findings, result)
 
 
@@ -169,18 +172,6 @@ async def _clear_report(plan: TestPlan, sandbox: Sandbox, *, timeout: float) -> 
     result = await run_script(sandbox, "clear", f"./{plan.report}", timeout=timeout)
     if result.exit_code != 0:
         raise UngradableWorkspace(f"what lies in the place of the report {plan.report} cannot be removed")
-
-
-async def _blame(plan: TestPlan, context: EvaluationContext) -> None:
-    """EvaluationFailed if the command cannot be run in an untouched sandbox either."""
-    async with context.fresh_sandbox() as fresh:
-        await place(fresh, plan.files)
-        result = await run_grader(plan.command, fresh, env=plan.env, timeout=context.seconds_left)
-        if result.exit_code in NOT_RUNNABLE:
-            raise EvaluationFailed(
-                f"the test command cannot be run in this sandbox: {report_of(result)[-2000:]}",
-                hint="is its program installed there?",
-            )
 
 
 async def _report(plan: TestPlan, sandbox: Sandbox, result: ExecResult) -> TestReport:

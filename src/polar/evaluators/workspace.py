@@ -86,8 +86,8 @@ class WorkspaceEvaluator(Evaluator):
 
     @property
     def wants_fresh_sandbox(self) -> bool:
-        """A live one is compared with it."""
-        return True
+        """What a live one is compared with is made for that moment only."""
+        return not isinstance(self.options, Placed) or self.options.sandbox is Place.FRESH
 
     async def evaluate(self, context: EvaluationContext) -> Verdict:
         try:
@@ -164,20 +164,9 @@ async def pack(context: EvaluationContext) -> bytes:
     try:
         return await context.sandbox.download(directory / "workspace.tar", max_bytes=ARCHIVE_BYTES)
     except SandboxError as error:
-        await _blame(context)
-        raise UngradableWorkspace(f"the workspace cannot be carried over: {error}") from error
-
-
-async def _blame(context: EvaluationContext) -> None:
-    """EvaluationFailed if the workspace was too large before the agent came."""
-    async with context.fresh_sandbox() as fresh:
-        limit, left = str(ARCHIVE_BYTES + 1), context.seconds_left
-        size = await run_script(fresh, "size", limit, timeout=left, must_succeed=True)
-        if int(size.stdout.text().strip() or 0) > ARCHIVE_BYTES:
-            raise EvaluationFailed(
-                f"the task's own workspace is larger than {ARCHIVE_BYTES} bytes",
-                hint="evaluate it in the live sandbox",
-            )
+        raise EvaluationFailed(
+            f"the workspace cannot be carried over: {error}", hint="evaluate it in the live sandbox"
+        ) from error
 
 
 async def replace_workspace(

@@ -70,9 +70,11 @@ def test_bad_parts_are_named(parts: list[Any], problem: str) -> None:
 def test_a_fresh_sandbox_is_wanted_by_the_whole_if_by_a_part() -> None:
     plan = {"command": "x", "format": "pytest"}
     assert make_evaluator("weighted", evaluators=[{"name": "diff", "options": plan}]).wants_fresh_sandbox
-    assert not make_evaluator("weighted", evaluators=[{"name": "session_completed"}]).wants_fresh_sandbox
+    live = {"name": "tests", "options": {**plan, "sandbox": "live"}}
+    assert not make_evaluator("weighted", evaluators=[live]).wants_fresh_sandbox
     assert make_evaluator("tests", **plan).wants_fresh_sandbox
     assert make_evaluator("command", command="true").wants_fresh_sandbox
+    assert not make_evaluator("tests", **plan, sandbox="live").wants_fresh_sandbox
 
 
 @pytest.mark.parametrize(
