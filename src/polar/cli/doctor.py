@@ -81,7 +81,8 @@ def _with_engine(settings: Settings, engines: list[str], asked: dict[str, Any]) 
     said = settings.engine.model_dump(exclude_unset=True)
     said |= {name: value for name, value in asked.items() if value is not None}
     if engines:
-        said["url"] = [url for url in engines if url != EMBEDDED] or None
+        urls = [url for url in engines if url != EMBEDDED]
+        said |= {"url": urls} if urls else {"url": None, "kind": EMBEDDED}
     return settings.model_copy(update={"engine": EngineSettings.model_validate(said)})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -38,7 +37,7 @@ def engine(
     set_unless_given("OMP_WAIT_POLICY", "PASSIVE")
     from polar.engines.embedded.server import serve
 
-    asyncio.run(serve(settings.engine, host, port, _say_ready))
+    serve(settings.engine, host, port, _say_ready)
 
 
 def _say_ready(url: str) -> None:

@@ -60,19 +60,12 @@ class PausableEngine(Engine):
         return not self._open.is_set()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        if request.constraint is not None or request.sampling.is_penalised:
-            # A grammar begins with the first token, and penalties count from it: these cannot be continued.
-            await self._opened()
-            async with aclosing(self._asked(request)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            return
         sampled: list[int] = []
         while True:
             await self._opened()
-            with self._flying() as flight:
+            with self._flying(request) as flight:
                 try:
-                    async with aclosing(self._asked(_continued(request, sampled))) as chunks:
+                    async with aclosing(self._engine.generate(_continued(request, sampled))) as chunks:
                         flight.waiter = asyncio.current_task()
                         async for chunk in chunks:
                             flight.waiter = None
@@ -92,14 +85,9 @@ class PausableEngine(Engine):
                 yield TokenChunk([], [], (await self._engine.model_info()).policy_version, reason)
                 return
 
-    def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
-        if self.is_paused:
-            return self._chat_later(call)
-        return self._engine.chat(call)
-
-    async def _chat_later(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+    async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
         await self._opened()
-        async with aclosing(self.chat(call)) as chunks:
+        async with aclosing(self._engine.chat(call)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -130,17 +118,14 @@ class PausableEngine(Engine):
         was_paused = self.is_paused
         self._open.clear()
         try:
-            await self._end_what_is_under_way()
+            await self._break_off()
+            # What cannot be continued is sampled to its end; nothing new begins.
+            await self._engine.resume()
+            await self._engine.pause(PauseMode.DRAIN)
             await self._engine.update_weights(update)
         finally:
             if not was_paused:
                 await self.resume()
-
-    async def _end_what_is_under_way(self) -> None:
-        """Break off what can be continued, and let the rest be sampled to its end; nothing new begins."""
-        await self._break_off()
-        await self._engine.resume()
-        await self._engine.pause(PauseMode.DRAIN)
 
     def begins_anew(self, update: WeightUpdate) -> bool:
         return self._engine.begins_anew(update)
@@ -165,13 +150,12 @@ class PausableEngine(Engine):
         while not self._open.is_set():
             await self._open.wait()
 
-    def _asked(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        return self._engine.generate(request)
-
     @contextmanager
-    def _flying(self) -> Iterator[_Flight]:
+    def _flying(self, request: GenerateRequest) -> Iterator[_Flight]:
         flight = _Flight()
-        self._flights.add(flight)
+        # A grammar begins with the first token, and penalties count from it: these cannot be continued.
+        if request.constraint is None and not request.sampling.is_penalised:
+            self._flights.add(flight)
         try:
             yield flight
         finally:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from hashlib import blake2b
@@ -34,6 +43,7 @@ from polar.telemetry.readings import Readings
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Chunk = TypeVar("Chunk", TokenChunk, ChatChunk)
 
 TRIES = 3
@@ -135,7 +145,8 @@ class Replicas(Engine):
 
     async def model_info(self) -> ModelInfo:
         """What all replicas that answer say; InvalidInput if they do not say the same."""
-        found = await asyncio.gather(*(self._info(replica) for replica in self._replicas.values()))
+        replicas = self._replicas.values()
+        found = await asyncio.gather(*(self._tried(each, each.engine.model_info()) for each in replicas))
         infos = {name: info for name, info in zip(self._replicas, found, strict=True) if info is not None}
         if not infos:
             raise self._all_down()
@@ -154,24 +165,21 @@ class Replicas(Engine):
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:
         self._mode = mode
-        await asyncio.gather(*(self._check(replica) for replica in self._replicas.values() if replica.is_up))
-        if not any(replica.is_up for replica in self._replicas.values()):
+        await asyncio.gather(*(self._tried(each, each.engine.check(mode)) for each in self._up))
+        if not self._up:
             raise self._all_down()
 
     async def count_tokens(self, chat: ChatRequest) -> int | None:
-        up = next((replica for replica in self._replicas.values() if replica.is_up), None)
-        return await up.engine.count_tokens(chat) if up else None
+        return await self._up[0].engine.count_tokens(chat) if self._up else None
 
     async def score(self, ids: list[int]) -> list[float]:
         """By the replica that has the least to do: nothing is cached of what is scored."""
-        up = [replica for replica in self._replicas.values() if replica.is_up]
-        replica = min(up or self._replicas.values(), key=lambda replica: replica.open)
+        replica = min(self._up or self._replicas.values(), key=lambda replica: replica.open)
         with replica.carrying_one_more():
             return await replica.engine.score(ids)
 
     async def tokenize(self, text: str) -> list[int] | None:
-        up = [replica for replica in self._replicas.values() if replica.is_up]
-        answers = await asyncio.gather(*(replica.engine.tokenize(text) for replica in up))
+        answers = await asyncio.gather(*(replica.engine.tokenize(text) for replica in self._up))
         known = [answer for answer in answers if answer is not None]
         if any(answer != known[0] for answer in known):
             raise InvalidInput(f"the engines tokenise differently: {', '.join(self._replicas)}")
@@ -192,8 +200,8 @@ class Replicas(Engine):
         """All replicas that are asked have them; one that fails is put aside until it has them too."""
         asked = await self._all("change its weights", lambda engine: engine.update_weights(update))
         self._update = update
-        for replica in self._replicas.values():
-            if replica.is_up and replica not in asked:
+        for replica in self._up:
+            if replica not in asked:
                 self._put_aside(replica, EngineDown("it came back while the others changed their weights"))
 
     def begins_anew(self, update: WeightUpdate) -> bool:
@@ -201,7 +209,7 @@ class Replicas(Engine):
 
     async def _all(self, purpose: str, do: Callable[[Engine], Coroutine[None, None, None]]) -> list[_Replica]:
         """Have every replica do it that is up, and return these; EngineError if none can: then all stay."""
-        up = [replica for replica in self._replicas.values() if replica.is_up]
+        up = self._up
         if not up:
             raise self._all_down()
         done = await asyncio.gather(*(do(replica.engine) for replica in up), return_exceptions=True)
@@ -236,18 +244,17 @@ class Replicas(Engine):
                 self._displaced.popitem(last=False)
         return self._replicas[chosen]
 
-    async def _info(self, replica: _Replica) -> ModelInfo | None:
+    @property
+    def _up(self) -> list[_Replica]:
+        return [replica for replica in self._replicas.values() if replica.is_up]
+
+    async def _tried(self, replica: _Replica, asked: Awaitable[T]) -> T | None:
+        """What a replica answers; None: it is down, and is put aside."""
         try:
-            return await replica.engine.model_info()
+            return await asked
         except EngineDown as error:
             self._put_aside(replica, error)
             return None
-
-    async def _check(self, replica: _Replica) -> None:
-        try:
-            await replica.engine.check(self._mode)
-        except EngineDown as error:
-            self._put_aside(replica, error)
 
     def _put_aside(self, replica: _Replica, error: EngineDown) -> None:
         replica.last_error = error

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from polar.engines.embedded.attention import AttentionSegment
+from polar.engines.embedded.attention import AttentionSegment, SlotCache
 from polar.engines.embedded.model import NewWeights, SlotModel
 from polar.engines.embedded.sampler import Draw, sample, score
 from polar.engines.vocabulary import Detokenizer
@@ -96,15 +96,13 @@ class _Running:
     number: int
     asked: Generation
     prompt: Ids
-    placement: Placement
+    slot: Slot
+    reused: int
+    """Prompt tokens that were computed before it came."""
     draw: Draw
     text: Detokenizer
     sampled: list[int] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def slot(self) -> Slot:
-        return self.placement.slot
 
     @property
     def is_prefilled(self) -> bool:
@@ -122,7 +120,7 @@ class Scheduler:
     def __init__(self, model: SlotModel, chunks: Chunks | None = None) -> None:
         self.model = model
         self.policy_version = 0
-        self.table = SlotTable(model.cache.slots, model.context)
+        self.table = SlotTable(model.cache)
         self._chunks = chunks or (CPU_CHUNKS if model.is_on_cpu else GPU_CHUNKS)
         self._waiting: deque[tuple[int, Generation]] = deque()
         self._running: dict[int, _Running] = {}
@@ -162,12 +160,9 @@ class Scheduler:
 
     def abort_all(self) -> list[Sampled]:
         """End every request, told as a failure."""
-        waiting = [
-            Sampled(number, -1, 0.0, "", self.policy_version, 0, FinishReason.ERROR)
-            for number, _ in self._waiting
-        ]
+        numbers = [number for number, _ in self._waiting]
         self._waiting.clear()
-        return waiting + [self._end_with_error(running) for running in list(self._running.values())]
+        return [*map(self._failure, numbers), *self._fail_running()]
 
     def use(self, policy: NewWeights) -> None:
         """Sample with these weights from the next token on.
@@ -179,8 +174,7 @@ class Scheduler:
         self.table.expire()
         for running in self._running.values():
             if not running.is_prefilled:
-                running.slot.length, running.slot.is_stale = 0, False
-                running.placement = Placement(running.slot, 0)
+                running.slot.length, running.slot.is_stale, running.reused = 0, False, 0
                 running.prompt_logprobs.clear()
 
     def step(self) -> list[Sampled]:
@@ -197,9 +191,9 @@ class Scheduler:
         except Exception:
             # Out of memory, most likely: the requests of this step are lost, the next ones are not.
             log.exception("a step over %d requests failed", len(self._running))
-            ended = [self._end_with_error(running) for running in list(self._running.values())]
+            failures = self._fail_running()
             self.table.forget()
-            return ended
+            return failures
         return [self._advance(*row) for row in zip(runs, ids, logprobs, strict=True)]
 
     def _batch(self) -> list[AttentionSegment]:
@@ -242,11 +236,15 @@ class Scheduler:
             prompt: Ids = np.asarray(asked.prompt_ids, dtype=np.int32)
             if self._will_share_more(prompt, ahead):
                 return
-            placement = self.table.place(prompt)
-            if placement is None:
+            placed = self.table.place(prompt, reuses=not asked.scores_prompt)
+            if placed is None:
                 return
             self._waiting.popleft()
-            running = self._start(number, asked, prompt, placement)
+            text = Detokenizer(self.model.text_tokenizer, asked.stop)
+            running = _Running(number, asked, prompt, *placed, replace(asked.draw), text)
+            self._running[running.slot.index] = running
+            self._prompt_tokens += len(prompt)
+            self._cached_tokens += running.reused
             ahead.append(running)
             yield running
 
@@ -256,24 +254,11 @@ class Scheduler:
         _, now = self.table.best_prefix(prompt)
         return max(common_prefix(running.prompt, prompt) for running in ahead) - now >= WORTH_WAITING_FOR
 
-    def _start(self, number: int, asked: Generation, prompt: Ids, placement: Placement) -> _Running:
-        if asked.scores_prompt:
-            placement = Placement(placement.slot, 0)
-            placement.slot.length = 0
-        if placement.source:
-            self.model.cache.copy_prefix(placement.source.index, placement.slot.index, placement.reused)
-        self._prompt_tokens += len(prompt)
-        self._cached_tokens += placement.reused
-        text = Detokenizer(self.model.text_tokenizer, asked.stop)
-        running = _Running(number, asked, prompt, placement, replace(asked.draw), text)
-        self._running[placement.slot.index] = running
-        return running
-
     def _advance(self, running: _Running, token_id: int, logprob: float) -> Sampled:
         if not math.isfinite(logprob):
             log.error("request %d: the model gave a logprob of %s", running.number, logprob)
             running.slot.length = 0
-            return self._end_with_error(running)
+            return self._fail(running)
         is_first = not running.sampled
         running.sampled.append(token_id)
         self._sampled_tokens += 1
@@ -288,7 +273,7 @@ class Scheduler:
             finish, stop_reason = FinishReason.STOP, running.text.matched
         elif running.draw.guide is not None and not running.draw.guide.accept(token_id):
             log.error("request %d: its grammar is beyond what can be computed", running.number)
-            return self._end_with_error(running)
+            return self._fail(running)
         elif len(running.sampled) >= asked.max_tokens:
             finish = FinishReason.LENGTH
         if finish:
@@ -300,15 +285,21 @@ class Scheduler:
             logprob=logprob,
             text=text,
             policy_version=self.policy_version,
-            cached_tokens=running.placement.reused,
+            cached_tokens=running.reused,
             finish_reason=finish,
             stop_reason=stop_reason,
             prompt_logprobs=running.prompt_logprobs if asked.scores_prompt and is_first else None,
         )
 
-    def _end_with_error(self, running: _Running) -> Sampled:
+    def _failure(self, number: int) -> Sampled:
+        return Sampled(number, -1, 0.0, "", self.policy_version, 0, FinishReason.ERROR)
+
+    def _fail(self, running: _Running) -> Sampled:
         self._release(running)
-        return Sampled(running.number, -1, 0.0, "", self.policy_version, 0, FinishReason.ERROR)
+        return self._failure(running.number)
+
+    def _fail_running(self) -> list[Sampled]:
+        return [self._fail(running) for running in list(self._running.values())]
 
     def _release(self, running: _Running) -> None:
         del self._running[running.slot.index]
@@ -338,20 +329,12 @@ class Slot:
         self.length += len(ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a prompt goes: `reused` tokens of it are in `slot`, after copying them from `source` if set."""
-
-    slot: Slot
-    reused: int
-    source: Slot | None = None
-
-
 class SlotTable:
     """All slots. Free ones serve as the prefix cache, the least recently used is overwritten first."""
 
-    def __init__(self, count: int, context: int) -> None:
-        self.slots = [Slot(index, context) for index in range(count)]
+    def __init__(self, cache: SlotCache) -> None:
+        self.slots = [Slot(index, cache.context) for index in range(cache.slots)]
+        self._cache = cache
         self._clock = 0
 
     @property
@@ -365,25 +348,26 @@ class SlotTable:
         length, _, slot = max(shares, key=lambda share: share[:2])
         return slot, length
 
-    def place(self, prompt: Ids) -> Placement | None:
-        """Take a slot for a prompt, or None while all are busy."""
+    def place(self, prompt: Ids, *, reuses: bool) -> tuple[Slot, int] | None:
+        """Take a slot for a prompt; it, and how many tokens of the prompt it has. None while all are busy."""
         free = [slot for slot in self.slots if slot.is_free]
         if not free:
             return None
         best, reused = self.best_prefix(prompt)
-        if best.is_free and 2 * reused >= best.length:
-            placement = Placement(best, reused)
-        else:
+        if not reuses:
+            reused = 0
+        slot = best
+        if not best.is_free or 2 * reused < best.length:
             # The best slot is busy, or holds mostly another conversation that may come back.
-            oldest = min(free, key=lambda slot: (slot.length > 0, slot.last_used))
-            placement = Placement(oldest, reused, None if oldest is best or not reused else best)
-        placement.slot.is_free = False
-        self._touch(placement.slot)
-        if placement.source:
-            placement.slot.length = 0
-            placement.slot.extend(prompt[:reused])
-        placement.slot.length = reused
-        return placement
+            slot = min(free, key=lambda slot: (slot.length > 0, slot.last_used))
+        if slot is not best and reused:
+            self._cache.copy_prefix(best.index, slot.index, reused)
+            slot.length = 0
+            slot.extend(prompt[:reused])
+        slot.length = reused
+        slot.is_free = False
+        self._touch(slot)
+        return slot, reused
 
     def release(self, slot: Slot) -> None:
         slot.is_free = True

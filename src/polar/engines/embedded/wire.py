@@ -30,6 +30,9 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+_ANY_OBJECT = Constraint(json_schema='{"type": "object"}')
+
+
 class StructuredOutputs(BaseModel):
     """What the sampled text must match; vLLM's other kinds (regex, choice, grammar) are refused."""
 
@@ -44,7 +47,7 @@ class StructuredOutputs(BaseModel):
         if self.structural_tag is not None:
             return Constraint(structural_tag=self.structural_tag)
         if self.schema_ is None:
-            return Constraint(json_schema='{"type": "object"}')
+            return _ANY_OBJECT
         text = self.schema_ if isinstance(self.schema_, str) else orjson.dumps(self.schema_).decode()
         return Constraint(json_schema=text)
 
@@ -56,28 +59,21 @@ class StructuredOutputs(BaseModel):
 
 
 class JsonSchema(BaseModel):
-    model_config = ConfigDict(extra="ignore")
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class ResponseFormat(BaseModel):
     """OpenAI's words for structured outputs."""
 
-    model_config = ConfigDict(extra="ignore")
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
     @property
     def constraint(self) -> Constraint | None:
-        match self.type:
-            case "text":
-                return None
-            case "json_object":
-                return Constraint(json_schema='{"type": "object"}')
-            case "json_schema":
-                schema = self.json_schema.schema_ if self.json_schema is not None else {}
-                return Constraint(json_schema=orjson.dumps(schema).decode())
+        if self.type == "json_schema":
+            schema = self.json_schema.schema_ if self.json_schema is not None else {}
+            return Constraint(json_schema=orjson.dumps(schema).decode())
+        return _ANY_OBJECT if self.type == "json_object" else None
 
 
 class LoadWeightsBody(BaseModel):
@@ -91,8 +87,6 @@ class LoadWeightsBody(BaseModel):
 
 class _Body(BaseModel):
     """Unknown fields are ignored, as vLLM does; those that would change the sampling are refused."""
-
-    model_config = ConfigDict(extra="ignore")
 
     model: str | None = None
     temperature: float | None = Field(default=None, ge=0, le=100)
@@ -157,7 +151,6 @@ class ChatBody(_Body):
 
 
 class TokenizeBody(BaseModel):
-    model_config = ConfigDict(extra="ignore")
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
