@@ -36,7 +36,7 @@ class Connections:
         fields = {"Host": parts.netloc.rpartition("@")[2], "Content-Type": "application/json", **headers}
         self._fields = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self._connect_seconds = connect_seconds
-        self._silence_seconds = silence_seconds
+        self.silence_seconds = silence_seconds
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
         self.epoch = 0
@@ -45,14 +45,9 @@ class Connections:
 
     def request(self, method: str, path: str, body: bytes = b"") -> Exchange:
         """To be entered: the answer, once its head is here. Leaving before its end breaks it off."""
-        return Exchange(self, self._head(method, path, len(body)) + body)
-
-    async def take(self, request: bytes) -> _Connection:
-        """A connection with a request on its way."""
-        connection = await self._connection()
-        self._busy.add(connection)
-        connection.send(request)
-        return connection
+        line = f"{method} {self._base}{path} HTTP/1.1\r\n"
+        head = f"{line}{self._fields}Content-Length: {len(body)}\r\n\r\n".encode("latin-1")
+        return Exchange(self, head + body)
 
     def give_back(self, connection: _Connection) -> None:
         self._busy.discard(connection)
@@ -66,20 +61,20 @@ class Connections:
             connection.close()
         self._idle.clear()
 
-    def _head(self, method: str, path: str, length: int) -> bytes:
-        line = f"{method} {self._base}{path} HTTP/1.1\r\n"
-        return f"{line}{self._fields}Content-Length: {length}\r\n\r\n".encode("latin-1")
+    async def take(self) -> _Connection:
+        """A connection that is good for a request."""
+        while self._idle and not self._idle[-1].is_reusable:
+            self._idle.pop()
+        connection = self._idle.pop() if self._idle else await self._made()
+        self._busy.add(connection)
+        return connection
 
-    async def _connection(self) -> _Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_reusable:
-                return connection
+    async def _made(self) -> _Connection:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 loop = asyncio.get_running_loop()
                 _, made = await loop.create_connection(
-                    lambda: _Connection(self._silence_seconds), self._host, self._port, ssl=self._ssl
+                    lambda: _Connection(self), self._host, self._port, ssl=self._ssl
                 )
         except OSError as error:
             raise Disconnected(str(error) or type(error).__name__) from error
@@ -89,40 +84,40 @@ class Connections:
 
 
 class Exchange:
-    """One request and its answer; a class, because a generator costs more than all else in here."""
+    """One request and its answer, whose body may still be coming; a class, because a generator costs more
+    than all else in here."""
 
-    __slots__ = ("_connection", "_connections", "_request")
     _connection: _Connection
 
     def __init__(self, connections: Connections, request: bytes) -> None:
         self._connections = connections
         self._request = request
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        """Names in lower case."""
+        self.has_head = False
+        self.is_whole = False
+        self._arrived: list[bytes] = []
+        self._failure: Disconnected | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
-    async def __aenter__(self) -> Response:
-        self._connection = await self._connections.take(self._request)
+    async def __aenter__(self) -> Exchange:
+        self._connection = await self._connections.take()
         try:
-            return await self._connection.response()
+            self._connection.send(self._request, self)
+            # A connection keeps its last exchange, and prompts are long.
+            self._request = b""
+            while not self.has_head:
+                await self._change()
         except BaseException:
             self._connections.give_back(self._connection)
             raise
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._connections.give_back(self._connection)
-
-
-class Response:
-    """One answer, whose body may still be coming."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        """Names in lower case."""
-        self.is_whole = False
-        self._arrived: list[bytes] = []
-        self._failure: Disconnected | None = None
-        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def content_type(self) -> str:
@@ -131,20 +126,20 @@ class Response:
     async def read(self) -> bytes:
         """The whole body, or what is left of it."""
         while not self.is_whole:
-            await self.change()
+            await self._change()
         return self._taken()
 
     async def piece(self) -> bytes:
         """All that has arrived since the last one; empty at the end."""
         while not self._arrived and not self.is_whole:
-            await self.change()
+            await self._change()
         return self._taken()
 
     def _taken(self) -> bytes:
         arrived, self._arrived = self._arrived, []
         return b"".join(arrived)
 
-    async def change(self) -> None:
+    async def _change(self) -> None:
         """Return once more is known."""
         if self._failure is not None:
             raise self._failure
@@ -171,32 +166,26 @@ class _Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, silence_seconds: float) -> None:
-        self._silence_seconds = silence_seconds
+    def __init__(self, connections: Connections) -> None:
+        self._silence_seconds = connections.silence_seconds
+        self._exchange = Exchange(connections, b"")
         self._parser = httptools.HttpResponseParser(self)
-        self._response = Response()
-        self._has_head = False
         self.is_open = True
-        self._heard_at = 0.0
-        self._watch: asyncio.TimerHandle | None = None
         self.is_reusable = True
         """Whether it is open and nothing is left of the last answer."""
+        self._heard_at = 0.0
+        self._watch: asyncio.TimerHandle | None = None
 
-    def send(self, data: bytes) -> None:
-        self.is_reusable = self._has_head = False
-        self._response = Response()
+    def send(self, data: bytes, exchange: Exchange) -> None:
+        self.is_reusable = False
+        self._exchange = exchange
         self._heard_at = asyncio.get_running_loop().time()
         if self._watch is None:
             self._watch_silence()
         if self.is_open:
             self._transport.write(data)
         else:
-            self._response.fail(Disconnected("the server closed the connection"))
-
-    async def response(self) -> Response:
-        while not self._has_head:
-            await self._response.change()
-        return self._response
+            exchange.fail(Disconnected("the server closed the connection"))
 
     def close(self) -> None:
         self._stop_watching()
@@ -214,36 +203,36 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._break(f"the server does not speak HTTP: {error}")
-        self._response.wake()
+        self._exchange.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = self.is_reusable = False
         self._stop_watching()
-        response = self._response
-        if response.is_whole:
+        exchange = self._exchange
+        if exchange.is_whole:
             return
-        if self._has_head and not {"content-length", "transfer-encoding"} & response.headers.keys():
-            response.is_whole = True
-            response.wake()
+        if exchange.has_head and not {"content-length", "transfer-encoding"} & exchange.headers.keys():
+            exchange.is_whole = True
+            exchange.wake()
         else:
-            response.fail(Disconnected(str(exc or "the server closed the connection")))
+            exchange.fail(Disconnected(str(exc or "the server closed the connection")))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._exchange.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        self._response.status = self._parser.get_status_code()
-        self._has_head = True
+        self._exchange.status = self._parser.get_status_code()
+        self._exchange.has_head = True
 
     def on_body(self, body: bytes) -> None:
-        self._response.add(body)
+        self._exchange.add(body)
 
     def on_message_complete(self) -> None:
-        if self._response.status < 200:  # an interim answer: the real one follows
-            self._response.headers.clear()
-            self._has_head = False
+        if self._exchange.status < 200:  # an interim answer: the real one follows
+            self._exchange.headers.clear()
+            self._exchange.has_head = False
             return
-        self._response.is_whole = True
+        self._exchange.is_whole = True
         self.is_reusable = self.is_open and self._parser.should_keep_alive()
 
     def _watch_silence(self) -> None:
@@ -268,5 +257,5 @@ class _Connection(asyncio.Protocol):
 
     def _break(self, reason: str) -> None:
         self.is_reusable = False
-        self._response.fail(Disconnected(reason))
+        self._exchange.fail(Disconnected(reason))
         self.close()

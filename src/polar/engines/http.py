@@ -25,7 +25,7 @@ from polar.engines.base import (
     TokenChunk,
     Unconstrainable,
 )
-from polar.engines.connections import Connections, Disconnected, Response
+from polar.engines.connections import Connections, Disconnected, Exchange
 from polar.errors import Backoff
 from polar.models.chat import ChatRequest, Message, Role, Sampling, ToolDefinition
 
@@ -268,7 +268,7 @@ class HttpEngine(Engine):
             await asyncio.sleep(pause)
 
 
-async def _parsed(response: Response) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
+async def _parsed(response: Exchange) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
     """The JSON of the server-sent events up to [DONE]. Lines may be longer than any read buffer."""
     tail = b""
     while piece := await response.piece():
