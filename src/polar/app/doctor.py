@@ -22,9 +22,10 @@ from polar.app.stack import PROBE, Say, connected
 from polar.assets.cache import without_making
 from polar.assets.node import NODE_VERSION, node
 from polar.config import plugins
-from polar.config.settings import NodeSettings, Settings, cache_dir, load_settings
+from polar.config.settings import EngineSettings, NodeSettings, Settings, cache_dir, load_settings
 from polar.engines.base import Engine, EngineError, GenerateRequest, Mode, ModelInfo
 from polar.engines.embedded.weights import ensure_tokenizer, is_cached
+from polar.engines.process import vllm_program
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.harnesses.base import Harness
 from polar.models.chat import Message, Role, Sampling
@@ -135,6 +136,8 @@ def machine_findings(settings: Settings) -> Iterator[Finding]:
     yield from _ports(settings)
     if settings.engine.is_embedded:
         yield _embedded_engine(settings.engine.model)
+    elif settings.engine.client == "vllm" and not settings.engine.urls:
+        yield _own_vllm(settings.engine)
 
 
 def _python() -> Finding:
@@ -219,6 +222,13 @@ def _is_ours(data_dir: Path, port: int) -> bool:
         return str(json.loads((data_dir / "server.json").read_text())["url"]).endswith(f":{port}")
     except (OSError, ValueError, KeyError):
         return False
+
+
+def _own_vllm(settings: EngineSettings) -> Finding:
+    try:
+        return MACHINE.ok("vLLM", f"{vllm_program(settings)} will serve {settings.model}")
+    except NotInstalled as error:
+        return MACHINE.problem("vLLM", error.message, error.hint or "")
 
 
 def _embedded_engine(model: str) -> Finding:

@@ -21,7 +21,7 @@ from polar.engines import guard
 from polar.engines.base import EngineError
 from polar.engines.connections import Connections, Disconnected
 from polar.engines.embedded.weights import ensure_model, is_cached
-from polar.errors import InvalidInput, NotInstalled
+from polar.errors import NotInstalled
 
 STOP_SECONDS = guard.STOP_SECONDS + 5.0
 LOOK_SECONDS = 0.2
@@ -197,13 +197,7 @@ def _embedded(settings: EngineSettings, log_format: str | None, say: Say) -> Eng
 def _vllm(settings: EngineSettings, say: Say) -> EngineCommand:
     """`vllm serve` with what exact tokens and weight updates need. Whatever the user passes comes last, and
     so before what stands here."""
-    program = _vllm_program()
-    if settings.device != "cpu" and not has_gpu():
-        raise InvalidInput(
-            "engine.kind: no GPU is seen on this machine for vLLM to use",
-            hint="leave engine.kind out for the embedded engine, name a running vLLM with engine.url, or set"
-            " engine.device to cpu if vLLM is built for that",
-        )
+    program = vllm_program(settings)
     model = str(ensure_model(settings.model)) if settings.model == DEFAULT_MODEL else settings.model
     usual = "float32" if settings.device == "cpu" else "bfloat16"
     options = {
@@ -232,7 +226,8 @@ def _vllm(settings: EngineSettings, say: Say) -> EngineCommand:
     return EngineCommand("vLLM", command, environment, _CAUSES)
 
 
-def _vllm_program() -> str:
+def vllm_program(settings: EngineSettings) -> str:
+    """The `vllm` to start; NotInstalled where there is none, or no GPU for it."""
     beside = Path(sys.executable).with_name("vllm")
     found = str(beside) if beside.is_file() else shutil.which("vllm")
     if found is None:
@@ -241,12 +236,13 @@ def _vllm_program() -> str:
             hint="pip install vllm, or put the `vllm` of another environment on the PATH, or name a running"
             " one with engine.url",
         )
+    if settings.device != "cpu" and not any(any(Path("/dev").glob(name)) for name in _GPU_FILES):
+        raise NotInstalled(
+            "engine.kind: no GPU is seen on this machine for vLLM to use",
+            hint="leave engine.kind out for the embedded engine, name a running vLLM with engine.url, or set"
+            " engine.device to cpu if vLLM is built for that",
+        )
     return found
-
-
-def has_gpu() -> bool:
-    """Whether this machine shows a GPU that vLLM may use."""
-    return any(any(Path("/dev").glob(name)) for name in _GPU_FILES)
 
 
 def _given(options: Mapping[str, object]) -> list[str]:

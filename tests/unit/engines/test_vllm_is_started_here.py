@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from polar.app.doctor import Severity, machine_findings
 from polar.app.stack import connected
 from polar.config.settings import EngineSettings, Settings
 from polar.engines import guard, process
@@ -138,10 +139,19 @@ async def test_a_machine_without_a_gpu_is_told_what_else_there_is(
 ) -> None:
     monkeypatch.setattr(process, "_GPU_FILES", ())
     engine = EngineSettings(kind="vllm", model=MODEL)
-    with pytest.raises(InvalidInput, match="no GPU is seen") as failure:
+    with pytest.raises(NotInstalled, match="no GPU is seen") as failure:
         async with connected(settings(tmp_path, engine), lambda _step: None):
             pass
     assert "embedded" in (failure.value.hint or "")
+
+
+def test_the_doctor_says_whether_it_can_be_started(vllm: FakeVllm, tmp_path: Path) -> None:
+    found = {finding.name: finding for finding in machine_findings(settings(tmp_path, VLLM))}
+    assert found["vLLM"].detail == f"{tmp_path}/vllm will serve {MODEL}"
+    (tmp_path / "vllm").unlink()
+    found = {finding.name: finding for finding in machine_findings(settings(tmp_path, VLLM))}
+    assert found["vLLM"].level is Severity.PROBLEM
+    assert "pip install vllm" in (found["vLLM"].fix or "")
 
 
 async def test_other_engines_must_be_named_by_a_url(tmp_path: Path) -> None:

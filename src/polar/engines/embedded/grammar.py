@@ -95,7 +95,8 @@ class Grammars:
         grammar = LLMatcher.grammar_from_lark(_Lark(marks).grammar(body))
         matcher = LLMatcher(tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise InvalidInput(f"it cannot be compiled: {_first_line(matcher.get_error())}")
+            reason = next(iter(matcher.get_error().strip().splitlines()), "no reason given")
+            raise InvalidInput(f"it cannot be compiled: {reason[:300]}")
         return matcher
 
 
@@ -170,9 +171,7 @@ class _Lark:
         mark = next((text for text in self._marks if end.startswith(text)), None)
         if mark is not None:
             return f"{self._terminal(_ANYTHING)} {self._literal(end)}"
-        name = f"r{next(self._numbers)}"
-        self._rules.append(f"{name}[suffix={_quoted(end)}]: {_ANYTHING}")
-        return name
+        return self._rule(_ANYTHING, option=f"[suffix={_quoted(end)}]")
 
     def _literal(self, text: str) -> str:
         if not self._marks:
@@ -184,15 +183,13 @@ class _Lark:
             if piece
         )
 
-    def _rule(self, body: str) -> str:
-        name = f"r{next(self._numbers)}"
-        self._rules.append(f"{name}: {body}")
+    def _rule(self, body: str, *, prefix: str = "r", option: str = "") -> str:
+        name = f"{prefix}{next(self._numbers)}"
+        self._rules.append(f"{name}{option}: {body}")
         return name
 
     def _terminal(self, body: str) -> str:
-        name = f"T{next(self._numbers)}"
-        self._rules.append(f"{name}: {body}")
-        return name
+        return self._rule(body, prefix="T")
 
 
 def _known_formats(schema: Any) -> Any:
@@ -221,7 +218,3 @@ def _parsed(text: str, what: str) -> Any:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:300] if text.strip() else "no reason given"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
@@ -179,6 +179,8 @@ class Tokens:
 class WireAnswer(ABC):
     """What stays the same through all chunks of an answer, and how they are written."""
 
+    chunk_kind: ClassVar[str]
+
     id: str
     model: str
     prompt_ids: list[int]
@@ -191,8 +193,8 @@ class WireAnswer(ABC):
     @abstractmethod
     def chunks(self, tokens: Tokens, *, is_first: bool) -> list[dict[str, Any]]: ...
 
-    @abstractmethod
-    def last_chunk(self, policy_version: int, usage: dict[str, Any]) -> dict[str, Any]: ...
+    def last_chunk(self, policy_version: int, usage: dict[str, Any]) -> dict[str, Any]:
+        return self._root(self.chunk_kind, policy_version) | {"usage": usage}
 
     def usage(self, sampled: int, cached: int) -> dict[str, Any]:
         return {
@@ -225,14 +227,13 @@ class WireAnswer(ABC):
 class CompletionAnswer(WireAnswer):
     """Of /v1/completions."""
 
+    chunk_kind = "text_completion"
+
     def whole(self, tokens: Tokens) -> dict[str, Any]:
         return self._body(tokens, is_first=True)
 
     def chunks(self, tokens: Tokens, *, is_first: bool) -> list[dict[str, Any]]:
         return [self._body(tokens, is_first=is_first)]
-
-    def last_chunk(self, policy_version: int, usage: dict[str, Any]) -> dict[str, Any]:
-        return self._root("text_completion", policy_version) | {"usage": usage}
 
     def _body(self, tokens: Tokens, *, is_first: bool) -> dict[str, Any]:
         pairs = zip(tokens.texts, tokens.logprobs, strict=True)
@@ -246,11 +247,13 @@ class CompletionAnswer(WireAnswer):
             choice["prompt_token_ids"] = self.prompt_ids if is_first else None
         if tokens.prompt_logprobs is not None:
             choice["prompt_logprobs"] = tokens.prompt_logprobs
-        return self._root("text_completion", tokens.policy_version, choice)
+        return self._root(self.chunk_kind, tokens.policy_version, choice)
 
 
 class ChatAnswer(WireAnswer):
     """Of /v1/chat/completions."""
+
+    chunk_kind = "chat.completion.chunk"
 
     def whole(self, tokens: Tokens) -> dict[str, Any]:
         message = {"role": "assistant", "content": tokens.text, "tool_calls": []}
@@ -263,11 +266,8 @@ class ChatAnswer(WireAnswer):
         if is_first:
             delta = {"role": "assistant", "content": ""}
             written.insert(0, {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
-        chunks = [self._root("chat.completion.chunk", tokens.policy_version, choice) for choice in written]
+        chunks = [self._root(self.chunk_kind, tokens.policy_version, choice) for choice in written]
         return [self._with_prompt(chunks[0]), *chunks[1:]] if is_first else chunks
-
-    def last_chunk(self, policy_version: int, usage: dict[str, Any]) -> dict[str, Any]:
-        return self._root("chat.completion.chunk", policy_version) | {"usage": usage}
 
     def _with_prompt(self, body: dict[str, Any]) -> dict[str, Any]:
         return body | {"prompt_token_ids": self.prompt_ids} if self.returns_ids else body
