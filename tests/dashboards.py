@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.console import Console
+
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.base import GenerateRequest
 from polar.models.access import TokenRole
 from polar.models.task import TaskSpec
 from polar.node.node import join
-from polar.training.metrics import MetricsFile
+from polar.training.metrics import board
+from polar.training.settings import MetricsSettings
 from tests.fakes.scripted_engine import Answer
 from tests.rollouts import scripted_call
 from tests.systems import System, system
@@ -197,19 +200,17 @@ async def _run(data_dir: Path, ready: asyncio.Future[Fleet]) -> None:
 
 
 def _write_metrics(out: Path) -> None:
-    lines = MetricsFile(out / "metrics.jsonl", 0)
-    for step in range(1, 61):
-        share = step / 60
-        lines.write(
-            step,
-            {
+    with board(MetricsSettings(), out, 0, Console(quiet=True)) as write:
+        for step in range(1, 61):
+            share = step / 60
+            numbers = {
                 "reward": 0.2 + 0.6 * share + 0.05 * ((7 * step) % 5 - 2) / 2,
                 "loss": 0.8 - 0.5 * share,
                 "entropy": 1.2 - 0.4 * share,
                 # Of a run without a penalty.
                 "kl": 0.0,
                 "clip_fraction": 0.1 * share,
-                **({"held_out_success": 0.3 + 0.4 * share} if step % 10 == 0 else {}),
-            },
-        )
-    lines.close()
+            }
+            if step % 10 == 0:
+                numbers["held_out_success"] = 0.3 + 0.4 * share
+            write(step, numbers)
