@@ -73,7 +73,7 @@ class HarborEvaluator(WorkspaceEvaluator):
             raise EvaluationFailed(
                 f"{TESTS}/test.sh leaves no reward that counts: {error.message}\n{report_of(result)[-2000:]}",
                 hint=error.hint or f"it must write {LOGS}/verifier/reward.txt or reward.json",
-            ) from None
+            ) from error
         components = {**rewards, "tampering": float(len(findings))}
         report = cut(remarks + report_of(result))
         return Verdict(reward=self._chosen(rewards), components=components, report=report)
@@ -104,7 +104,7 @@ class HarborEvaluator(WorkspaceEvaluator):
             except SandboxError:
                 continue
             if data.strip():
-                found.append(_PARSERS[name](data.decode(errors="replace")))
+                found.append(_numbers(name, data.decode(errors="replace")))
         return found
 
     def _agreed(self, found: list[dict[str, float]]) -> dict[str, float]:
@@ -140,18 +140,16 @@ async def _require_places(sandbox: Sandbox) -> None:
             raise EvaluationFailed(f"{directory}: {error}") from error
 
 
-def _from_text(text: str) -> dict[str, float]:
-    return {"reward": _number("reward.txt", text.strip())}
-
-
-def _from_json(text: str) -> dict[str, float]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise EvaluationFailed(f"reward.json: not JSON: {error}") from None
-    if not isinstance(document, dict):
-        document = {"reward": document}
-    return {str(name): _number(f"reward.json: {name}", value) for name, value in document.items()}
+def _numbers(name: str, text: str) -> dict[str, float]:
+    """What a reward file holds: a number, or in JSON several by their names."""
+    document: Any = text.strip()
+    if name == "reward.json":
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise EvaluationFailed(f"{name}: not JSON: {error}") from None
+    numbers = document if isinstance(document, dict) else {"reward": document}
+    return {str(key): _number(f"{name}: {key}", value) for key, value in numbers.items()}
 
 
 def _number(what: str, value: Any) -> float:
@@ -162,6 +160,3 @@ def _number(what: str, value: Any) -> float:
     if isinstance(value, bool) or not math.isfinite(number):
         raise EvaluationFailed(f"{what}: must be a finite number, not {str(value)[:200]!r}")
     return number
-
-
-_PARSERS = {"reward.json": _from_json, "reward.txt": _from_text}
