@@ -30,20 +30,20 @@ def unpack_wheel(wheel: Wheel, into: Path) -> None:
     into.mkdir(parents=True, exist_ok=True)
     lock = into / "wheel.txt"
     lock.write_text(" ".join([wheel.requirement, *(f"--hash=sha256:{digest}" for digest in wheel.sha256)]))
-    _pip("download", f"download {wheel}", lock, ("--dest", into), check=str(wheel))
+    _pip("download", lock, ("--dest", into), failure=f"could not download {wheel} with pip", check=str(wheel))
     (file,) = into.glob("*.whl")
     _unpack(file, into)
     file.unlink()
     lock.unlink()
 
 
-def _pip(action: str, purpose: str, lock: Path, place: tuple[str, Path], *, check: str) -> None:
+def _pip(action: str, lock: Path, place: tuple[str, Path], *, failure: str, check: str) -> None:
     """Run pip on a lock file; DownloadFailed tells how to `check` what is wrong by hand."""
     command = [sys.executable, "-m", "pip", action, "--quiet", "--no-deps", "--only-binary", ":all:"]
     run = run_tool([*command, "--require-hashes", "--requirement", str(lock), *map(str, place)])
     if run.returncode != 0:
         raise DownloadFailed(
-            f"could not {purpose} with pip: {pip_reason(run.stderr)}",
+            f"{failure}: {pip_reason(run.stderr)}",
             hint=f"check the network and pip's index settings with: {' '.join(command[1:])} {check}",
         )
 
@@ -86,4 +86,5 @@ def install_python(lock: Path, into: Path) -> None:
     built, for that runs code.
     """
     check = f"--require-hashes --requirement {lock} --dry-run"
-    _pip("install", f"install the packages of {lock.name}", lock, ("--target", into), check=check)
+    failure = f"could not install the packages of {lock.name} with pip"
+    _pip("install", lock, ("--target", into), failure=failure, check=check)
