@@ -29,7 +29,7 @@ SessionId = Annotated[str, typer.Argument(metavar="SESSION")]
 def list_sessions(
     context: typer.Context,
     task: Annotated[str | None, typer.Option(help="Only sessions of this task.")] = None,
-    status: Annotated[SessionStatus | None, typer.Option(help="Only those that are so.")] = None,
+    status: Annotated[SessionStatus | None, typer.Option(help="Only sessions in this state.")] = None,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,

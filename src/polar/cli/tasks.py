@@ -36,7 +36,7 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Sandboxes at a time (defa
 @tasks.callback(invoke_without_command=True)
 def list_tasks(
     context: typer.Context,
-    status: Annotated[TaskStatus | None, typer.Option(help="Only tasks that are so.")] = None,
+    status: Annotated[TaskStatus | None, typer.Option(help="Only tasks in this state.")] = None,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
