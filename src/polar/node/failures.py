@@ -12,7 +12,6 @@ from polar.models.completion import OUTAGE, Completion
 from polar.models.session import AgentEnd, FailureReason
 from polar.models.task import TaskSpec
 from polar.node.agent import AgentRun
-from polar.runtimes.base import Output
 from polar.runtimes.disk import free_bytes
 
 _FULL_BYTES = 1 << 20
@@ -95,11 +94,6 @@ def refuse_disturbed(agent: AgentRun, calls: ModelCalls, task: TaskSpec) -> None
     )
 
 
-def last_output(output: Output) -> str:
-    """The end of a command's output, for an error."""
-    return output.text(_OUTPUT_SHOWN).strip()
-
-
 def _is_answered(completion: Completion) -> bool:
     is_whole = completion.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
     return is_whole or completion.sampled_tokens > 0
@@ -107,5 +101,5 @@ def _is_answered(completion: Completion) -> bool:
 
 def _ending(agent: AgentRun) -> str:
     ended = agent.end if agent.exit_code is None else f"exit code {agent.exit_code}"
-    said = last_output(agent.stderr) if agent.stderr is not None else ""
+    said = agent.stderr.text(_OUTPUT_SHOWN).strip() if agent.stderr is not None else ""
     return f"{ended}: {said}" if said else str(ended)

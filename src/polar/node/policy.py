@@ -65,25 +65,20 @@ class PolicyFollower:
         obeying = asyncio.create_task(self._obey(order))
         try:
             while not (await asyncio.wait({obeying}, timeout=WAIT_SECONDS))[0]:
-                await self._tell(self._report.model_copy(update={"wait_seconds": 0.0}))
+                try:
+                    report = self._report.model_copy(update={"wait_seconds": 0.0})
+                    await self._client.follow_policy(self._node, report)
+                except PolarError as error:
+                    log.warning("could not tell how far the policy is followed: %s", error)
             await obeying
         finally:
             obeying.cancel()
             await asyncio.wait({obeying})
 
-    async def _tell(self, report: PolicyReport) -> None:
-        try:
-            await self._client.follow_policy(self._node, report)
-        except PolarError as error:
-            log.warning("could not tell how far the policy is followed: %s", error)
-
     def _next_report(self) -> PolicyReport:
+        wait = WAIT_SECONDS if self._report.error is None else RETRY_SECONDS
         if self._report.step < 0:
             wait = 0.0
-        elif self._report.error is not None:
-            wait = RETRY_SECONDS
-        else:
-            wait = WAIT_SECONDS
         if self._released_at is not None:
             wait = min(wait, max(self._released_at - time.monotonic(), 0.0))
         return self._report.model_copy(update={"wait_seconds": wait})
@@ -91,8 +86,7 @@ class PolicyFollower:
     async def _obey(self, order: PolicyOrder) -> None:
         left = order.seconds_left
         self._released_at = None if left is None else time.monotonic() + left
-        is_known = order.step == self._report.step and self._report.error is None
-        if is_known:
+        if order.step == self._report.step and self._report.error is None:
             return
         error: str | None = None
         try:
@@ -136,11 +130,8 @@ class PolicyFollower:
             return self._report.version
 
     async def _release_if_over(self) -> None:
-        if (
-            self._released_at is None
-            or time.monotonic() < self._released_at
-            or self._report.error is not None
-        ):
+        is_over = self._released_at is not None and time.monotonic() >= self._released_at
+        if not is_over or self._report.error is not None:
             return
         log.warning("the pause is over and the server is not heard of: going on")
         self._released_at = None

@@ -33,11 +33,22 @@ def check_components(task: TaskSpec, rules: TaskRules = TaskRules()) -> None:
         ("builders", "builder", task.builder, rules.builders),
     ):
         try:
-            _check_allowed(kind, field, component.name, allowed)
+            if allowed is not None and component.name not in allowed:
+                raise InvalidInput(
+                    f"{field}.name: {component.name!r} is not among those of server.tasks.{kind}",
+                    hint=f"it may be {' or '.join(allowed) or 'none'}",
+                )
             _check(kind, field, component)
         except InvalidInput as error:
             problems.append(str(error))
-    problems += _image_problems(task.runtime, rules)
+    image = task.runtime.options.get("image")
+    patterns = rules.images
+    if (
+        patterns is not None
+        and image is not None
+        and not any(fnmatchcase(str(image), one) for one in patterns)
+    ):
+        problems.append(f"runtime.options.image: {image!r} is not among those of server.tasks.images")
     if problems:
         raise InvalidInput("; ".join(problems))
 
@@ -50,23 +61,6 @@ def check_runtime(task: TaskSpec, allowed: Collection[str]) -> None:
             f"task {task.id!r}: runtime.name: no node of this server allows {name!r}",
             hint=f"name {' or '.join(sorted(allowed))}, or have a node's owner add {name} to node.runtimes"
             " in its settings and start it again",
-        )
-
-
-def _image_problems(runtime: Component, rules: TaskRules) -> list[str]:
-    image = runtime.options.get("image")
-    if rules.images is None or image is None:
-        return []
-    if any(fnmatchcase(str(image), pattern) for pattern in rules.images):
-        return []
-    return [f"runtime.options.image: {image!r} is not among those of server.tasks.images"]
-
-
-def _check_allowed(kind: str, field: str, name: str, allowed: tuple[str, ...] | None) -> None:
-    if allowed is not None and name not in allowed:
-        raise InvalidInput(
-            f"{field}.name: {name!r} is not among those of server.tasks.{kind}",
-            hint=f"it may be {' or '.join(allowed) or 'none'}",
         )
 
 

@@ -76,7 +76,7 @@ def open_routes(service: RolloutService) -> APIRouter:
     @router.get("/health", dependencies=[allow(ANYONE)])
     async def health() -> Health:
         """Whether the server works, and how many sessions it has in each status."""
-        return Health(version=__version__, sessions=await service.counts())
+        return Health(version=__version__, sessions=await service.store.sessions.counts())
 
     return router
 

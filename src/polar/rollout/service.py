@@ -6,14 +6,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from pathlib import Path
 
 from polar import __version__
 from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
 from polar.models.dashboard import NodeOverview
 from polar.models.delivery import DeliveryAnswer
-from polar.models.session import SessionStatus
 from polar.models.task import TaskSpec
 from polar.models.views import (
     NODE_PROTOCOL,
@@ -61,6 +59,7 @@ class RolloutService:
     def __init__(self, store: Store, settings: ServerSettings, webhook_secret: str | None = None) -> None:
         self.store = store
         self._settings = settings
+        self.runs_dir = settings.runs_dir
         self._queued = Notifier()
         self._ended = Notifier()
         self.policy = PolicyService(store.policy)
@@ -73,11 +72,6 @@ class RolloutService:
         self._runtimes: frozenset[str] = frozenset()
         """Those that nodes allowed when the store was last asked; forgotten when one joins."""
         self._retries = Retries(settings.max_attempts, settings.retry_seconds)
-
-    @property
-    def runs_dir(self) -> Path | None:
-        """Where training runs that are shown write their numbers."""
-        return self._settings.runs_dir
 
     async def submit(self, task: TaskSpec) -> tuple[TaskView, bool]:
         """Store a task; False: the same one was there already."""
@@ -221,9 +215,6 @@ class RolloutService:
         await self.store.leases.release(session_id, given_back.key)
         self._queued.notify()
         self._ended.notify()
-
-    async def counts(self) -> dict[SessionStatus, int]:
-        return await self.store.sessions.counts()
 
     @asynccontextmanager
     async def housekeeping(self) -> AsyncIterator[None]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError
@@ -24,16 +23,18 @@ def back_up(data_dir: Path, into: Path) -> None:
     """
     if not (data_dir / DATABASE).is_file():
         raise NotFound(f"there is no database in {data_dir}", hint="name its data directory")
-
-    def fill(part: Path) -> None:
-        with (
-            closing(sqlite3.connect(data_dir / DATABASE)) as source,
-            closing(sqlite3.connect(part / DATABASE)) as target,
-        ):
-            source.backup(target)
-        _copy_files(data_dir, part)
-
-    _whole(into, fill)
+    if into.exists():
+        raise Conflict(f"{into} is there already", hint="name a directory to be made")
+    try:
+        with atomic_directory(into, mode=0o700, durable=True) as part:
+            with (
+                closing(sqlite3.connect(data_dir / DATABASE)) as source,
+                closing(sqlite3.connect(part / DATABASE)) as target,
+            ):
+                source.backup(target)
+            _copy_files(data_dir, part)
+    except (OSError, sqlite3.Error) as error:
+        raise PolarError(f"the back-up {into} could not be made: {error}") from error
 
 
 def restore(backup: Path, data_dir: Path) -> None:
@@ -76,17 +77,5 @@ def _copy_files(source: Path, target: Path) -> None:
 
 def _copy_if_there(source: str, target: str) -> None:
     # A server may remove an expired blob while it is being copied.
-    try:
+    with suppress(FileNotFoundError):
         shutil.copy2(source, target)
-    except FileNotFoundError:
-        return
-
-
-def _whole(target: Path, fill: Callable[[Path], None]) -> None:
-    if target.exists():
-        raise Conflict(f"{target} is there already", hint="name a directory to be made")
-    try:
-        with atomic_directory(target, mode=0o700, durable=True) as part:
-            fill(part)
-    except (OSError, sqlite3.Error) as error:
-        raise PolarError(f"the back-up {target} could not be made: {error}") from error
