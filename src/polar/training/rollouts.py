@@ -8,7 +8,6 @@ import secrets
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from polar.evals.statistics import mean_of_outcomes
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec
 from polar.training.material import Material, PolicyVersions, material
-from polar.training.settings import GrpoSettings, RolloutSettings
+from polar.training.settings import GrpoSettings, HeldOutSettings, RolloutSettings
 from polar.training.sources import Shuffled
 from polar.trajectory.learnable import EndedSession, Excluded, Group
 
@@ -26,7 +25,7 @@ MOST_URGENT = 100
 """The highest priority that a task may have."""
 
 HELD_OUT = "held-out.jsonl"
-"""In the run's directory: which held-out tasks passed, each time they were tried."""
+"""In the run's directory, a line each time: the share of samples that passed, by held-out task."""
 
 Connect = Callable[[], AsyncClient]
 """Makes a client of the rollout server."""
@@ -187,22 +186,23 @@ class HeldOut:
     """Tasks that are not learnt from, rolled out now and then to see how well the policy does."""
 
     def __init__(
-        self, connect: Connect, tasks: Sequence[TaskSpec], samples: int, temperature: float, log_file: Path
+        self, asked: HeldOutSettings, connect: Connect, tasks: Sequence[TaskSpec], run: GrpoSettings
     ) -> None:
-        """`log_file` gets a line each time: the share of samples that passed, by task."""
+        self._asked = asked
         self._connect = connect
         self._tasks = tasks
-        self._samples = samples
-        self._temperature = temperature
-        self._log_file = log_file
+        self._temperature = run.objective.temperature
+        self._log_file = run.out / HELD_OUT
         self._run = secrets.token_hex(4)
 
-    def numbers(self, step: int) -> dict[str, float]:
+    def __call__(self, step: int, is_last: bool) -> dict[str, float]:
         """Mean reward, and the share of sessions with the full reward; a failed session counts as 0."""
+        if step % self._asked.every and not is_last:
+            return {}
         specs = [
             # Nothing is learnt until they have ended, so they go before what is rolled out ahead.
             training_task(
-                task, f"{self._run}-held-out-{step}-{number}", self._samples, self._temperature
+                task, f"{self._run}-held-out-{step}-{number}", self._asked.samples, self._temperature
             ).model_copy(update={"priority": MOST_URGENT})
             for number, task in enumerate(self._tasks)
         ]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, own_system
 from polar.app.stack import Say
@@ -28,7 +27,7 @@ from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Nowhere, Training, 
 from polar.training.metrics import board, require
 from polar.training.objective import likelihood_loss, policy_loss
 from polar.training.policy import load_policy
-from polar.training.rollouts import HELD_OUT, Connect, HeldOut, RolloutSource
+from polar.training.rollouts import HeldOut, RolloutSource
 from polar.training.settings import GrpoSettings, Pack, RolloutSettings, RunSettings, SftSettings
 from polar.training.sources import Dataset, MaterialSource, Recordings
 
@@ -88,6 +87,9 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
             address = stack.enter_context(rollout_server(settings, rollouts, tasks, say))
             client = stack.enter_context(Client(address.url, address.token))
             connect = partial(AsyncClient, address.url, address.token)
+            held_out = None
+            if (asked := rollouts.held_out) is not None:
+                held_out = HeldOut(asked, connect, load_tasks(*asked.tasks), settings)
             return Supply(
                 RolloutSource(settings, rollouts, connect, tasks),
                 EngineWeights(
@@ -96,7 +98,7 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
                     _weights(settings, rollouts),
                     over_gpu=rollouts.transfer == "cuda-ipc",
                 ),
-                _held_out(settings, rollouts, connect),
+                held_out,
             )
         case GrpoSettings(recordings=Path() as recordings):
             return Supply(Recordings(settings, recordings))
@@ -132,21 +134,6 @@ def _learner(settings: RunSettings, found: Checkpoint | None) -> Learner:
     )
 
 
-def _held_out(settings: GrpoSettings, rollouts: RolloutSettings, connect: Connect) -> HeldOutNumbers | None:
-    asked = rollouts.held_out
-    if asked is None:
-        return None
-    every = asked.every
-    tasks = HeldOut(
-        connect,
-        load_tasks(*asked.tasks),
-        asked.samples,
-        settings.objective.temperature,
-        settings.out / HELD_OUT,
-    )
-    return lambda step, is_last: tasks.numbers(step) if step % every == 0 or is_last else {}
-
-
 @contextmanager
 def rollout_server(
     settings: GrpoSettings, rollouts: RolloutSettings, tasks: Sequence[TaskSpec], say: Say
@@ -163,34 +150,29 @@ def rollout_server(
     }
     system = own_settings(settings.out, rollouts.config, engine, rollouts.concurrency)
     started: Future[ServerAddress] = Future()
-    loop = asyncio.new_event_loop()
-    ending = asyncio.Event()
+    ending: Future[None] = Future()
 
     async def serve() -> None:
         async with own_system(system, tasks, say) as address:
             started.set_result(address)
-            await ending.wait()
+            await asyncio.wrap_future(ending)
 
-    def work() -> None:
-        try:
-            loop.run_until_complete(serve())
-        except BaseException as error:
-            if started.done():
-                # The trainer sees a server that does not answer, and gives up after a while.
-                log.error("the run's own rollout server has ended: %s", error)
-            else:
-                started.set_exception(error)
+    def tell(ended: Future[None]) -> None:
+        if started.done() and (error := ended.exception()):
+            # The trainer sees a server that does not answer, and gives up after a while.
+            log.error("the run's own rollout server has ended: %s", error)
 
-    thread = threading.Thread(target=work, name="polar-rollouts")
-    with _short_turns():
-        thread.start()
+    with _short_turns(), ThreadPoolExecutor(1, thread_name_prefix="polar-rollouts") as thread:
+        serving = thread.submit(asyncio.run, serve())
+        serving.add_done_callback(tell)
         try:
+            first: list[Future[Any]] = [started, serving]
+            wait(first, return_when=FIRST_COMPLETED)
+            if not started.done():
+                serving.result()
             yield started.result()
         finally:
-            # Closed here and not by the thread, which may have ended already.
-            loop.call_soon_threadsafe(ending.set)
-            thread.join()
-            loop.close()
+            ending.set_result(None)
 
 
 @contextmanager
