@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -10,11 +11,10 @@ from typing import cast
 from pydantic import BaseModel, Field
 
 from polar.models.completion import CompletionKind
-from polar.models.trace import DriftPolicy, Lineage, TraceRef, Trajectory
+from polar.models.trace import DriftPolicy, Lineage, Segment, TraceRef, Trajectory
 from polar.recordings.tree import Link, TokenTree
 from polar.trajectory.accounting import Exclusion, account, exclusion, path_ends
 from polar.trajectory.base import Builder
-from polar.trajectory.chains import LengthLimits, Overlong, chains, realigned
 from polar.trajectory.lineage import AGENT, Ancestry, trace_ancestry
 
 
@@ -29,6 +29,17 @@ class Credit(StrEnum):
     """All of it to the main line: the main conversation, its summaries and what took its place; no others."""
 
 
+class Overlong(StrEnum):
+    """What becomes of a trace that is too long."""
+
+    SPLIT = "split"
+    """A turn that makes the response too long begins a trace of its own, after its whole context."""
+    TRUNCATE = "truncate"
+    """The trace ends with the last turn that fits."""
+    DROP = "drop"
+    """The whole trace is left out."""
+
+
 _MAIN_LINE = (Lineage.MAIN, Lineage.COMPACTED, Lineage.SUMMARY)
 
 
@@ -36,7 +47,8 @@ class PrefixMerging(Builder):
     """Each chain of completions is one trace: what was sampled is trained, what came between is context.
 
     The forest says what stands after what; side calls, retries and unsound completions are put aside by
-    name; what is left is partitioned into chains; chains are cut to length and become traces.
+    name; what is left is partitioned into chains, lists of segments on one path; chains are cut to length
+    between whole turns, so that what is left keeps its exact context, and become traces.
     """
 
     class Options(BaseModel):
@@ -47,7 +59,8 @@ class PrefixMerging(Builder):
         include_auxiliary: bool = False
         """Train side calls too."""
         max_tokens: int | None = Field(default=None, ge=1)
-        """Of a whole trace."""
+        """Of a whole trace: what the model must hold. No split can keep a turn that ends beyond it, because
+        the policy saw everything before that turn."""
         max_response_tokens: int | None = Field(default=None, ge=1)
         """Of a trace from its first trained token on."""
         on_overlong: Overlong = Overlong.SPLIT
@@ -61,15 +74,14 @@ class PrefixMerging(Builder):
         trainable = [
             index in place_of and place_of[index] not in reasons for index in range(len(forest.segments))
         ]
-        for index in realigned(forest.segments, trainable, forest.replaced):
+        for index in _realigned(forest.segments, trainable, forest.replaced):
             reasons[place_of[index]] = Exclusion.REALIGNED
             trainable[index] = False
         ends = path_ends(forest.segments)
-        limits = LengthLimits(options.max_tokens, options.max_response_tokens, options.on_overlong)
-        found = chains(forest.segments, trainable)
+        found = _chains(forest.segments, trainable)
         kept: list[list[int]] = []
         for chain in found:
-            pieces, left_out = limits.fit(forest.segments, ends, chain)
+            pieces, left_out = _fit(options, forest.segments, ends, chain)
             kept += pieces
             reasons.update((place_of[index], Exclusion.OVER_LENGTH) for index in left_out)
         share = 1 / len(kept) if kept and options.credit is Credit.DIVIDED else 1.0
@@ -114,6 +126,99 @@ def _superseded(tree: TokenTree) -> set[int]:
         for place in places
         if place not in continued
     }
+
+
+def _realigned(
+    segments: Sequence[Segment], trainable: Sequence[bool], replaced: Mapping[int, Sequence[int]]
+) -> set[int]:
+    """The trainable segments that only stand in a conversation that went on with other tokens for them.
+
+    One that something else trainable still follows exactly is not among them.
+    """
+    found: set[int] = set()
+    alive = list(trainable)
+    """Whether anything that is trained stands at or below a segment."""
+    followed = [False] * len(segments)
+    for index in range(len(segments) - 1, -1, -1):
+        is_stub = alive[index] and not followed[index]
+        if is_stub and any(alive[copy] or followed[copy] for copy in replaced.get(index, ())):
+            found.add(index)
+            alive[index] = False
+        parent = segments[index].parent
+        if parent >= 0 and (alive[index] or followed[index]):
+            followed[parent] = True
+    return found
+
+
+def _chains(segments: Sequence[Segment], trainable: Sequence[bool]) -> list[list[int]]:
+    """Every trainable segment in exactly one chain.
+
+    Where a context was continued more than once, the part in common is trained with the continuation
+    in which most was sampled (the earliest of equals); for the others it is context.
+    """
+    weights, heirs = _heaviest(segments, trainable)
+    found: list[list[int]] = []
+    chain_of = [-1] * len(segments)
+    for index, segment in enumerate(segments):
+        if not weights[index]:
+            continue
+        parent = segment.parent
+        if parent >= 0 and heirs[parent] == index:
+            chain_of[index] = chain_of[parent]
+        else:
+            chain_of[index] = len(found)
+            found.append([])
+        if trainable[index]:
+            found[chain_of[index]].append(index)
+    return found
+
+
+def _heaviest(segments: Sequence[Segment], trainable: Sequence[bool]) -> tuple[list[int], list[int]]:
+    """How many trainable tokens stand at or below each segment, and which child holds most of them."""
+    weights = [
+        len(segment.ids) if is_trained else 0 for segment, is_trained in zip(segments, trainable, strict=True)
+    ]
+    heirs = [-1] * len(segments)
+    for index in range(len(segments) - 1, -1, -1):
+        parent = segments[index].parent
+        if parent < 0 or not weights[index]:
+            continue
+        heir = heirs[parent]
+        if heir < 0 or weights[index] >= weights[heir]:
+            heirs[parent] = index
+        weights[parent] += weights[index]
+    return weights, heirs
+
+
+def _fit(
+    options: PrefixMerging.Options, segments: Sequence[Segment], ends: Sequence[int], chain: Sequence[int]
+) -> tuple[list[list[int]], list[int]]:
+    """A chain's traces as lists of its segments, and the segments that fit into none.
+
+    `ends` says for every segment of the forest how many tokens its path has up to its end.
+    """
+    longest = math.inf if options.max_tokens is None else options.max_tokens
+    longest_response = math.inf if options.max_response_tokens is None else options.max_response_tokens
+    pieces: list[list[int]] = []
+    left_out: list[int] = []
+    start = 0
+    for place, index in enumerate(chain):
+        if ends[index] > longest:
+            left_out += chain[place:]
+            break
+        if pieces and ends[index] - start <= longest_response:
+            pieces[-1].append(index)
+        elif pieces and options.on_overlong is not Overlong.SPLIT:
+            left_out += chain[place:]
+            break
+        elif len(segments[index].ids) > longest_response:
+            left_out.append(index)
+        else:
+            pieces.append([index])
+            start = ends[index] - len(segments[index].ids)
+    if left_out and options.on_overlong is Overlong.DROP:
+        return [], list(chain)
+    return pieces, left_out
 
 
 def _traces(

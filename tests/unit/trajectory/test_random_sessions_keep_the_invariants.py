@@ -13,9 +13,8 @@ from polar.models.completion import Completion
 from polar.models.trace import DriftPolicy, Lineage, Trajectory
 from polar.recordings.tree import Continuation
 from polar.trajectory.accounting import Exclusion
-from polar.trajectory.chains import Overlong
 from polar.trajectory.per_request import PerRequest
-from polar.trajectory.prefix_merging import Credit, PrefixMerging
+from polar.trajectory.prefix_merging import Credit, Overlong, PrefixMerging
 from tests.captures import grow
 from tests.fakes.agent_sessions import agent_sessions
 from tests.fakes.trace_oracle import (

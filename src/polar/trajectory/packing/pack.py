@@ -49,16 +49,14 @@ class Piece:
 def pack_sequences(rows: Iterable[TrainingRow], budget: int) -> Packing:
     """Each row whole and apart, by first-fit decreasing. Rows longer than the budget are named, not cut."""
     fitting, over_budget = _fitting(rows, budget)
-    pieces = list(map(_apart, fitting))
-    return _packing(pieces, budget, sum(piece.size for piece in pieces), over_budget)
+    return _packing(list(map(_apart, fitting)), budget, over_budget)
 
 
 def pack_alone(rows: Iterable[TrainingRow], budget: int) -> Packing:
     """Each row is a batch: for models with layers that no mask keeps from seeing other rows."""
     fitting, over_budget = _fitting(rows, budget)
     pieces = list(map(_apart, fitting))
-    bins = [[number] for number in range(len(pieces))]
-    return _packing(pieces, budget, sum(piece.size for piece in pieces), over_budget, bins)
+    return _packing(pieces, budget, over_budget, bins=[[number] for number in range(len(pieces))])
 
 
 def pack_trees(rows: Iterable[TrainingRow], budget: int) -> Packing:
@@ -78,7 +76,7 @@ def pack_trees(rows: Iterable[TrainingRow], budget: int) -> Packing:
         runs = list(_depth_first(tree))
         unique += sum(len(run.ids) for run in runs)
         pieces += _pieces(runs, budget)
-    return _packing(pieces, budget, unique, over_budget)
+    return _packing(pieces, budget, over_budget, sum(piece.size for piece in pieces) - unique)
 
 
 def _fitting(rows: Iterable[TrainingRow], budget: int) -> tuple[Iterator[TrainingRow], list[str]]:
@@ -180,14 +178,11 @@ def _path(last: TokenRun, laid_out: set[int]) -> list[TokenRun]:
 def _packing(
     pieces: Sequence[Piece],
     budget: int,
-    unique_tokens: int,
     over_budget: Sequence[str],
+    repeated_tokens: int = 0,
     bins: Sequence[Sequence[int]] | None = None,
 ) -> Packing:
-    """The pieces in the given bins, else in as few batches as first-fit decreasing finds.
-
-    None is larger than the budget.
-    """
+    """The pieces, none larger than the budget, in these bins or in as few as first-fit decreasing finds."""
     if bins is None:
         bins = first_fit_decreasing([piece.size for piece in pieces], budget)
     packed = sum(piece.size for piece in pieces)
@@ -195,7 +190,7 @@ def _packing(
         rows=sum(len(piece.rows) for piece in pieces),
         row_tokens=sum(len(row.ids) for piece in pieces for row, _ in piece.rows),
         packed_tokens=packed,
-        repeated_tokens=packed - unique_tokens,
+        repeated_tokens=repeated_tokens,
         padding_tokens=len(bins) * budget - packed,
     )
     batches = tuple(_batch([pieces[index] for index in bin]) for bin in bins)
