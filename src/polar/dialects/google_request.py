@@ -7,7 +7,6 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import groupby
 from typing import Any, Self
 
@@ -48,21 +47,20 @@ class GoogleFields(Fields):
 
     __slots__ = ()
 
-    def get(self, name: str) -> Any:
-        value = self._value.get(name)
-        return value if value is not None else self._value.get(_snake(name))
+    def __init__(
+        self, value: dict[str, Any], parent: Fields | None = None, name: str = "", index: int | None = None
+    ) -> None:
+        super().__init__(value, parent, name, index)
+        if "_" in "".join(value):
+            self._value = {_camel(key): given for key, given in value.items()} | value
 
     def at(self, name: str) -> str:
-        return super().at(name if self._value.get(name) is not None else _snake(name))
+        snake = re.sub(r"[A-Z]", lambda letter: "_" + letter[0].lower(), name)
+        return super().at(name if name in self._value and snake not in self._value else snake)
 
     def children(self, name: str) -> list[Self]:
         value = self.get(name)
         return [type(self)(value, self, name)] if isinstance(value, dict) else super().children(name)
-
-
-@cache
-def _snake(name: str) -> str:
-    return re.sub(r"[A-Z]", lambda letter: "_" + letter[0].lower(), name)
 
 
 def read_request(body: bytes, model: str, *, stream: bool, as_events: bool, is_count: bool) -> ChatRequest:
@@ -382,5 +380,4 @@ def _count(value: Any) -> Any:
 
 
 def _camel(name: str) -> str:
-    head, *tail = name.split("_")
-    return head + "".join(word.capitalize() for word in tail)
+    return re.sub(r"(?<=.)_([a-z])", lambda found: found[1].upper(), name)

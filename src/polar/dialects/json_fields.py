@@ -92,7 +92,7 @@ class Fields:
         return f"[{name} omitted: this model reads only text]"
 
     def string(self, name: str) -> str | None:
-        value = self.get(name)
+        value = self._value.get(name)
         if value is not None and not isinstance(value, str):
             raise malformed(self.at(name), f"must be a string, not {kind(value)}")
         return value
@@ -118,7 +118,7 @@ class Fields:
         return meanings[word]
 
     def strings(self, name: str, what: str = "an array of strings") -> list[str]:
-        value = self.get(name)
+        value = self._value.get(name)
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -126,13 +126,13 @@ class Fields:
         return value
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        value = self.get(name)
+        value = self._value.get(name)
         if value is not None and not isinstance(value, bool):
             raise malformed(self.at(name), f"must be true or false, not {kind(value)}")
         return default if value is None else value
 
     def number(self, name: str, low: float, high: float) -> float | None:
-        value = self.get(name)
+        value = self._value.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -142,7 +142,7 @@ class Fields:
         return float(value)
 
     def integer(self, name: str, low: int, high: int = 2**63 - 1) -> int | None:
-        value = self.get(name)
+        value = self._value.get(name)
         if value is None:
             return None
         if isinstance(value, float) and value.is_integer():
@@ -156,7 +156,7 @@ class Fields:
         return value
 
     def child(self, name: str) -> Self | None:
-        value = self.get(name)
+        value = self._value.get(name)
         if value is None:
             return None
         if not isinstance(value, dict):
@@ -171,7 +171,7 @@ class Fields:
 
     def children(self, name: str) -> list[Self]:
         """The objects of an array; none when it is absent."""
-        value = self.get(name)
+        value = self._value.get(name)
         if value is None:
             return []
         if not isinstance(value, list):
