@@ -27,7 +27,6 @@ NAMES = {
     "Spoiled": "UngradableWorkspace",
     "Spread": "Histogram",
     "TOKENS_SAMPLED_OTHERWISE": "TOKENS_OFF_DISTRIBUTION",
-    "Trail": "HistoryPrefix",
     "Workshop": "NodeServices",
     "landed_at": "finished_at",
     "let_go": "remove_expired",

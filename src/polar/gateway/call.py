@@ -156,7 +156,7 @@ class ModelCall:
         usage = tokens.usage(len(prompt.ids), self._generation.reasoning_tokens)
         completion = Completion(
             id=self.id,
-            index=self.session.next_index,
+            index=self.session.recorded,
             prompt_ids=prompt.ids,
             sampled_ids=np.array(tokens.ids, np.int32),
             logprobs=np.array(tokens.logprobs, np.float32),

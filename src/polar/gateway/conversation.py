@@ -1,14 +1,12 @@
 """Finds the conversation a request extends, and the exact tokens the policy saw and sampled in it.
 
-What a session has said is a tree of places, one for every message in its context. A request walks it
-from the root; the last sampled message it passes is the turn it extends. Where it begins as one that was
-matched lately, which is nearly always, the walk begins at that one's end: a long history costs a few
-comparisons of memory and is neither hashed nor read as JSON again.
+What a session has said is a tree of messages. A request walks it from the root; the last sampled message it
+passes is the turn it extends. A history comes again in the same words nearly always, so each step compares
+it with the message that came there last, as text: it is neither hashed nor read as JSON again.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,8 +19,6 @@ from polar.recordings.growth import Turn
 
 _LONGEST_SPLIT = 8
 """In how many messages a harness may send one sampled message back."""
-_SHORTCUTS = 8
-"""How many conversations may go on at once before one of them is walked from its beginning again."""
 _OTHER_TOOLSETS = 8
 """How many other sets of tools are searched, the latest first, for what a request follows."""
 
@@ -41,79 +37,41 @@ class Extension:
 class _MessageNode:
     """A point in a conversation: everything said up to it."""
 
-    __slots__ = ("following", "turn")
+    __slots__ = ("_following", "_last", "_last_message", "turn")
 
     def __init__(self) -> None:
         self.turn: Turn | None = None
         """The latest completion whose sampled message ends here."""
-        self.following: dict[Key, _MessageNode] = {}
+        self._following: dict[Key, _MessageNode] = {}
+        self._last_message: Message | None = None
+        self._last: _MessageNode | None = None
 
     def step(self, message: Message) -> _MessageNode | None:
         """Where a message leads, if it was said here before."""
-        return self.following.get(key_of(message))
+        last = self._last_message
+        if (
+            last is not None
+            and last.content == message.content
+            and last.role is message.role
+            and last.tool_calls == message.tool_calls
+        ):
+            return self._last
+        node = self._following.get(key_of(message))
+        if node is not None:
+            self._last_message, self._last = message, node
+        return node
 
+    def grow(self, message: Message) -> _MessageNode:
+        """Where a message leads, from now on."""
+        node = self.step(message)
+        if node is None:
+            node = self._last = self._following[key_of(message)] = _MessageNode()
+            self._last_message = message
+        return node
 
-class HistoryPrefix:
-    """The wording of a history, as lists that are compared without a step for each message.
-
-    Two of one wording lead to the same place.
-    """
-
-    __slots__ = ("_calls", "_contents", "_roles")
-
-    def __init__(self, roles: list[Role], contents: list[str], calls: list[tuple[int, str, str]]) -> None:
-        self._roles = roles
-        self._contents = contents
-        self._calls = calls
-        """Which message has a call, its name and its arguments as they were sent."""
-
-    @classmethod
-    def of(cls, messages: Sequence[Message]) -> HistoryPrefix:
-        return cls(
-            [message.role for message in messages],
-            [message.content for message in messages],
-            [
-                (place, call.name, call.arguments)
-                for place, message in enumerate(messages)
-                if message.tool_calls
-                for call in message.tool_calls
-            ],
-        )
-
-    def __len__(self) -> int:
-        return len(self._roles)
-
-    def begins(self, other: HistoryPrefix) -> bool:
-        """Whether another history starts with this one, and someone else speaks next in it."""
-        length, calls = len(self._roles), len(self._calls)
-        return (
-            other._contents[:length] == self._contents
-            and other._roles[:length] == self._roles
-            and other._calls[:calls] == self._calls
-            and (calls == len(other._calls) or other._calls[calls][0] >= length)
-            # A message of the assistant may be the rest of the last one.
-            and (length == len(other._roles) or other._roles[length] is not Role.ASSISTANT)
-        )
-
-    def first(self, length: int, known: HistoryPrefix | None, kept: Sequence[Message]) -> HistoryPrefix:
-        """The beginning of it, in strings that are kept already where these read the same."""
-        start = len(known) if known is not None else 0
-        contents = list(known._contents) if known is not None else []
-        for place in range(start, length):
-            content = self._contents[place]
-            same = place < len(kept) and kept[place].content == content
-            contents.append(kept[place].content if same else content)
-        calls = self._calls[: bisect_left(self._calls, (length, "", ""))]
-        return HistoryPrefix(self._roles[:length], contents, calls)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shortcut:
-    """Where a history that was matched before leads."""
-
-    root: _MessageNode
-    trail: HistoryPrefix
-    place: _MessageNode
+    def alias(self, message: Message, node: _MessageNode) -> None:
+        """Let another wording lead to a node as well."""
+        self._following.setdefault(key_of(message), node)
 
 
 class Conversations:
@@ -123,17 +81,13 @@ class Conversations:
         self._roots: dict[bytes, _MessageNode] = {}
         """By the tools offered, the latest last: they stand before every message."""
         self._latest: tuple[tuple[ToolDefinition, ...], bytes] | None = None
-        self._shortcuts: list[_Shortcut] = []
-        """The latest last."""
         self._turns: dict[str, tuple[Turn, _MessageNode, _MessageNode]] = {}
         """By completion, each with the root of its tools and where its sampled message ends."""
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Extension:
         root = self._roots.get(self._key(tools))
-        place, matched = self._matched(root, messages) if root is not None else (None, 0)
-        turn = place.turn if place is not None else None
-        follows = turn or self._followed(messages, root)
-        return Extension(turn, tuple(messages[matched:]), follows)
+        turn, matched = _walk(root, messages) if root is not None else (None, 0)
+        return Extension(turn, tuple(messages[matched:]), turn or self._followed(messages, root))
 
     def add(self, turn: Turn, tools: Sequence[ToolDefinition]) -> None:
         """Remember a finished completion; the latest of equal ones is the one that is continued."""
@@ -157,21 +111,6 @@ class Conversations:
         known = self._turns.get(completion_id)
         return known[0].messages if known is not None else None
 
-    def _matched(self, root: _MessageNode, messages: Sequence[Message]) -> tuple[_MessageNode | None, int]:
-        """As `_walk`, from the end of the longest history that is known to the letter."""
-        trail = HistoryPrefix.of(messages)
-        known = [short for short in self._shortcuts if short.root is root and short.trail.begins(trail)]
-        short = max(known, key=lambda known: len(known.trail), default=None)
-        if short is None:
-            place, matched = _walk(root, messages)
-        else:
-            self._shortcuts.remove(short)
-            place, matched = _walk(short.place, messages, len(short.trail))
-        if place is not None and place.turn is not None:
-            past = trail.first(matched, short.trail if short else None, place.turn.messages)
-            self._shortcuts = [*self._shortcuts[1 - _SHORTCUTS :], _Shortcut(root, past, place)]
-        return place, matched
-
     def _grow(self, turn: Turn, root: _MessageNode) -> _MessageNode:
         place, messages = root, turn.messages
         if turn.parent is not None and turn.parent.completion_id in self._turns:
@@ -184,17 +123,16 @@ class Conversations:
                 said = count + 1
             elif count == said:
                 said_from = place
-            place = place.following.setdefault(key_of(message), _MessageNode())
+            place = place.grow(message)
         if len(messages) - said > 1:
             # Some providers' clients send neighbouring messages of the assistant back as one.
-            said_from.following.setdefault(key_of(joined(messages[said:])), place)
+            said_from.alias(joined(messages[said:]), place)
         return place
 
     def _followed(self, messages: Sequence[Message], root: _MessageNode | None) -> Turn | None:
         others = (place for place in reversed(self._roots.values()) if place is not root)
         found = [_walk(place, messages) for place in islice(others, _OTHER_TOOLSETS)]
-        deepest, _ = max(found, key=lambda walked: walked[1], default=(None, 0))
-        return deepest.turn if deepest is not None else None
+        return max(found, key=lambda walked: walked[1], default=(None, 0))[0]
 
     def _key(self, tools: Sequence[ToolDefinition]) -> bytes:
         if self._latest is not None and self._latest[0] == tuple(tools):
@@ -215,27 +153,23 @@ def _adds_to(known: tuple[Message, ...], messages: tuple[Message, ...]) -> bool:
     )
 
 
-def _walk(
-    start: _MessageNode, messages: Sequence[Message], count: int = 0
-) -> tuple[_MessageNode | None, int]:
-    """The deepest place with a turn that the messages pass, and how many of them lead to it.
-
-    The first `count` of them lead to `start`.
-    """
-    place: _MessageNode | None = start
-    found, matched = (start, count) if start.turn is not None else (None, 0)
+def _walk(root: _MessageNode, messages: Sequence[Message]) -> tuple[Turn | None, int]:
+    """The deepest turn that the messages pass, and how many of them lead to it."""
+    node: _MessageNode | None = root
+    found: Turn | None = None
+    matched = count = 0
     end = len(messages)
-    while place is not None and count < end:
+    while node is not None and count < end:
         message = messages[count]
         if message.role is not Role.ASSISTANT:
-            place, count = place.step(message), count + 1
+            node, count = node.step(message), count + 1
             continue
         if count + 1 < end and messages[count + 1].role is Role.ASSISTANT:
-            place, count = _step_over_split(place, messages, count)
+            node, count = _step_over_split(node, messages, count)
         else:
-            place, count = place.step(message), count + 1
-        if place is not None and place.turn is not None:
-            found, matched = place, count
+            node, count = node.step(message), count + 1
+        if node is not None and node.turn is not None:
+            found, matched = node.turn, count
     return found, matched
 
 

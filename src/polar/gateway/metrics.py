@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -14,24 +13,17 @@ _CALL_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 
 _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy a gateway is at this moment."""
-
-    sessions: int
-    calls: int
-    is_paused: bool
-
-
 class GatewayMetrics:
     """One registry a gateway, so that several gateways in one process do not count each other's calls."""
 
-    def __init__(self, load: Callable[[], Load]) -> None:
+    def __init__(
+        self, sessions: Callable[[], int], calls: Callable[[], int], is_paused: Callable[[], bool]
+    ) -> None:
         self.registry = registry = CollectorRegistry()
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
-            ("polar_gateway_open_sessions", "Sessions whose key opens the gateway.", lambda: load().sessions),
-            ("polar_gateway_open_calls", "Model calls that are being answered.", lambda: load().calls),
-            ("polar_gateway_paused", "1 while a policy update holds calls back.", lambda: load().is_paused),
+            ("polar_gateway_open_sessions", "Sessions whose key opens the gateway.", sessions),
+            ("polar_gateway_open_calls", "Model calls that are being answered.", calls),
+            ("polar_gateway_paused", "1 while a policy update holds calls back.", is_paused),
         )
         for name, text, value in gauges:
             Gauge(name, text, registry=registry).set_function(value)

@@ -42,7 +42,7 @@ from polar.errors import PolarError, Unavailable
 from polar.gateway.call import ModelCall
 from polar.gateway.canonical import in_call_order
 from polar.gateway.http import ClientConnection, go_on, json_answer, kept_alive, read_body
-from polar.gateway.metrics import GatewayMetrics, Load
+from polar.gateway.metrics import GatewayMetrics
 from polar.gateway.quota import HeldRequest, memory_of_calls
 from polar.gateway.request_coalescer import InFlight, fingerprint
 from polar.gateway.session import Session, SessionGrant, SessionRegistry, context_overflow, new_key
@@ -75,6 +75,8 @@ class Gateway:
     host: str
     port: int
     """The real port once started."""
+    _runner: web.AppRunner
+    _listener: asyncio.Server
 
     def __init__(
         self, settings: GatewaySettings, engine: Engine, renderer: Renderer | None, model: ModelInfo
@@ -89,20 +91,13 @@ class Gateway:
         self._model = model
         self._created = int(time.time())
         self._sessions = SessionRegistry(settings, self._watch)
-        self.metrics = GatewayMetrics(self._load)
-        self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
+        self.metrics = GatewayMetrics(
+            lambda: len(self._sessions),
+            lambda: sum(len(session.calls) for session in self._sessions),
+            lambda: self.is_paused,
+        )
 
     async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def start(self) -> None:
         app = web.Application()
         dialects: list[Dialect] = [plugins.load("dialects", name)() for name in plugins.names("dialects")]
         dialects.sort(key=lambda dialect: dialect.name != _DEFAULT_DIALECT)
@@ -118,33 +113,29 @@ class Gateway:
         # Handlers are cancelled when their client goes away: that is what aborts the engine's work.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
+        server = self._runner.server
+        assert server is not None, "set up above"
         try:
-            self._listener = await self._listen(self._runner)
+            self._listener = await asyncio.get_running_loop().create_server(
+                lambda: ClientConnection(server, self._settings), self.host, self.port, backlog=_BACKLOG
+            )
         except OSError as error:
             await self._runner.cleanup()
             raise PolarError(
-                f"the gateway cannot listen on {self.host}:{self._settings.port}: {error.strerror or error}",
+                f"the gateway cannot listen on {self.host}:{self.port}: {error.strerror or error}",
                 hint="set gateway.port to another port, or to 0 for any free one",
             ) from None
         self.port = self._listener.sockets[0].getsockname()[1]
+        return self
 
-    async def _listen(self, runner: web.AppRunner) -> asyncio.Server:
-        server = runner.server
-        assert server is not None, "set up above"
-        return await asyncio.get_running_loop().create_server(
-            lambda: ClientConnection(server, self._settings), self.host, self._settings.port, backlog=_BACKLOG
-        )
-
-    async def close(self) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """End every session and stop listening."""
         for session in self._sessions:
             await self._sessions.close(session.grant.session_id)
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        self._listener.close()
+        await self._runner.cleanup()
 
     @property
     def url(self) -> str:
@@ -253,9 +244,6 @@ class Gateway:
         if session is not None:
             session.count_failure(error)
 
-    def _load(self) -> Load:
-        return Load(*self._sessions.load, is_paused=self.is_paused)
-
     def _watch(self, grant: SessionGrant, completion: Completion) -> None:
         self.metrics.recorded(completion)
         tracing.completion(
@@ -312,18 +300,18 @@ class Gateway:
                 self.metrics.coalesced(dialect.name)
             with in_flight.followed():
                 if not chat.stream:
-                    return await self._whole(dialect, request, chat, in_flight, session)
+                    return await self._whole(dialect, request, chat, in_flight)
                 try:
                     await in_flight.accepted()
                 except RequestRefused as error:
                     if error.refusal not in dialect.told_in_stream:
                         raise
-                return await self._stream(dialect, request, chat, in_flight, session)
+                return await self._stream(dialect, request, chat, in_flight)
 
     async def _whole(
-        self, dialect: Dialect, request: web.Request, chat: ChatRequest, in_flight: InFlight, session: Session
+        self, dialect: Dialect, request: web.Request, chat: ChatRequest, in_flight: InFlight
     ) -> web.StreamResponse:
-        with _engine_errors(session, self._model):
+        with _engine_errors(request[_SESSION], self._model):
             answers = await in_flight.answers()
         response = json_answer(dialect.respond(self._identity(in_flight.calls[0]), chat, answers))
         with suppress(ConnectionError):  # the client is gone; its retry gets the answer
@@ -333,7 +321,7 @@ class Gateway:
         return response
 
     async def _stream(
-        self, dialect: Dialect, request: web.Request, chat: ChatRequest, in_flight: InFlight, session: Session
+        self, dialect: Dialect, request: web.Request, chat: ChatRequest, in_flight: InFlight
     ) -> web.StreamResponse:
         encoders = dialect.stream(self._identity(in_flight.calls[0]), chat)
         response = web.StreamResponse(
@@ -346,33 +334,21 @@ class Gateway:
         with suppress(ConnectionError):  # the client is gone, and the call has recorded that
             await response.prepare(request)
             await response.write(b"".join(encoder.start() for encoder in encoders))
-            await self._stream_answers(dialect, request, response, encoders, in_flight, session)
+            async with kept_alive(response, encoders[0], self._settings.keepalive_seconds):
+                try:
+                    with _engine_errors(request[_SESSION], self._model):
+                        async for deltas in in_flight.deltas():
+                            new = (_encoded(encoders[choice], delta) for choice, delta in deltas)
+                            await response.write(b"".join(new))
+                        answers = await in_flight.answers()
+                except RequestRefused as error:
+                    self._refused(dialect, request, error)
+                    await response.write(encoders[0].error(error))
+                else:
+                    await response.write(b"".join(map(_finished, encoders, answers)))
+                    in_flight.is_delivered = True
             await response.write_eof()
         return response
-
-    async def _stream_answers(
-        self,
-        dialect: Dialect,
-        request: web.Request,
-        response: web.StreamResponse,
-        encoders: Sequence[StreamEncoder],
-        in_flight: InFlight,
-        session: Session,
-    ) -> None:
-        async with kept_alive(response, encoders[0], self._settings.keepalive_seconds):
-            try:
-                with _engine_errors(session, self._model):
-                    async for deltas in in_flight.deltas():
-                        await response.write(
-                            b"".join(_encoded(encoders[choice], delta) for choice, delta in deltas)
-                        )
-                    answers = await in_flight.answers()
-            except RequestRefused as error:
-                self._refused(dialect, request, error)
-                await response.write(encoders[0].error(error))
-            else:
-                await response.write(b"".join(map(_finished, encoders, answers)))
-                in_flight.is_delivered = True
 
     def _refuse_other_models(self, session: Session, name: str) -> None:
         if name != self._model.name and not session.grant.serves_any_name:

@@ -108,16 +108,12 @@ class WallClock:
         self.pause()
         self._left = None
         # Whoever is told of the end holds the clock: together they would wait for the garbage collector.
-        self._when_spent = _do_nothing
+        self._when_spent = lambda: None
 
     def _spend(self) -> None:
         self._left = self._timer = None
         self.is_spent = True
         self._when_spent()
-
-
-def _do_nothing() -> None:
-    return
 
 
 class Session:
@@ -144,7 +140,8 @@ class Session:
         self.ended = False
         self.sampled_tokens = 0
         self._completions = 0
-        self._recorded = 0
+        self.recorded = 0
+        """How many completions its capture holds."""
         self._begun = 0
         self._contexts: dict[str, int] = {}
         """Completion id → how many tokens its prompt and answer have."""
@@ -209,15 +206,11 @@ class Session:
         limit = self.grant.budgets.max_sampled_tokens
         return None if limit is None else max(limit - self.sampled_tokens, 0)
 
-    @property
-    def next_index(self) -> int:
-        return self._recorded
-
     def record(self, completion: Completion, usage: Usage, *, is_whole: bool) -> None:
         """Commit a completion; one that is whole is found by requests that continue it."""
         turn = self._capture.append(completion)
         self.quota.capture_bytes = self._capture.length
-        self._recorded += 1
+        self.recorded += 1
         self._watch(self.grant, completion)
         self._contexts[completion.id] = usage.prompt_tokens + usage.sampled_tokens
         if completion.finish_reason is not FinishReason.ERROR or usage.sampled_tokens:
@@ -306,10 +299,8 @@ class SessionRegistry:
         self._open[grant.session_id] = session
         self._by_key[_digest(grant.key)] = session
 
-    @property
-    def load(self) -> tuple[int, int]:
-        """How many sessions are open, and how many of their calls."""
-        return len(self._open), sum(len(session.calls) for session in self._open.values())
+    def __len__(self) -> int:
+        return len(self._open)
 
     def get(self, session_id: str) -> Session:
         session = self._open.get(session_id)

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from polar.dialects.base import Refusal
-from polar.gateway.metrics import GatewayMetrics, Load
+from polar.gateway.metrics import GatewayMetrics
 from polar.models.chat import FinishReason, Message, Role
 from polar.models.completion import CACHED, Completion
 from polar.models.task import Budgets
@@ -76,7 +76,7 @@ async def test_an_agent_finds_no_metrics_at_the_gateway(set_scene: SetScene) -> 
 
 
 def test_counting_costs_little() -> None:
-    metrics = GatewayMetrics(lambda: Load(0, 0, is_paused=False))
+    metrics = GatewayMetrics(int, int, bool)
     ids = np.arange(64, dtype=np.int32)
     now = time.time()
     done = Completion(

@@ -12,7 +12,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import polar
 from polar.config.settings import NodeSettings
 from polar.engines.embedded.server import families as embedded_families
-from polar.gateway.metrics import GatewayMetrics, Load
+from polar.gateway.metrics import GatewayMetrics
 from polar.node.metrics import Metrics
 from polar.node.pools import Pools
 from polar.rollout.metrics import ServerMetrics
@@ -53,7 +53,7 @@ def exported() -> set[Row]:
     return (
         of_registry(ServerMetrics(cast(Any, None))._registry)
         | of_registry(Metrics(Pools(NodeSettings())).registry)
-        | of_registry(GatewayMetrics(lambda: Load(0, 0, is_paused=False)).registry)
+        | of_registry(GatewayMetrics(int, int, bool).registry)
         | read
         | {found for found in own if found[0] not in names_read}
     )
