@@ -23,7 +23,7 @@ from polar.store.migrations import upgrade
 
 T = TypeVar("T")
 P = ParamSpec("P")
-S = TypeVar("S", bound="Part")
+S = TypeVar("S", bound="Repository")
 
 Clock = Callable[[], float]
 
@@ -98,7 +98,7 @@ class Database(ABC):
             raise Unavailable(f"the database {self.name} is busy", hint="try again") from error
 
 
-class Part:
+class Repository:
     """Something that the database keeps; methods marked with `reads` or `writes` are its transactions."""
 
     def __init__(self, database: Database) -> None:

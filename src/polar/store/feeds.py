@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, Select, func, insert, select, text
 
 from polar.models.session import SessionEvent, SessionResult, SessionStatus
 from polar.models.views import EventPage, ResultPage
-from polar.store.database import Part, reads
+from polar.store.database import Repository, reads
 from polar.store.tables import events, results
 
 
@@ -94,7 +94,7 @@ def record(connection: Connection, entered: Sequence[dict[str, Any]]) -> None:
         connection.execute(insert(events), entered)
 
 
-class Events(Part):
+class Events(Repository):
     """What happened to sessions."""
 
     @reads
@@ -126,7 +126,7 @@ def _events(connection: Connection, query: Select[Any]) -> tuple[SessionEvent, .
     return tuple(SessionEvent(**row) for row in connection.execute(query).mappings())
 
 
-class Results(Part):
+class Results(Repository):
     """What came of every ended session."""
 
     @reads

@@ -27,7 +27,7 @@ from polar.models.session import (
 )
 from polar.models.task import TaskSpec
 from polar.models.views import HeartbeatAnswer, SessionBeat
-from polar.store.database import BATCH, Part, batches, reads, writes
+from polar.store.database import BATCH, Repository, batches, reads, writes
 from polar.store.feeds import event, record
 from polar.store.nodes import is_drained, report_trouble
 from polar.store.sessions import HELD, cancel_rows, end, ended_by_server
@@ -61,7 +61,7 @@ def waiting(runtime: str, now: float, avoid: Sequence[str] = ()) -> Select[Any]:
     return queue.order_by(sessions.c.priority.desc(), sessions.c.turn, sessions.c.seq)
 
 
-class LeaseStore(Part):
+class LeaseStore(Repository):
     """The lease protocol over the sessions table."""
 
     @writes

@@ -13,7 +13,7 @@ from polar.models.component import view
 from polar.models.dashboard import Minute, Reward, SessionRow, SessionRows, TaskRow, TaskRows
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskStatus
-from polar.store.database import Part, reads
+from polar.store.database import Repository, reads
 from polar.store.sessions import count_by_status, next_page, page_start
 from polar.store.tables import results, sessions, tasks
 from polar.store.tasks import has_status, status_of
@@ -21,7 +21,7 @@ from polar.store.tasks import has_status, status_of
 MINUTES = 60
 
 
-class Listing(Part):
+class Listing(Repository):
     """Pages by key, not by number: the thousandth costs what the first does."""
 
     @reads

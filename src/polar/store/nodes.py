@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, exists, insert, select, update
 from polar.errors import NotFound
 from polar.models.dashboard import NodeOverview
 from polar.models.session import SessionStatus
-from polar.store.database import Part, reads, writes
+from polar.store.database import Repository, reads, writes
 from polar.store.policy import SILENT_SECONDS
 from polar.store.sessions import count_by_status
 from polar.store.tables import nodes, policy_nodes, sessions
@@ -23,7 +23,7 @@ FORGOTTEN_SECONDS = 3600.0
 _IS_LEASED = sessions.c.lease_expires_at.is_not(None)
 
 
-class Nodes(Part):
+class Nodes(Repository):
     """Each by its name. One that is drained stays so, also when it joins anew, until it is resumed."""
 
     @writes

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 from polar.errors import Conflict
 from polar.models.component import view
 from polar.models.policy import NodePolicy, Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView, Weights
-from polar.store.database import Part, writes
+from polar.store.database import Repository, writes
 from polar.store.tables import policy, policy_nodes
 
 SILENT_SECONDS = 20.0
@@ -76,7 +76,7 @@ class Wanted:
         )
 
 
-class Policies(Part):
+class Policies(Repository):
     """One policy, wanted by a trainer and followed by nodes. A pause that has expired is none."""
 
     async def wanted(self) -> Wanted:

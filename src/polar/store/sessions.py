@@ -13,7 +13,7 @@ from polar.errors import InvalidInput, NotFound
 from polar.models.component import view
 from polar.models.session import FailureReason, Progress, SessionResult, SessionStatus
 from polar.models.views import SessionPage, SessionView
-from polar.store.database import Part, reads, writes
+from polar.store.database import Repository, reads, writes
 from polar.store.feeds import Feed, announce, event, record
 from polar.store.tables import results, sessions
 
@@ -141,7 +141,7 @@ def cancel_rows(
     return len(waiting) + len(held)
 
 
-class Sessions(Part):
+class Sessions(Repository):
     """The sessions of all tasks."""
 
     @reads

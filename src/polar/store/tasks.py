@@ -19,7 +19,7 @@ from polar.errors import Conflict, NotFound
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import TaskPage, TaskView
-from polar.store.database import Part, batches, reads, writes
+from polar.store.database import Repository, batches, reads, writes
 from polar.store.sessions import cancel_rows, count_by_status, next_page, page_start, session_id
 from polar.store.tables import IS_QUEUED, results, sessions, tasks
 from polar.store.webhooks import target_ids
@@ -39,7 +39,7 @@ def digest(spec: TaskSpec) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-class Tasks(Part):
+class Tasks(Repository):
     """All tasks that were ever acknowledged."""
 
     async def submit(self, spec: TaskSpec) -> tuple[TaskView, bool]:

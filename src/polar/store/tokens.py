@@ -13,7 +13,7 @@ from sqlalchemy import Connection, insert, select, text, update
 from polar.errors import Conflict, NotFound
 from polar.models.access import MadeToken, NewToken, TokenRole, TokenState, TokenView
 from polar.models.component import view
-from polar.store.database import Part, reads, writes
+from polar.store.database import Repository, reads, writes
 from polar.store.tables import tokens
 
 PREFIX = "polar"
@@ -54,7 +54,7 @@ def without_secrets(text: str) -> str:
     return _TOKEN.sub(rf"{PREFIX}_\1_…", text)
 
 
-class TokenStore(Part):
+class TokenStore(Repository):
     """All tokens that were ever made; a name has at most one that is live."""
 
     @writes

@@ -17,7 +17,7 @@ from polar.models.component import view
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.views import Notice, TaskEnd
 from polar.models.webhook import WebhookEvent, WebhookView
-from polar.store.database import Part, reads, writes
+from polar.store.database import Repository, reads, writes
 from polar.store.feeds import Feed, horizon
 from polar.store.sessions import count_by_status
 from polar.store.tables import results, sessions, tasks, webhooks
@@ -51,7 +51,7 @@ class NoticeBatch:
     """Where the target stands once all of them are delivered."""
 
 
-class Webhooks(Part):
+class Webhooks(Repository):
     """The targets, and what of the feed each has still to get."""
 
     async def claim(self, *, seconds: float) -> Target | None:

@@ -24,7 +24,7 @@ TEXT_BYTES = 256 * 1024
 """How much of one artifact is shown; the whole is in the archive."""
 
 
-class Reader:
+class RecordingReader:
     """Of one store. A recording never changes, so one that was decoded stays good."""
 
     def __init__(self, store: Store) -> None:

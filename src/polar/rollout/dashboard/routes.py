@@ -36,7 +36,7 @@ from polar.models.task import TaskStatus
 from polar.models.views import SessionView, TaskView
 from polar.rollout.access import READERS, allow, caller_of, gone, guarded
 from polar.rollout.dashboard.live import Live
-from polar.rollout.dashboard.reading import Reader
+from polar.rollout.dashboard.reading import RecordingReader
 from polar.rollout.dashboard.runs import curves, runs
 from polar.store.store import Store
 
@@ -54,7 +54,7 @@ def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> AP
     router.dependencies.append(allow(READERS))
     _add_overview_routes(router, live)
     _add_list_routes(router, store)
-    _add_recording_routes(router, store, Reader(store))
+    _add_recording_routes(router, store, RecordingReader(store))
     _add_run_routes(router, runs_dir)
     return router
 
@@ -125,7 +125,7 @@ def _add_list_routes(router: APIRouter, store: Store) -> None:
         return _group(await store.tasks.get(task_id), await store.listing.group(task_id))
 
 
-def _add_recording_routes(router: APIRouter, store: Store, reader: Reader) -> None:
+def _add_recording_routes(router: APIRouter, store: Store, reader: RecordingReader) -> None:
     @router.get("/dashboard/sessions/{session_id}")
     async def get_session_detail(session_id: str) -> SessionDetail:
         """A session with its timeline and, once it has ended, the outline of its recording."""
@@ -188,7 +188,7 @@ def _add_run_routes(router: APIRouter, runs_dir: Path | None) -> None:
         return await asyncio.to_thread(curves, runs_dir, name)
 
 
-async def _outline(reader: Reader, session: SessionView) -> tuple[Outline | None, str | None]:
+async def _outline(reader: RecordingReader, session: SessionView) -> tuple[Outline | None, str | None]:
     """The outline of a session's recording, or why a page must do without."""
     if session.result is None or not session.result.has_recording:
         return None, None
