@@ -23,6 +23,7 @@ from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled
 from polar.training.head import Manner, score, to_device
 from polar.training.settings import Lora, ModelSettings
+from polar.training.weight_files import write_weights
 from polar.trajectory.packing.batch import Batch
 from polar.trajectory.packing.masks import BLOCK, block_mask_of, dense_mask
 
@@ -110,28 +111,38 @@ class TrainerPolicy:
         if self.is_adapter:
             self.save(directory)
             return
-        self._write(directory, _rounded(self.model.state_dict(), self._dtype))
+        self._write(directory, self._engine_tensors())
 
     def share(self, directory: Path) -> Callable[[], None] | None:
         """Let engines on this GPU read a copy, which is written to files by what is returned."""
         if self.is_adapter or self._device.type != "cuda":
             return None
-        from transformers.core_model_loading import revert_weight_conversion
-
-        copy = _rounded(self.model.state_dict(), self._dtype, copy=True)
-        untied = {id(tensor): name for name, tensor in reversed(copy.items())}
-        # Checkpoints may name and cut tensors otherwise than the model does that was loaded from one.
-        tensors = revert_weight_conversion(self.model, {name: copy[name] for name in untied.values()})
+        tensors = self._engine_tensors(copy=True)
         cuda_ipc.share(tensors, directory)
 
         def write() -> None:
-            self._write(directory, copy)
+            self._write(directory, tensors)
             tensors.clear()
 
         return write
 
-    def _write(self, directory: Path, state: dict[str, Tensor]) -> None:
-        self.model.save_pretrained(directory, state_dict=state)
+    def _engine_tensors(self, *, copy: bool = False) -> dict[str, Tensor]:
+        """All weights in the precision that engines compute in, as checkpoints name and cut them."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        untied: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
+        for name, tensor in self.model.state_dict().items():
+            untied.setdefault((tensor.data_ptr(), tensor.shape), (name, tensor))
+        rounded = {
+            name: tensor.to(self._dtype if tensor.is_floating_point() else tensor.dtype, copy=copy)
+            for name, tensor in untied.values()
+        }
+        return dict(revert_weight_conversion(self.model, rounded))
+
+    def _write(self, directory: Path, tensors: Mapping[str, Tensor]) -> None:
+        self.model.config.save_pretrained(directory)
+        self.model.generation_config.save_pretrained(directory)
+        write_weights(tensors, directory)
         self._add_tokenizer(directory)
 
     def _add_tokenizer(self, directory: Path) -> None:
@@ -267,18 +278,6 @@ def load_policy(
         for layer in _layers(model):
             layer.compile()
     return policy
-
-
-def _rounded(state: Mapping[str, Tensor], dtype: torch.dtype, *, copy: bool = False) -> dict[str, Tensor]:
-    """The tensors in another precision; those that are tied to each other stay so."""
-    made: dict[tuple[int, torch.Size], Tensor] = {}
-    found = {}
-    for name, tensor in state.items():
-        key = (tensor.data_ptr(), tensor.shape)
-        if key not in made:
-            made[key] = tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=copy)
-        found[name] = made[key]
-    return found
 
 
 def _load(directory: Path, place: Placement, dtype: torch.dtype = torch.float32) -> Any:

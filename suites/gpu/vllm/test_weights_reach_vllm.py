@@ -202,7 +202,7 @@ def move(policy: TrainerPolicy, seed: int) -> None:
 
 
 def policy_tensors(policy: TrainerPolicy) -> list[torch.Tensor]:
-    return [parameter.detach().to("cpu", copy=True) for parameter in policy.parameters]
+    return [parameter.detach().clone() for parameter in policy.parameters]
 
 
 def stamps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
@@ -19,6 +20,7 @@ from polar.errors import Conflict, PolarError, Unavailable
 from polar.models.policy import PolicyView
 from polar.training.policy import load_policy
 from polar.training.settings import Lora, ModelSettings
+from polar.training.weight_files import write_weights
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
 
@@ -64,9 +66,22 @@ def test_an_engine_computes_with_what_was_pushed(
     assert float((ours - server.engine(IDS).logits.detach()).abs().max()) < 1e-4
 
 
+def test_large_weights_are_several_files(tmp_path: Path) -> None:
+    tensors = {name: torch.randn(3, 5, dtype=torch.bfloat16) for name in "abc"} | {"d": torch.tensor(7)}
+    write_weights(tensors, tmp_path, file_bytes=70)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(tensors)
+    assert index["metadata"]["total_size"] == 98
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert [file.name for file in files] == [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
 def test_all_weights_are_pushed_as_they_are_computed_with(tiny_model: Path, tmp_path: Path) -> None:
     settings = ModelSettings(name=str(tiny_model), device="cpu", precision="bfloat16")
     policy = load_policy(settings)
+    (tmp_path / "pushed").mkdir()
     policy.export(tmp_path / "pushed")
     policy.save(tmp_path / "kept")
     pushed, kept = (load_file(tmp_path / name / "model.safetensors") for name in ("pushed", "kept"))
