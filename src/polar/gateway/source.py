@@ -159,7 +159,7 @@ class _TokenGeneration(AnswerGeneration):
         self._engine = source.engine
         self._renderer = source.renderer
         self._model = source.model
-        self._parser = limited(self._renderer.parser(), request.tool_choice)
+        self._parser = limited(self._renderer.parser(request.tools, prompt.ids), request.tool_choice)
         self._prompt = prompt
         self._constraint = constraint
         if constraint is None and _ends_at_first_call(request, self._renderer):
@@ -232,7 +232,7 @@ def extend(request: ChatRequest, extension: Extension, renderer: Renderer) -> Pr
     if turn is None:
         return None
     new = _named(extension.new_messages, turn.messages[-1])
-    bridge = _bridge(turn, new, renderer, is_begun=request.is_begun)
+    bridge = _bridge(request, turn, new, renderer)
     if bridge is None:
         return None
     ids = np.concatenate([turn.prompt_ids(), turn.sampled_ids, np.array(bridge, np.int32)])
@@ -254,16 +254,23 @@ def render(request: ChatRequest, extension: Extension, renderer: Renderer) -> Pr
     return Prompt(ids, request.messages)
 
 
-def _bridge(turn: Turn, new: tuple[Message, ...], renderer: Renderer, *, is_begun: bool) -> list[int] | None:
+def _bridge(
+    request: ChatRequest, turn: Turn, new: tuple[Message, ...], renderer: Renderer
+) -> list[int] | None:
     """What follows a turn's ids so that the model answers, or goes on with the answer that is begun."""
-    if not is_begun:
-        return renderer.bridge(turn.prompt_ids(), turn.sampled_ids, new)
-    if not new:
+    begun = new[-1:] if request.is_begun else ()
+    if request.is_begun and not begun:
         # The answer's beginning is what the model sampled last: it goes on, unless it had ended there.
         has_ended = len(turn.sampled_ids) and turn.sampled_ids[-1] in renderer.stop_token_ids
         return None if has_ended else []
-    bridge = renderer.bridge(turn.prompt_ids(), turn.sampled_ids, new[:-1])
-    return None if bridge is None else bridge + _opened(new[-1], renderer)
+    bridge = renderer.bridge(
+        turn.prompt_ids(),
+        turn.sampled_ids,
+        new[: len(new) - len(begun)],
+        history=turn.messages,
+        tools=request.tools,
+    )
+    return None if bridge is None else bridge + [id for each in begun for id in _opened(each, renderer)]
 
 
 def _opened(begun: Message, renderer: Renderer) -> list[int]:

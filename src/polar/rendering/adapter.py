@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
@@ -150,6 +150,9 @@ class AdaptedRenderer(Renderer):
         prompt_ids: IdSequence,
         sampled_ids: IdSequence,
         new_messages: Sequence[Message],
+        *,
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolDefinition] = (),
     ) -> list[int] | None:
         prompt, sampled = self._last_turn(prompt_ids), _listed(sampled_ids)
         fields = [message_fields(message) for message in new_messages]
@@ -173,14 +176,21 @@ class AdaptedRenderer(Renderer):
         tokens = self._tokens
         return tokens.vocabulary.spelling(id) if tokens.is_byte_level else tokens.decode(id).encode()
 
-    def parser(self) -> ResponseParser:
-        return self._streaming(self._marks) if self._marks is not None else self._whole()
+    def parser(
+        self, tools: Sequence[ToolDefinition] = (), prompt_ids: IdSequence | None = None
+    ) -> ResponseParser:
+        read = self._read_with(tools)
+        if self._marks is None:
+            return WholeParser(read)
+        return AdaptedParser(read, self._marks, self._tokens.vocabulary)
 
-    def _whole(self) -> WholeParser:
-        return WholeParser(self._renderer, self._prompt)
-
-    def _streaming(self, marks: Marks) -> AdaptedParser:
-        return AdaptedParser(self._renderer, self._prompt, marks, self._tokens.vocabulary)
+    def _read_with(self, tools: Sequence[ToolDefinition]) -> Callable[[list[int]], Any]:
+        """How the package reads a whole turn."""
+        return partial(
+            self._renderer.parse_response,
+            tools=[tool_fields(tool) for tool in tools] or None,
+            prompt_ids=self._prompt,
+        )
 
     @cached_property
     def _marks(self) -> Marks | None:
@@ -196,7 +206,8 @@ class AdaptedRenderer(Renderer):
         asked, turn = _PROBE[1], _PROBE[2] | {"reasoning_content": "r"}
         prompt = self._renderer.render_ids([asked], add_generation_prompt=True)
         sampled = _after(prompt, self._renderer.render_ids([asked, turn]))
-        whole, streaming = self._whole(), self._streaming(marks)
+        read_turn = self._read_with(())
+        whole, streaming = WholeParser(read_turn), AdaptedParser(read_turn, marks, self._tokens.vocabulary)
         whole.feed(sampled)
         whole.finish()
         shown, read = streaming.feed(sampled), whole.message
@@ -312,9 +323,8 @@ class _State(Enum):
 class WholeParser(ResponseParser):
     """Everything becomes certain at the end."""
 
-    def __init__(self, renderer: Any, prompt_ids: list[int]) -> None:
-        self._renderer = renderer
-        self._prompt_ids = prompt_ids
+    def __init__(self, read: Callable[[list[int]], Any]) -> None:
+        self._read = read
         self._ids: list[int] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -342,7 +352,7 @@ class WholeParser(ResponseParser):
         return delta
 
     def _whole(self) -> Message:
-        parsed = self._renderer.parse_response(self._ids, prompt_ids=self._prompt_ids)
+        parsed = self._read(self._ids)
         calls: list[ToolCall] = []
         content: str = (parsed.content or "").strip()
         for call in parsed.tool_calls:
@@ -357,8 +367,8 @@ class WholeParser(ResponseParser):
 class AdaptedParser(WholeParser):
     """What was let through is always the beginning of what the package reads at the end."""
 
-    def __init__(self, renderer: Any, prompt_ids: list[int], marks: Marks, vocabulary: Vocabulary) -> None:
-        super().__init__(renderer, prompt_ids)
+    def __init__(self, read: Callable[[list[int]], Any], marks: Marks, vocabulary: Vocabulary) -> None:
+        super().__init__(read)
         self._marks = marks
         self._state = _State.THOUGHT if marks.thinks_already else _State.BEGIN
         self._thought = _Flow(vocabulary)

@@ -90,6 +90,11 @@ class Renderer(ABC):
         """Ids that end an assistant turn."""
 
     @property
+    def call_form(self) -> str | None:
+        """In what form the model's calls are read; None where none are."""
+        return "hermes" if self.form.writes_calls else "its family's own"
+
+    @property
     def form(self) -> TurnForm:
         """How turns are written; as long as it is not known, no turn can be held to a format."""
         return TurnForm()
@@ -104,11 +109,15 @@ class Renderer(ABC):
         prompt_ids: IdSequence,
         sampled_ids: IdSequence,
         new_messages: Sequence[Message],
+        *,
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolDefinition] = (),
     ) -> list[int] | None:
         """The ids to append to prompt + sampled so that `new_messages` follow and the model may answer.
 
         They include whatever closes the sampled turn where it was cut short. None if this
-        template cannot extend these tokens exactly: the caller then renders anew.
+        template cannot extend these tokens exactly: the caller then renders anew. `history` is what prompt
+        and sampled ids say, the sampled message last, and `tools` are those that the prompt offers.
         """
 
     def opened(self, text: str) -> list[int] | None:
@@ -120,5 +129,7 @@ class Renderer(ABC):
         """What one id stands for, control tokens spelt out."""
 
     @abstractmethod
-    def parser(self) -> ResponseParser:
-        """A fresh parser for one response."""
+    def parser(
+        self, tools: Sequence[ToolDefinition] = (), prompt_ids: IdSequence | None = None
+    ) -> ResponseParser:
+        """A fresh parser for one response to a prompt that offers these tools."""

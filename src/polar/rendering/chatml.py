@@ -107,6 +107,9 @@ class ChatML(Renderer):
         prompt_ids: IdSequence,
         sampled_ids: IdSequence,
         new_messages: Sequence[Message],
+        *,
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolDefinition] = (),
     ) -> list[int] | None:
         ended = len(sampled_ids) > 0 and sampled_ids[-1] == self._end
         close = self._newline if ended else [self._end, *self._newline]
@@ -118,7 +121,9 @@ class ChatML(Renderer):
     def spelling(self, id: int) -> bytes:
         return self._vocabulary.spelling(id)
 
-    def parser(self) -> ResponseParser:
+    def parser(
+        self, tools: Sequence[ToolDefinition] = (), prompt_ids: IdSequence | None = None
+    ) -> ResponseParser:
         return ChatMLParser(self._vocabulary, self._stops)
 
     def _tool_section(self, tools: Sequence[ToolDefinition]) -> str:

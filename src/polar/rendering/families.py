@@ -1,7 +1,7 @@
 """Which renderer a model gets, by what the model is: never by its name or its path.
 
 Every family that the tokenizer has the control tokens for renders probe conversations; the family whose ids
-are those of the model's own template is the model's.
+are those of the model's own template is the model's. Where there is none, the template itself renders.
 """
 
 from __future__ import annotations
@@ -26,11 +26,8 @@ _CHATML_HAS_NO = ("<tool_call>", "<think>", "<|vision_start|>", "<minimax:tool_c
 """Tokens of families that use ChatML's brackets but have tools of their own."""
 _ESSENTIAL = frozenset({"a question", "a system message", "a second question", "tools"})
 """Probes that a family must render as the template does; differences in others are logged."""
-_WORKS_WITH = (
-    "works with: plain ChatML (SmolLM2), Qwen2.5; with pip install 'polar-rl[renderers]' also the families "
-    "of that package (Qwen3 and later, GLM, DeepSeek, Kimi K2, MiniMax M2, Nemotron 3, Llama 3, Gemma 4, "
-    "gpt-oss)"
-)
+TEMPLATE = "template"
+_MORE_FAMILIES = "pip install 'polar-rl[renderers]' adds families (gpt-oss, Gemma 4, Qwen3 and later, GLM …)"
 
 
 def renderer_for(
@@ -38,55 +35,64 @@ def renderer_for(
     directory: Path,
     *,
     family: str | None = None,
+    tool_form: str | None = None,
     tool_prompt: bool = False,
     keeps_thoughts: bool = False,
 ) -> Renderer:
     """The renderer of the model in `directory`; InvalidInput says why there is none.
 
-    `family` names one instead of the template's choice. `tool_prompt` describes tools to a model whose
-    template shows none, and demonstrates calls. With `keeps_thoughts` a conversation is also extended where
-    the model's template drops earlier thoughts.
+    `family` names one instead of the template's choice; `tool_form` says how calls are written where the
+    template itself renders. `tool_prompt` describes tools to a model whose template shows none, and
+    demonstrates calls. With `keeps_thoughts` a conversation is also extended where the model's template drops
+    earlier thoughts.
     """
     if not (directory / "tokenizer.json").is_file():
         raise InvalidInput(
             f"model {model}: {directory} has no tokenizer.json",
             hint="save the fast tokenizer beside the weights",
         )
-    candidates = _Candidates(directory, tool_prompt=tool_prompt, keeps_thoughts=keeps_thoughts)
-    if family is not None:
-        return candidates.named(family)
+    candidates = _Candidates(
+        directory, tool_form=tool_form, tool_prompt=tool_prompt, keeps_thoughts=keeps_thoughts
+    )
+    if family is not None or tool_form is not None:
+        return candidates.named(family or TEMPLATE)
     return candidates.proved(model)
 
 
 class _Candidates:
     """The families that a model may belong to."""
 
-    def __init__(self, directory: Path, *, tool_prompt: bool, keeps_thoughts: bool) -> None:
+    def __init__(
+        self, directory: Path, *, tool_form: str | None, tool_prompt: bool, keeps_thoughts: bool
+    ) -> None:
         self._directory = directory
         # One for all candidates, since reading it takes long; each sets whether control tokens count in text.
         self._tokenizer = read_tokenizer(directory / "tokenizer.json")
         self._tokens = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         self._template = read_template(directory, self._tokenizer)
+        self._tool_form = tool_form
         self._tool_prompt = tool_prompt
         self._keeps_thoughts = keeps_thoughts
 
     def named(self, family: str) -> Renderer:
         from polar.rendering.adapter import PACKAGE_FAMILIES, adapted_renderer
 
+        if family == TEMPLATE:
+            return self._general()
         renderer: Renderer | None = None
         if family in (CHATML, QWEN25):
             renderer = self._chatml(ToolForm.HERMES if family == QWEN25 else self._own_tools)
         elif family in PACKAGE_FAMILIES:
             renderer = adapted_renderer(family, self._tokenizer, keeps_thoughts=self._keeps_thoughts)
         if renderer is None:
-            known = ", ".join((CHATML, QWEN25, *PACKAGE_FAMILIES))
+            known = ", ".join((TEMPLATE, CHATML, QWEN25, *PACKAGE_FAMILIES))
             raise InvalidInput(f"engine.renderer: {family} is not available here", hint=f"known: {known}")
         if differences := self._differences(family, renderer):
             log.warning("renderer %s: the model's template differs in %s", family, ", ".join(differences))
         return renderer
 
     def proved(self, model: str) -> Renderer:
-        """The renderer whose ids are the template's; where there is no template, ChatML by its tokens."""
+        """The family whose ids are the template's, else the template; without one, ChatML by its tokens."""
         if self._template is None:
             if {START, END} <= self._tokens and not self._tokens.intersection(_CHATML_HAS_NO):
                 return self._chatml(self._own_tools)
@@ -100,11 +106,30 @@ class _Candidates:
                 log.debug("renderer %s: its ids are those of the model's template", family)
                 return renderer
         nearest = min(found, key=lambda family: len(found[family]), default=None)
-        if nearest is not None and not _ESSENTIAL.intersection(found[nearest]):
+        is_near = nearest is not None and not _ESSENTIAL.intersection(found[nearest])
+        try:
+            general = self._general()
+        except InvalidInput as error:
+            general, why = None, error.message
+        if general is not None and (general.call_form is not None or not is_near):
+            return general
+        if nearest is not None and is_near:
             return self.named(nearest)
         raise InvalidInput(
-            f"model {model}: no renderer gives the ids of its chat template",
-            hint=_WORKS_WITH if nearest is None else _nearest_hint(nearest, found[nearest]),
+            f"model {model}: no renderer gives the ids of its chat template, and {why}",
+            hint=_MORE_FAMILIES if nearest is None else _nearest_hint(nearest, found[nearest]),
+        )
+
+    def _general(self) -> Renderer:
+        from polar.rendering.template_proof import proved_renderer
+
+        if self._template is None:
+            raise InvalidInput("engine.renderer: template needs a chat template beside the tokenizer")
+        return proved_renderer(
+            self._template,
+            self._tokenizer,
+            call_form=self._tool_form,
+            keeps_thoughts=self._keeps_thoughts,
         )
 
     def _possible(self) -> Iterator[tuple[str, Renderer]]:

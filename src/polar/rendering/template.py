@@ -8,53 +8,106 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from polar.errors import InvalidInput
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
-from polar.rendering.base import Renderer
+from polar.rendering.base import Renderer, Unrenderable
 
-_CALLS = (ToolCall("call_0", "look", '{"at": "a", "deep": true}'), ToolCall("call_1", "look", '{"at": "b"}'))
-_LOOK = ToolDefinition(
+CALLS = (ToolCall("call_0", "look", '{"at": "a", "deep": true}'), ToolCall("call_1", "look", '{"at": "b"}'))
+LOOK = ToolDefinition(
     "look",
     "Looks at something.",
     {"type": "object", "properties": {"at": {"type": "string"}, "deep": {"type": "boolean"}}},
 )
-_SYSTEM = Message(Role.SYSTEM, "You are terse.")
-_ASKED = Message(Role.USER, "What is there?")
-_ANSWERED = Message(Role.ASSISTANT, "Nothing yet.")
-_THOUGHT = Message(Role.ASSISTANT, "Nothing yet.", "The room is dark.")
-_CALLED = Message(Role.ASSISTANT, "", tool_calls=_CALLS[:1])
-_CALLED_TWICE = Message(Role.ASSISTANT, "I will look.", tool_calls=_CALLS)
-_THOUGHT_AND_CALLED = Message(Role.ASSISTANT, "", "I should look.", _CALLS[:1])
-_SEEN = tuple(Message(Role.TOOL, "a chair", tool_call_id=call.id, name="look") for call in _CALLS)
-_AGAIN = Message(Role.USER, "And now?")
+SYSTEM = Message(Role.SYSTEM, "You are terse.")
+ASKED = Message(Role.USER, "What is there?")
+ANSWERED = Message(Role.ASSISTANT, "Nothing yet.")
+THOUGHT = Message(Role.ASSISTANT, "Nothing yet.", "The room is dark.")
+CALLED = Message(Role.ASSISTANT, "", tool_calls=CALLS[:1])
+CALLED_TWICE = Message(Role.ASSISTANT, "I will look.", tool_calls=CALLS)
+THOUGHT_AND_CALLED = Message(Role.ASSISTANT, "", "I should look.", CALLS[:1])
+SEEN = tuple(Message(Role.TOOL, "a chair", tool_call_id=call.id, name="look") for call in CALLS)
+AGAIN = Message(Role.USER, "And now?")
 
 Conversation = tuple[tuple[Message, ...], tuple[ToolDefinition, ...]]
 
 PROBES: dict[str, Conversation] = {
-    "a question": ((_ASKED,), ()),
-    "a system message": ((_SYSTEM, _ASKED), ()),
-    "a second question": ((_SYSTEM, _ASKED, _ANSWERED, _AGAIN), ()),
-    "tools": ((_ASKED,), (_LOOK,)),
-    "tools after a system message": ((_SYSTEM, _ASKED), (_LOOK,)),
-    "earlier thoughts": ((_ASKED, _THOUGHT, _AGAIN), ()),
-    "thoughts before a call": ((_ASKED, _THOUGHT_AND_CALLED, _SEEN[0]), (_LOOK,)),
-    "a call and its result": ((_SYSTEM, _ASKED, _CALLED, _SEEN[0]), (_LOOK,)),
-    "parallel calls": ((_ASKED, _CALLED_TWICE, *_SEEN, _ANSWERED, _AGAIN), (_LOOK,)),
+    "a question": ((ASKED,), ()),
+    "a system message": ((SYSTEM, ASKED), ()),
+    "a second question": ((SYSTEM, ASKED, ANSWERED, AGAIN), ()),
+    "tools": ((ASKED,), (LOOK,)),
+    "tools after a system message": ((SYSTEM, ASKED), (LOOK,)),
+    "earlier thoughts": ((ASKED, THOUGHT, AGAIN), ()),
+    "thoughts before a call": ((ASKED, THOUGHT_AND_CALLED, SEEN[0]), (LOOK,)),
+    "a call and its result": ((SYSTEM, ASKED, CALLED, SEEN[0]), (LOOK,)),
+    "parallel calls": ((ASKED, CALLED_TWICE, *SEEN, ANSWERED, AGAIN), (LOOK,)),
 }
 """Conversations by what they show."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """How a template takes messages: there is no standard."""
+
+    parses_arguments: bool = True
+    """Whether the arguments of calls are objects; else JSON text."""
+    empty: str | None = ""
+    """The content of a turn that is nothing but calls."""
+    thoughts: str = "reasoning_content"
+    short_ids: bool = False
+    """Whether the ids of calls have nine letters, as Mistral's must."""
+    in_parts: bool = False
+    """Whether content is a list of parts, as templates of models that see images may want it."""
+
+    def fields(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        names = {call.id: call.name for message in messages for call in message.tool_calls}
+        return [self._fields(message, names.get(message.tool_call_id or "")) for message in messages]
+
+    def _fields(self, message: Message, answered: str | None) -> dict[str, Any]:
+        fields = message_fields(message) if self.parses_arguments else openai_message(message)
+        if not message.content:
+            fields["content"] = self.empty if message.tool_calls else ""
+        if message.reasoning and self.thoughts != "reasoning_content":
+            fields[self.thoughts] = fields.pop("reasoning_content")
+        if answered is not None:
+            fields.setdefault("name", answered)
+        if self.in_parts and isinstance(fields["content"], str):
+            fields["content"] = [{"type": "text", "text": fields["content"]}]
+        if self.short_ids:
+            if message.tool_call_id is not None:
+                fields["tool_call_id"] = _short_id(message.tool_call_id)
+            for call in fields.get("tool_calls", ()):
+                call["id"] = _short_id(call["id"])
+        return fields
+
+
+def _short_id(id: str) -> str:
+    return id if len(id) == 9 and id.isalnum() else sha256(id.encode()).hexdigest()[:9]
+
+
+USUAL_FORMS = (MessageForm(), MessageForm(parses_arguments=False), MessageForm(False, empty=None))
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+"""How a template, or the code in it, says that it has no form for messages."""
 
 
 class ChatTemplate:
     """The template of a model, and what it makes of the probes."""
 
     def __init__(self, text: str, directory: Path, tokenizer: Tokenizer) -> None:
+        self.source = text
+        self.directory = directory
         self._template = _compiled(text, directory)
         self._tokens = _named_tokens(directory)
         # Control tokens are spelt out in what a template gives.
@@ -78,10 +131,10 @@ class ChatTemplate:
 
         Models of one family differ in a brace here.
         """
-        tool = json.dumps(tool_fields(_LOOK), ensure_ascii=False)
-        before, _, rest = (self.text((_SYSTEM, _ASKED), (_LOOK,)) or "").partition(tool)
+        tool = json.dumps(tool_fields(LOOK), ensure_ascii=False)
+        before, _, rest = (self.text((SYSTEM, ASKED), (LOOK,)) or "").partition(tool)
         after, ended, _ = rest.partition("<|im_end|>")
-        _, gap, before = before.partition(f"{_SYSTEM.content}\n\n")
+        _, gap, before = before.partition(f"{SYSTEM.content}\n\n")
         return (before, after) if gap and ended else None
 
     def differences(self, renderer: Renderer) -> list[str]:
@@ -89,21 +142,32 @@ class ChatTemplate:
         return [
             what
             for what, expected in self._expected.items()
-            if expected and _ids(renderer, what) not in expected
+            if (expected or what == "a question") and _ids(renderer, what) not in expected
         ]
+
+    @property
+    def forms(self) -> Iterator[MessageForm]:
+        """The forms that it may take messages in, the likeliest first."""
+        thoughts = next((name for name in _THOUGHTS if name in self.source), _THOUGHTS[0])
+        for short_ids in (False, True):
+            for form in USUAL_FORMS:
+                yield MessageForm(form.parses_arguments, form.empty, thoughts, short_ids)
+        yield MessageForm(thoughts=thoughts, in_parts=True)
+
+    def rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+        """The prompt as text; Unrenderable where the template has no form for the conversation."""
+        try:
+            return self._template.render(
+                messages=messages, tools=tools or None, add_generation_prompt=True, **self._tokens
+            )
+        except _FAILURES as error:
+            raise Unrenderable(f"this model's template cannot show the conversation: {error}") from None
 
     def _texts(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Iterator[str]:
         """The prompt from each of the forms that templates take messages in."""
-        for form in (message_fields, _unparsed_fields, openai_message):
-            try:
-                yield self._template.render(
-                    messages=[form(message) for message in messages],
-                    tools=[tool_fields(tool) for tool in tools] or None,
-                    add_generation_prompt=True,
-                    **self._tokens,
-                )
-            except (TemplateError, TypeError, ValueError, LookupError):
-                continue
+        for form in USUAL_FORMS:
+            with suppress(Unrenderable):
+                yield self.rendered(form.fields(messages), [tool_fields(tool) for tool in tools])
 
 
 def _ids(renderer: Renderer, probe: str) -> list[int] | None:
@@ -116,7 +180,7 @@ def _ids(renderer: Renderer, probe: str) -> list[int] | None:
 def read_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The chat template beside a model's tokenizer; None if there is none."""
     file = directory / "chat_template.jinja"
-    text = file.read_text() if file.is_file() else _tokenizer_config(directory).get("chat_template")
+    text = file.read_text() if file.is_file() else tokenizer_config(directory).get("chat_template")
     if isinstance(text, list):
         # A few models have several, by name.
         text = next((each["template"] for each in text if each.get("name") == "default"), None)
@@ -153,10 +217,6 @@ def openai_message(message: Message) -> dict[str, Any]:
     return fields
 
 
-def _unparsed_fields(message: Message) -> dict[str, Any]:
-    return openai_message(message) | {"content": message.content}
-
-
 def tool_fields(tool: ToolDefinition) -> dict[str, Any]:
     """A tool in the form that chat templates read."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
@@ -165,15 +225,27 @@ def tool_fields(tool: ToolDefinition) -> dict[str, Any]:
 
 def _compiled(text: str, directory: Path) -> Template:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.filters["tojson"] = _to_json
-    # Without strftime_now, templates that show the date show the one that they have by default.
     environment.globals["raise_exception"] = _raise
+    if "strftime_now is defined" not in text:
+        # Those that can do without show a date of their own: the same prompt on every day.
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
         return environment.from_string(text)
     except TemplateError as error:
         raise InvalidInput(f"{directory}: its chat template cannot be read: {error}") from None
+
+
+class _Generation(Extension):
+    """The tag by which templates for training mark what the model writes; it shows what it holds."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
@@ -187,14 +259,14 @@ def _raise(message: str) -> NoReturn:
 def _named_tokens(directory: Path) -> dict[str, str]:
     """bos_token, eos_token and so on, which templates name."""
     found: dict[str, str] = {}
-    for name, token in _tokenizer_config(directory).items():
+    for name, token in tokenizer_config(directory).items():
         text = token.get("content") if isinstance(token, dict) else token
         if name.endswith("_token") and isinstance(text, str):
             found[name] = text
     return found
 
 
-def _tokenizer_config(directory: Path) -> dict[str, Any]:
+def tokenizer_config(directory: Path) -> dict[str, Any]:
     file = directory / "tokenizer_config.json"
     config: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     return config

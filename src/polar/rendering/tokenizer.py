@@ -1,4 +1,4 @@
-"""A model's tokenizer from its file, what its ids stand for, and the ids of texts that come again.
+"""A model's tokenizer from its file, what its ids stand for, and the ids of a template's text.
 
 A tokenizer is saved with the truncation and padding of its last use, which is often a fine-tuning. Left
 in force they would cut every long message of a prompt short, and nobody would be told.
@@ -11,8 +11,9 @@ that text is exact for every family.
 from __future__ import annotations
 
 import codecs
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from threading import Lock
 
@@ -43,16 +44,33 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_of_character()
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    return "ByteLevel" in repr(tokenizer.decoder)
+
+
+def is_spelt_in_words(tokenizer: Tokenizer) -> bool:
+    """Whether ids are words with marked spaces, else single bytes, as SentencePiece has them."""
+    return "ByteFallback" in repr(tokenizer.decoder)
 
 
 class Vocabulary:
-    """What each id contributes to the text, in bytes; special tokens contribute none."""
+    """What each id contributes to the text, in bytes; special tokens contribute none but those `spelt`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, spelt: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
+        self._in_words = is_spelt_in_words(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
-        self._spelt = {id: token.content.encode() for id, token in added.items()}
-        self._known = {id: b"" if token.special else self._spelt[id] for id, token in added.items()}
+        self._spelt = {
+            id: token.content.encode() if token.special or not self._in_words else _of_words(token.content)
+            for id, token in added.items()
+        }
+        self._known = {
+            id: b"" if token.special and token.content not in spelt else self._spelt[id]
+            for id, token in added.items()
+        }
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         return b"".join(map(self._one, ids))
@@ -66,9 +84,18 @@ class Vocabulary:
         if known is None:
             # Embeddings are often padded beyond the vocabulary: such an id has no text.
             token = self._tokenizer.id_to_token(id) or ""
-            known = bytes(_BYTE_OF_CHARACTER[character] for character in token)
+            known = _of_words(token) if self._in_words else _of_byte_level(token)
             self._known[id] = known
         return known
+
+
+def _of_byte_level(token: str) -> bytes:
+    return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+
+
+def _of_words(token: str) -> bytes:
+    byte = _BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
 
 
 class TextStream:
@@ -136,3 +163,39 @@ class KeptTexts:
         while self._used > self._room:
             dropped, _ = self._kept.popitem(last=False)
             self._used -= len(dropped)
+
+
+class TemplateText:
+    """Tokenises what a template gives: control tokens by their ids, all that stands between them as text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        # From here on no text spells a control token: they are looked up.
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._control = {token.content: (id, token) for id, token in added if token.special}
+        longest_first = sorted(self._control, key=len, reverse=True)
+        self.control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        """Any control token."""
+        self._kept = KeptTexts(self._ids_of)
+
+    def ids(self, text: str, hiding: str = "") -> list[int]:
+        """The ids of a text; `hiding` was put into what spells control tokens and is none."""
+        found: list[int] = []
+        rest = 0
+        for match in self.control.finditer(text):
+            id, token = self._control[match[0]]
+            before = text[rest : match.start()]
+            found += self._plain(before.rstrip() if token.lstrip else before, hiding)
+            found.append(id)
+            rest = match.end()
+            if token.rstrip:
+                rest += len(text[rest:]) - len(text[rest:].lstrip())
+        return found + self._plain(text[rest:], hiding)
+
+    def _plain(self, text: str, hiding: str) -> list[int]:
+        return self._kept.ids(text.replace(hiding, "") if hiding else text) if text else []
+
+    def _ids_of(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids

@@ -88,7 +88,7 @@ class CallReader:
 
     def _read_text(self, content: list[str]) -> bool:
         start = self._buffer.find(OPEN)
-        end = start if start >= 0 else len(self._buffer) - _overlap(self._buffer, OPEN)
+        end = start if start >= 0 else len(self._buffer) - overlap(self._buffer, OPEN)
         text = self._buffer[:end].rstrip()
         self._emit(text, content)
         if start < 0:
@@ -110,8 +110,8 @@ class CallReader:
             self._emit(self._gap + OPEN + body, content)
             self._state = _CallState.TEXT
             return True
-        for name, arguments in parsed:
-            calls.append(ToolCall(id=f"call_{self._calls}", name=name, arguments=arguments))
+        for call in parsed:
+            calls.append(replace(call, id=f"call_{self._calls}"))
             self._calls += 1
         self._text_since_call = False
         self._state = _CallState.AFTER_CALL
@@ -184,24 +184,25 @@ class _BracketScan:
         return text.endswith(tag, 0, self.position)
 
 
-def _parse(body: str) -> list[tuple[str, str]] | None:
-    """(name, arguments as JSON text) of each call in a JSON object or list, None if it is no call."""
+def _parse(body: str) -> list[ToolCall] | None:
+    """Each call in a JSON object or list, None if it is no call."""
     text = body.strip()
     try:
         if text.startswith("["):
             value, _ = _LENIENT.raw_decode(text)
-            found = [_call(json.dumps(item)) for item in value]
+            found = [call_of(json.dumps(item)) for item in value]
         else:
-            found = [_call(text)]
+            found = [call_of(text)]
     except (ValueError, RecursionError):
         return None
     return found or None
 
 
-def _call(text: str) -> tuple[str, str]:
-    """One call; ValueError if the object does not name a function or its arguments are no object."""
+def call_of(text: str) -> ToolCall:
+    """A call that is a JSON object, with the id it has there; ValueError if it names no function or its
+    arguments are no object."""
     members = {key: (value, raw) for key, value, raw in _members(text)}
-    name = members["name"][0] if "name" in members else None
+    name, _ = members.get("name") or members.get("tool_name") or (None, "")
     if not isinstance(name, str) or not name:
         raise ValueError("a call needs a name")
     name.encode()  # half a surrogate pair, which JSON can escape, is no text that anyone could answer to
@@ -215,7 +216,8 @@ def _call(text: str) -> tuple[str, str]:
         _STRICT.decode(raw)
     except ValueError:
         raw = json.dumps(value)
-    return name, raw
+    id, _ = members.get("id") or members.get("tool_call_id") or ("", "")
+    return ToolCall(str(id), name, raw)
 
 
 def _members(text: str) -> Iterator[tuple[str, Any, str]]:
@@ -244,11 +246,11 @@ def _skip(text: str, position: int) -> int:
     return position
 
 
-def _overlap(text: str, tag: str) -> int:
+def overlap(text: str, tag: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `tag`."""
-    start = text.find(tag[0], max(len(text) - len(tag) + 1, 0))
+    start = text.find(tag[:1], max(len(text) - len(tag) + 1, 0)) if tag else -1
     while start >= 0 and not tag.startswith(text[start:]):
-        start = text.find(tag[0], start + 1)
+        start = text.find(tag[:1], start + 1)
     return len(text) - start if start >= 0 else 0
 
 

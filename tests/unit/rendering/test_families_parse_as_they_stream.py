@@ -42,7 +42,7 @@ def test_a_stream_gives_what_the_whole_gives(
 ) -> None:
     ids = sampled(family, "".join(pieces))
     ids = ids[: len(ids) - lost]  # a limit may cut inside a character
-    whole = WholeParser(family._renderer, family._prompt)
+    whole = WholeParser(family._read_with(()))
     whole.feed(ids)
     whole.finish()
     stream = family.parser()

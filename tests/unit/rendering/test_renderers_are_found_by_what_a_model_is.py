@@ -13,6 +13,7 @@ from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.adapter import AdaptedRenderer
 from polar.rendering.chatml import ChatML
 from polar.rendering.families import renderer_for
+from polar.rendering.template_renderer import TemplateRenderer
 from tests.tokenizers_of_families import DEEPSEEK, LLAMA, QWEN3, QWEN25, Family
 
 ASKED = [Message(Role.USER, "Hi")]
@@ -63,15 +64,28 @@ def test_what_is_said_of_tools_is_the_template_s_own(tmp_path: Path, old: str, n
     assert shown in prompt
 
 
-def test_a_template_with_another_form_of_results_is_refused_and_the_nearest_family_named(
+def test_a_template_that_no_family_renders_is_rendered_itself(tmp_path: Path) -> None:
+    copy = with_template(tmp_path, "{{- tool | tojson }}", "{{- tool.function | tojson }}")
+    renderer = renderer_for("Qwen/Qwen2.5-7B-Instruct", copy)
+    assert isinstance(renderer, TemplateRenderer)
+    assert (renderer.name, renderer.call_form) == ("template", "hermes")
+    prompt = b"".join(map(renderer.spelling, renderer.render(ASKED, TOOLS))).decode()
+    assert '<tools>\n{"name": "bash"' in prompt
+    assert isinstance(renderer_for("x", copy, family="qwen2.5"), ChatML)
+
+
+def test_a_template_that_cannot_be_rendered_turn_by_turn_is_refused_with_the_proof_that_failed(
     tmp_path: Path,
 ) -> None:
-    copy = with_template(tmp_path, "{{- tool | tojson }}", "{{- tool.function | tojson }}")
-    with pytest.raises(InvalidInput, match="no renderer gives the ids") as refused:
-        renderer_for("Qwen/Qwen2.5-7B-Instruct", copy)
+    copy = tmp_path / "model"
+    shutil.copytree(QWEN25.directory(), copy)
+    (copy / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    with pytest.raises(InvalidInput, match="no control token ends a turn") as refused:
+        renderer_for("x", copy)
     assert refused.value.hint is not None
-    assert "nearest is qwen2.5, which differs in tools" in refused.value.hint
-    assert isinstance(renderer_for("x", copy, family="qwen2.5"), ChatML)
+    assert "nearest is chatml, which differs in a question" in refused.value.hint
 
 
 def test_the_default_system_message_is_the_template_s_own(tmp_path: Path) -> None:

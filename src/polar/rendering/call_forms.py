@@ -1,0 +1,213 @@
+"""The forms in which model families write calls, and which of them a template writes.
+
+Only `hermes` is read while it streams. Of the others, what follows the opening is held until the turn is over
+and read whole; what cannot be read stays content.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from polar.models.chat import ToolCall, ToolDefinition
+from polar.rendering.base import MessageDelta
+from polar.rendering.tool_calls import OPEN, CallReader, call_of, overlap
+
+Types = Mapping[str, Mapping[str, Any]]
+"""Function → parameter → its JSON schema."""
+HERMES = "hermes"
+FORM_NAMES = (HERMES, "xml", "glm", "deepseek", "kimi", "mistral", "json", "pythonic")
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """One way of writing calls."""
+
+    name: str
+    opening: str
+    """What begins the first call of a turn; empty where a turn that calls is nothing but calls."""
+    read: Callable[[str, Types], Iterator[ToolCall]]
+    """The calls in a text, with the ids that they are written with; ValueError where they cannot be read."""
+
+    def calls(self, text: str, tools: Sequence[ToolDefinition]) -> tuple[ToolCall, ...]:
+        """The calls of a turn from its opening on; none where they cannot be read."""
+        types = {tool.name: tool.parameters.get("properties") or {} for tool in tools}
+        try:
+            return tuple(self.read(text, types))
+        except (ValueError, SyntaxError, RecursionError):
+            return ()
+
+    def reader(self, tools: Sequence[ToolDefinition]) -> CallReader | HeldCalls:
+        return CallReader() if self.name == HERMES else HeldCalls(self, tools)
+
+
+class HeldCalls:
+    """Splits text into content and calls, which come when the turn is over."""
+
+    def __init__(self, form: CallForm, tools: Sequence[ToolDefinition]) -> None:
+        self._form = form
+        self._tools = tools
+        self._buffer = ""
+        self._is_held = False
+        self._has_text = False
+
+    def feed(self, text: str) -> MessageDelta:
+        self._buffer += text
+        if self._is_held:
+            return MessageDelta()
+        start = self._opening()
+        self._is_held = start is not None
+        if start is None:
+            start = len(self._buffer) - overlap(self._buffer, self._form.opening)
+        # White space may stand before a call that does not show yet.
+        shown = self._buffer[:start].rstrip()
+        self._buffer = self._buffer[len(shown) :]
+        self._has_text = self._has_text or bool(shown)
+        return MessageDelta(shown)
+
+    def finish(self) -> MessageDelta:
+        calls = self._form.calls(self._buffer.lstrip(), self._tools) if self._is_held else ()
+        text, self._buffer = self._buffer, ""
+        numbered = (ToolCall(f"call_{n}", call.name, call.arguments) for n, call in enumerate(calls))
+        return MessageDelta(tool_calls=tuple(numbered)) if calls else MessageDelta(text)
+
+    def _opening(self) -> int | None:
+        """Where calls may begin."""
+        if self._form.opening:
+            start = self._buffer.find(self._form.opening)
+            return start if start >= 0 else None
+        begun = self._buffer.lstrip()
+        return 0 if begun[:1] in tuple("{[") and not self._has_text else None
+
+
+def form_of(turn: str, calls: Sequence[ToolCall], tools: Sequence[ToolDefinition]) -> CallForm | None:
+    """The form in which a template has written these calls, and nothing else, as a turn."""
+    return next((form for form in _forms(turn) if _reads_back(form, turn, calls, tools)), None)
+
+
+def form_named(name: str, turn: str) -> CallForm | None:
+    """The form of this name, with the opening that a turn of calls has where it is not the form's own."""
+    return next((form for form in _forms(turn) if form.name == name), None)
+
+
+def _forms(turn: str) -> Iterator[CallForm]:
+    yield CallForm(HERMES, OPEN, _hermes)
+    yield CallForm("xml", OPEN, _xml)
+    yield CallForm("glm", OPEN, _glm)
+    for name, (opening, head) in _HEADS.items():
+        yield CallForm(name, opening, partial(_headed, head))
+    yield CallForm("json", _before(r"\[?\s*\{", turn), _json)
+    yield CallForm("pythonic", _before(r"\[\w[\w.]*\(", turn), _pythonic)
+
+
+def _before(calls: str, turn: str) -> str:
+    found = re.search(calls, turn)
+    return turn[: found.start()].strip() if found else ""
+
+
+def _reads_back(
+    form: CallForm, turn: str, calls: Sequence[ToolCall], tools: Sequence[ToolDefinition]
+) -> bool:
+    reader = form.reader(tools)
+    read = (*reader.feed(turn.strip()).tool_calls, *reader.finish().tool_calls)
+    return [(call.name, json.loads(call.arguments)) for call in read] == [
+        (call.name, json.loads(call.arguments)) for call in calls
+    ]
+
+
+def _hermes(text: str, types: Types) -> Iterator[ToolCall]:
+    reader = CallReader()
+    yield from reader.feed(text).tool_calls
+
+
+def _xml(text: str, types: Types) -> Iterator[ToolCall]:
+    """As in Qwen3-Coder: `<function=name>`, then `<parameter=name>` for each."""
+    for function in re.finditer(r"<function=([^>\n]+)>(.*?)</function>", text, re.DOTALL):
+        given = re.findall(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", function[2], re.DOTALL)
+        yield _typed(function[1].strip(), given, types)
+
+
+def _glm(text: str, types: Types) -> Iterator[ToolCall]:
+    """As in GLM-4.5: the name, then `<arg_key>` and `<arg_value>` for each parameter."""
+    for call in re.finditer(r"<tool_call>\s*([^\s<{]+)(.*?)</tool_call>", text, re.DOTALL):
+        pattern = r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"
+        yield _typed(call[1], re.findall(pattern, call[2], re.DOTALL), types)
+
+
+def _typed(name: str, given: Sequence[tuple[str, str]], types: Types) -> ToolCall:
+    """A call whose values are written as text: what they are, the tool's parameters say."""
+    declared = types.get(name, {})
+    values = {key: _value(text, declared.get(key)) for key, text in given}
+    return ToolCall("", name, json.dumps(values, ensure_ascii=False))
+
+
+def _value(text: str, schema: Any) -> Any:
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind == "string":
+        return text
+    try:
+        return json.loads(_PYTHON_WORDS.get(text, text))
+    except ValueError:
+        return text
+
+
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+_WORDS = {"true": True, "false": False, "null": None}
+_HEADS = {
+    "deepseek": (
+        "<｜tool▁calls▁begin｜>",
+        r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[^\n<]+?)(?:<｜tool▁sep｜>|\n```json\n)",
+    ),
+    "kimi": (
+        "<|tool_calls_section_begin|>",
+        r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]+?):\d+)\s*"
+        r"<\|tool_call_argument_begin\|>\s*",
+    ),
+    "mistral": (
+        "[TOOL_CALLS]",
+        r"\[TOOL_CALLS\](?P<name>[^\s\[{]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]",
+    ),
+}
+"""Form → its opening, and what stands before the JSON of a call's arguments."""
+
+
+def _headed(head: str, text: str, types: Types) -> Iterator[ToolCall]:
+    for found in re.finditer(head, text):
+        arguments, end = json.JSONDecoder(strict=False).raw_decode(text, found.end())
+        if not isinstance(arguments, dict):
+            raise ValueError("arguments must be an object")
+        named = found.groupdict()
+        yield ToolCall(named.get("id") or "", named["name"], text[found.end() : end])
+
+
+def _json(text: str, types: Types) -> Iterator[ToolCall]:
+    """JSON that names function and arguments, alone or in a list, as in Llama 3 and Mistral."""
+    decoder = json.JSONDecoder(strict=False)
+    place = text.find("{")
+    while place >= 0:
+        _, end = decoder.raw_decode(text, place)
+        yield call_of(text[place:end])
+        place = text.find("{", end)
+
+
+def _pythonic(text: str, types: Types) -> Iterator[ToolCall]:
+    """A list of Python calls with keyword arguments, as in Llama 4 and LFM2."""
+    listed = re.search(r"\[.*\]", text, re.DOTALL)
+    calls = _JsonWords().visit(ast.parse(listed[0] if listed else text, mode="eval")).body
+    for call in calls.elts if isinstance(calls, ast.List) else [calls]:
+        if not isinstance(call, ast.Call) or call.args or any(not each.arg for each in call.keywords):
+            raise ValueError("not a call")
+        values = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        yield ToolCall("", ast.unparse(call.func), json.dumps(values, ensure_ascii=False))
+
+
+class _JsonWords(ast.NodeTransformer):
+    """Inside lists and objects some templates write JSON's words."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node

@@ -1,0 +1,303 @@
+"""Proves that a model's chat template can be rendered turn by turn, and finds out how it writes turns.
+
+Every kind of turn (text, thoughts, calls) stands after every kind of conversation and before every kind of
+new message. Each time prompt, turn and extension must be the ids that the template gives for the whole, and
+the turn must be read back as it was. What the template has no form for is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from itertools import chain, product, takewhile
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from polar.errors import InvalidInput
+from polar.models.chat import Message, Role, ToolDefinition
+from polar.rendering.base import Thinking, Unrenderable
+from polar.rendering.call_forms import FORM_NAMES, form_named, form_of
+from polar.rendering.template import (
+    AGAIN,
+    ANSWERED,
+    ASKED,
+    CALLED,
+    CALLED_TWICE,
+    LOOK,
+    SEEN,
+    SYSTEM,
+    THOUGHT,
+    THOUGHT_AND_CALLED,
+    ChatTemplate,
+    Conversation,
+    MessageForm,
+    tokenizer_config,
+)
+from polar.rendering.template_renderer import MARK, TemplateRenderer, stand_in
+from polar.rendering.tokenizer import is_byte_level, is_spelt_in_words
+
+log = logging.getLogger(__name__)
+
+BEFORE: dict[str, Conversation] = {
+    "a question": ((ASKED,), ()),
+    "a system message": ((SYSTEM, ASKED), ()),
+    "tools": ((SYSTEM, ASKED), (LOOK,)),
+    "an answer": ((ASKED, ANSWERED, AGAIN), ()),
+    "earlier thoughts": ((ASKED, THOUGHT, AGAIN), ()),
+    "a result": ((SYSTEM, ASKED, CALLED, SEEN[0]), (LOOK,)),
+    "thoughts before a call": ((ASKED, THOUGHT_AND_CALLED, SEEN[0]), (LOOK,)),
+}
+TURNS = {
+    "text": ANSWERED,
+    "thoughts": THOUGHT,
+    "a call": CALLED,
+    "thoughts and a call": THOUGHT_AND_CALLED,
+    "parallel calls": CALLED_TWICE,
+}
+OTHER_SYSTEM = Message(Role.SYSTEM, "You are brief.")
+AFTER: dict[str, tuple[Message, ...]] = {
+    "a question": (AGAIN,),
+    "results": SEEN,
+    "another system message": (OTHER_SYSTEM, AGAIN),
+    "results and a question": (*SEEN, AGAIN),
+}
+
+
+def proved_renderer(
+    template: ChatTemplate, tokenizer: Tokenizer, *, call_form: str | None, keeps_thoughts: bool
+) -> TemplateRenderer:
+    """The renderer that the template makes; InvalidInput says which proof failed, and why."""
+    if call_form not in (None, *FORM_NAMES):
+        raise InvalidInput(
+            f"engine.tool_form: there is no {call_form}", hint=f"known: {', '.join(FORM_NAMES)}"
+        )
+    if not (is_byte_level(tokenizer) or is_spelt_in_words(tokenizer)):
+        raise InvalidInput("its tokenizer is neither byte-level BPE nor SentencePiece with bytes")
+    best: _Proof | None = None
+    for form in template.forms:
+        proof = _Proof(template, form, tokenizer, call_form, keeps_thoughts=keeps_thoughts)
+        proof.run()
+        if best is None or proof.rank > best.rank:
+            best = proof
+        if best.is_complete:
+            break
+    assert best is not None
+    if best.failures:
+        raise InvalidInput(f"its chat template cannot be rendered turn by turn: {best.failures[0]}")
+    if best.renderer.calls is None:
+        log.warning("the model's template shows no calls: tools are not offered to it")
+    return best.renderer
+
+
+class _Proof:
+    """One form of messages, tried on every probe."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        form: MessageForm,
+        tokenizer: Tokenizer,
+        call_form: str | None,
+        *,
+        keeps_thoughts: bool,
+    ) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._call_form = call_form
+        self.renderer = TemplateRenderer(template, form, tokenizer, keeps_thoughts=keeps_thoughts)
+        self._ends: set[str] = set()
+        self._shown = 0
+        self.failures: list[str] = []
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        return not self.failures, self._shown
+
+    @property
+    def is_complete(self) -> bool:
+        shows_calls = self.renderer.calls is not None or "tool_calls" not in self._template.source
+        return not self.failures and shows_calls
+
+    def run(self) -> None:
+        try:
+            self._find_thinking()
+            self._find_end()
+            self._find_calls()
+        except Unrenderable as error:
+            self.failures.append(str(error))
+            return
+        self.renderer.know_marks(
+            [*map(self._id, self._ends), *_end_ids(self._template.directory, self._tokenizer)]
+        )
+        for after, before, turn in product(AFTER, BEFORE, TURNS):
+            if not self._goes_with(TURNS[turn], AFTER[after]):
+                continue
+            try:
+                why = self._try(*BEFORE[before], TURNS[turn], _answers(TURNS[turn], AFTER[after]))
+            except Unrenderable:
+                continue
+            self._shown += 1
+            if why:
+                self.failures.append(f"{turn} between {before} and {after}: {why}")
+
+    def _goes_with(self, turn: Message, new: Sequence[Message]) -> bool:
+        is_readable = self.renderer.calls is not None or not turn.tool_calls
+        return is_readable and bool(turn.tool_calls) == (new[0].role is Role.TOOL)
+
+    def _try(
+        self,
+        before: Sequence[Message],
+        tools: Sequence[ToolDefinition],
+        turn: Message,
+        new: Sequence[Message],
+    ) -> str | None:
+        """Why the renderer would be wrong here; None where it is right."""
+        renderer, roles = self.renderer, {message.role for message in new}
+        extension, _ = renderer.after(before, turn, new, tools)
+        if extension != self._nearby(turn, new):
+            renderer.far_reaching |= roles
+        if not renderer.shows_alike(before, turn, new, tools, has_thoughts=bool(turn.reasoning)):
+            thinks = renderer.thinking is not None
+            earlier = thinks and any(message.reasoning for message in before)
+            changes = {(role, thinks and bool(turn.reasoning), earlier) for role in roles}
+            if len(roles) == 1 or not renderer.rewriting & changes:
+                renderer.rewriting |= changes
+            return None
+        prompt, whole = renderer.text(before, tools), renderer.text([*before, turn, *new], tools)
+        if not whole.startswith(prompt) or not whole.endswith(extension):
+            return "what stands around the turn depends on what it says"
+        shown = whole[len(prompt) : len(whole) - len(extension)]
+        parts = [renderer.tokens.ids(part) for part in (prompt, shown, extension)]
+        if [*chain(*parts)] != self._ids(whole):
+            return "its tokenizer joins tokens across the ends of the turn"
+        return self._misread(turn, shown, parts)
+
+    def _nearby(self, turn: Message, new: Sequence[Message]) -> str | None:
+        try:
+            return self.renderer.after((ASKED,), turn, new, ())[0]
+        except Unrenderable:
+            return None
+
+    def _misread(self, turn: Message, shown: str, ids: Sequence[list[int]]) -> str | None:
+        """How the turn is read back, if it is another one."""
+        parser = self.renderer.parser((LOOK,), ids[0])
+        parser.feed(ids[1])
+        parser.finish()
+        read = parser.message
+        for what, said, found in (
+            ("content", turn.content, read.content),
+            ("thoughts", turn.reasoning or "", read.reasoning or ""),
+        ):
+            if found != (said if said in shown else ""):
+                return f"its {what} is read back as {found!r}"
+        if LOOK.name not in shown.replace(turn.content, ""):
+            return None  # some templates show calls only where there is no text
+        calls, found_calls = (
+            [(call.name, json.loads(call.arguments)) for call in message.tool_calls]
+            for message in (turn, read)
+        )
+        return None if calls == found_calls else f"its calls are read back as {found_calls}"
+
+    def _find_thinking(self) -> None:
+        """The marks around thoughts: as they are shown, or those that are usual where they never are."""
+        renderer = self.renderer
+        prompt, whole = renderer.text((ASKED,)), renderer.text((ASKED, THOUGHT))
+        answered = renderer.text((ASKED, ANSWERED))
+        renderer.is_plain = answered.startswith(prompt + ANSWERED.content)
+        thought = re.escape(THOUGHT.reasoning or "")
+        found = re.search(rf"(\S+)\s*{thought}(\s*\S+\s*){re.escape(THOUGHT.content)}", whole)
+        if found and whole.startswith(prompt):
+            opening = whole[len(prompt) : whole.index(THOUGHT.reasoning or "")].rstrip()
+            renderer.think_mark, renderer.thinking = found[1], Thinking(opening, found[2])
+            renderer.is_plain = True
+        elif _THINK_END in self._template.source:
+            has_begun = prompt.rstrip().endswith(_THINK)
+            renderer.think_mark = _THINK
+            renderer.thinking = Thinking("" if has_begun else _THINK, _THINK_END)
+
+    def _find_end(self) -> None:
+        """The control token that ends a turn of text."""
+        extension, _ = self.renderer.after((ASKED,), ANSWERED, (AGAIN,), ())
+        self._ends.add(self._first_control(extension))
+
+    def _find_calls(self) -> None:
+        """The form of calls, and the control tokens in them."""
+        renderer, (end,) = self.renderer, self._ends
+        called = next((turn for turn in (CALLED_TWICE, CALLED) if self._is_shown(turn)), None)
+        if called is None:
+            if self._call_form is not None:
+                renderer.calls = form_named(self._call_form, "")
+            elif self._template.shows_tools:
+                raise Unrenderable(
+                    "calls: its template shows tools and no calls; engine.tool_form names their form"
+                )
+            return
+        results = SEEN[: len(called.tool_calls)]
+        prompt = renderer.text((ASKED,), (LOOK,))
+        whole = renderer.text((ASKED, stand_in(called), *results), (LOOK,))
+        start, last = _shared(prompt, whole), whole.rfind(MARK)
+        closing = renderer.tokens.control.findall(whole[last : whole.find(results[0].content, last)])
+        inside = closing[: closing.index(end)] if end in closing else []
+        renderer.call_marks = frozenset(renderer.tokens.control.findall(whole[start:last]) + inside)
+        extension, _ = renderer.after((ASKED,), called, results, (LOOK,))
+        self._ends.add(self._first_control(extension))
+        whole = renderer.text((ASKED, called, *results), (LOOK,))
+        turn = whole[_shared(prompt, whole) : len(whole) - len(extension)]
+        if renderer.thinking is not None:
+            turn = turn.rpartition(renderer.thinking.end.strip())[2]
+        turn = turn.replace(called.content, "", 1)
+        if self._call_form is not None:
+            renderer.calls = form_named(self._call_form, turn)
+        else:
+            renderer.calls = form_of(turn, called.tool_calls, (LOOK,))
+        if renderer.calls is None:
+            raise Unrenderable(f"calls: they are in no known form: {turn.strip()!r}")
+
+    def _is_shown(self, turn: Message) -> bool:
+        results = SEEN[: len(turn.tool_calls)]
+        try:
+            text = self.renderer.text((ASKED, stand_in(turn), *results), (LOOK,))
+        except Unrenderable:
+            return False
+        return text.count(MARK) > bool(turn.content) and LOOK.name in text[text.find(ASKED.content) :]
+
+    def _first_control(self, text: str) -> str:
+        found = self.renderer.tokens.control.match(text)
+        assert found is not None
+        return found[0]
+
+    def _id(self, token: str) -> int:
+        return self.renderer.tokens.ids(token)[0]
+
+    def _ids(self, text: str) -> list[int]:
+        """As the tokenizer takes the whole of a template's text."""
+        self._tokenizer.encode_special_tokens = False
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        self._tokenizer.encode_special_tokens = True
+        return ids
+
+
+_THINK, _THINK_END = "<think>", "</think>"
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _answers(turn: Message, new: Sequence[Message]) -> tuple[Message, ...]:
+    """The new messages with the results of this turn's calls alone."""
+    calls = {call.id for call in turn.tool_calls}
+    return tuple(message for message in new if message.tool_call_id in (None, *calls))
+
+
+def _end_ids(directory: Path, tokenizer: Tokenizer) -> list[int]:
+    """The ids that the model's own settings end an answer at."""
+    eos = tokenizer_config(directory).get("eos_token")
+    named = tokenizer.token_to_id(eos["content"] if isinstance(eos, dict) else eos) if eos else None
+    file = directory / "generation_config.json"
+    listed = json.loads(file.read_text()).get("eos_token_id", []) if file.is_file() else []
+    return [*([] if named is None else [named]), *(listed if isinstance(listed, list) else [listed])]

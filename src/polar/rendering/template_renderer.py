@@ -1,0 +1,292 @@
+"""A renderer made from a model's chat template alone, for every family that has no other.
+
+What follows a sampled turn is found by rendering around it: the template shows a stand-in for the turn and
+the new messages, and what it writes from the control token on that ends the turn is what comes after the
+sampled ids. They themselves are never rendered. Where the template shows a conversation's past in another way
+once there are new messages (it drops thoughts, or moves the tools), the conversation is not extended.
+
+What of this holds for a template is proved on probe conversations before it is used (`proof`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from secrets import token_hex
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from polar.models.chat import Message, Role, ToolDefinition
+from polar.rendering.base import IdSequence, Renderer, ResponseParser, Thinking, TurnForm, Unrenderable
+from polar.rendering.call_forms import HERMES, CallForm
+from polar.rendering.template import ChatTemplate, MessageForm, tool_fields
+from polar.rendering.tokenizer import TemplateText, TextStream, Vocabulary
+from polar.rendering.turn_parser import TurnMarks, TurnParser
+
+ASKED = Message(Role.USER, "u")
+MARK, THOUGHT_MARK = f"m{token_hex(12)}", f"t{token_hex(12)}"
+"""Stand for what a turn says; nobody can know them and say them too."""
+_OPENING = 16
+"""Ids at the end of a prompt among which the mark of thoughts is, where the prompt has begun them."""
+_HIDING = [chr(0xFDD0 + n) for n in range(32)]
+"""Characters that no text has."""
+
+
+class TemplateRenderer(Renderer):
+    """Renders what the template shows; the attributes that say how are set by its proof."""
+
+    def __init__(
+        self, template: ChatTemplate, form: MessageForm, tokenizer: Tokenizer, *, keeps_thoughts: bool
+    ) -> None:
+        self._template = template
+        self._form = form
+        self._tokenizer = tokenizer
+        self._keeps_thoughts = keeps_thoughts
+        self.tokens = TemplateText(tokenizer)
+        self._shown_tools: tuple[Sequence[ToolDefinition], list[dict[str, Any]], bool] = ((), [], False)
+        """The latest tools, their fields, and whether these spell a control token."""
+        self.thinking: Thinking | None = None
+        self.think_mark = ""
+        """What begins thoughts, in the prompt or in the turn."""
+        self.calls: CallForm | None = None
+        self.call_marks: frozenset[str] = frozenset()
+        """Control tokens inside a turn."""
+        self.is_plain = False
+        self.rewriting: set[tuple[Role, bool, bool]] = set()
+        """Roles of new messages that may change how the past is shown, by whether there are thoughts in the
+        turn, and before it."""
+        self.far_reaching: set[Role] = set()
+        """Roles of new messages whose form depends on more than the turn before them."""
+        self._stops: tuple[int, ...] = ()
+        self.know_marks(())
+
+    def know_marks(self, ends: Iterable[int]) -> None:
+        """Take note of the ids that end turns, after thoughts and calls are known."""
+        self._stops = tuple(dict.fromkeys(ends))
+        inside = [*self.call_marks]
+        if self.thinking is not None:
+            inside += self.tokens.control.findall(self.think_mark + self.thinking.end)
+        self._vocabulary = Vocabulary(self._tokenizer, inside)
+        end = self.thinking.end.strip() if self.thinking is not None else ""
+        self._marks = TurnMarks(self._vocabulary, frozenset(self._stops), self.think_mark, end, self.calls)
+
+    @property
+    def name(self) -> str:
+        return "template"
+
+    @property
+    def call_form(self) -> str | None:
+        return self.calls.name if self.calls else None
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return self._stops
+
+    @property
+    def form(self) -> TurnForm:
+        writes_calls = self.calls is not None and self.calls.name == HERMES
+        return TurnForm(self.is_plain, writes_calls, self.thinking)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
+        return self.tokens.ids(*self._text(messages, tools))
+
+    def bridge(
+        self,
+        prompt_ids: IdSequence,
+        sampled_ids: IdSequence,
+        new_messages: Sequence[Message],
+        *,
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolDefinition] = (),
+    ) -> list[int] | None:
+        if not history:
+            return None
+        sampled = self._sampled_text(sampled_ids)
+        turn, new = self._with_written_ids(history[-1], new_messages, sampled)
+        before = history[:-1]
+        try:
+            if not self._stays(before, turn, sampled, new, tools):
+                return None
+            is_near = self.far_reaching.isdisjoint(message.role for message in new)
+            text, hiding = (
+                self.after((ASKED,), turn, new, ()) if is_near else self.after(before, turn, new, tools)
+            )
+        except Unrenderable:
+            return None
+        ids = self.tokens.ids(text, hiding)
+        if len(sampled_ids) and sampled_ids[-1] == ids[0]:
+            return ids[1:]
+        return self._unfinished_thought(turn, sampled) + ids
+
+    def opened(self, text: str) -> list[int] | None:
+        thinks_already = self.thinking is not None and not self.thinking.begin
+        if not self.is_plain or thinks_already:
+            return None
+        hiding = _free_mark(text)
+        return self.tokens.ids(self._hide(text, hiding), hiding)
+
+    def spelling(self, id: int) -> bytes:
+        return self._vocabulary.spelling(id)
+
+    def parser(
+        self, tools: Sequence[ToolDefinition] = (), prompt_ids: IdSequence | None = None
+    ) -> ResponseParser:
+        thinking = self.thinking
+        has_begun = thinking is not None and not thinking.begin
+        if thinking is not None and prompt_ids is not None:
+            end = b"".join(map(self.spelling, map(int, prompt_ids[-_OPENING:])))
+            has_begun = end.rstrip().endswith(self.think_mark.encode())
+        return TurnParser(self._marks, tools, has_begun=has_begun)
+
+    def after(
+        self,
+        before: Sequence[Message],
+        turn: Message,
+        new: Sequence[Message],
+        tools: Sequence[ToolDefinition],
+    ) -> tuple[str, str]:
+        """What the template writes from the end of a turn on, and what hides control tokens there."""
+        text, hiding = self._text([*before, stand_in(turn), *new], tools)
+        return text[self._end_of_turn(text) :], hiding
+
+    def shows_alike(
+        self,
+        before: Sequence[Message],
+        turn: Message,
+        new: Sequence[Message],
+        tools: Sequence[ToolDefinition],
+        *,
+        has_thoughts: bool,
+    ) -> bool:
+        """Whether the past of a conversation is shown as it was when the turn was sampled."""
+        prompt, _ = self._text(before, tools)
+        whole, _ = self._text([*before, stand_in(turn), *new], tools)
+        shown = whole[len(prompt) : self._end_of_turn(whole)]
+        if self.thinking is None:
+            return whole.startswith(prompt)
+        is_thought_shown = not turn.reasoning or THOUGHT_MARK in shown
+        is_end_shown = not has_thoughts or self.thinking.end.strip() in shown
+        return whole.startswith(prompt) and is_thought_shown and is_end_shown
+
+    def _stays(
+        self,
+        before: Sequence[Message],
+        turn: Message,
+        sampled: str,
+        new: Sequence[Message],
+        tools: Sequence[ToolDefinition],
+    ) -> bool:
+        """Whether new messages leave the past as it is, or are to leave it."""
+        if self._keeps_thoughts:
+            return True
+        thinking = self.thinking
+        thought = thinking is not None and (bool(turn.reasoning) or thinking.end.strip() in sampled)
+        earlier = thinking is not None and any(message.reasoning for message in before)
+        if self.rewriting.isdisjoint((message.role, thought, earlier) for message in new):
+            return True
+        return self.shows_alike(before, turn, new, tools, has_thoughts=thought)
+
+    def _end_of_turn(self, text: str) -> int:
+        """Where the control token stands that ends the turn of the stand-in."""
+        place = text.rfind(MARK)
+        found = self.tokens.control.finditer(text, place) if place >= 0 else ()
+        end = next((match.start() for match in found if match[0] not in self.call_marks), None)
+        if end is None:
+            raise Unrenderable("no control token ends a turn in this model's template")
+        return end
+
+    def _sampled_text(self, ids: IdSequence) -> str:
+        """As far as it must be known: thoughts may be cut short, and some calls name themselves."""
+        is_needed = self.thinking is not None or self.calls is not None
+        return TextStream(self._vocabulary).feed(map(int, ids)) if is_needed else ""
+
+    def _with_written_ids(
+        self, turn: Message, new: Sequence[Message], sampled: str
+    ) -> tuple[Message, Sequence[Message]]:
+        """Calls and results with the ids that the model has written, where its form has any."""
+        if self.calls is None or not turn.tool_calls:
+            return turn, new
+        written = self.calls.calls(sampled[max(sampled.find(self.calls.opening), 0) :], ())
+        ids = {call.id: found.id for call, found in zip(turn.tool_calls, written, strict=False) if found.id}
+        if not ids or self.calls.name == HERMES:
+            return turn, new
+        calls = tuple(replace(call, id=ids.get(call.id, call.id)) for call in turn.tool_calls)
+        answers = [
+            replace(message, tool_call_id=ids.get(message.tool_call_id, message.tool_call_id))
+            if message.tool_call_id
+            else message
+            for message in new
+        ]
+        return replace(turn, tool_calls=calls), answers
+
+    def _unfinished_thought(self, turn: Message, sampled: str) -> list[int]:
+        """What ends thoughts that were cut short."""
+        if self.thinking is None or not turn.reasoning or self.thinking.end.strip() in sampled:
+            return []
+        return self.tokens.ids(self.thinking.end.rstrip())
+
+    def text(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> str:
+        return self._text(messages, tools)[0]
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> tuple[str, str]:
+        """What the template gives, and the character that stands in each spelt control token that is none."""
+        fields, (shown_tools, tools_spell) = self._form.fields(messages), self._fields_of(tools)
+        if not tools_spell and not self._spells_control(fields):
+            return self._template.rendered(fields, shown_tools), ""
+        hiding = _free_mark([fields, shown_tools])
+        return self._template.rendered(self._hide(fields, hiding), self._hide(shown_tools, hiding)), hiding
+
+    def _fields_of(self, tools: Sequence[ToolDefinition]) -> tuple[list[dict[str, Any]], bool]:
+        """Kept, as all calls of a session offer the same tools."""
+        known, fields, spell = self._shown_tools
+        if known is not tools:
+            fields = [tool_fields(tool) for tool in tools]
+            spell = self._spells_control(fields)
+            self._shown_tools = tools, fields, spell
+        return fields, spell
+
+    def _spells_control(self, said: Any) -> bool:
+        return any(map(self.tokens.control.search, _texts(said)))
+
+    def _hide(self, value: Any, hiding: str) -> Any:
+        match value:
+            case str():
+                return self.tokens.control.sub(lambda match: match[0][0] + hiding + match[0][1:], value)
+            case dict():
+                return {self._hide(key, hiding): self._hide(each, hiding) for key, each in value.items()}
+            case list():
+                return [self._hide(each, hiding) for each in value]
+            case _:
+                return value
+
+
+def stand_in(turn: Message) -> Message:
+    """A turn of the same parts that says nothing of its own."""
+    arguments = json.dumps({MARK: MARK})
+    calls = tuple(replace(call, arguments=arguments) for call in turn.tool_calls)
+    content = MARK if turn.content or not calls else ""
+    return Message(Role.ASSISTANT, content, THOUGHT_MARK if turn.reasoning else None, calls)
+
+
+def _free_mark(said: Any) -> str:
+    """A character that nothing of what is said has."""
+    texts = list(_texts(said))
+    free = next((mark for mark in _HIDING if not any(mark in text for text in texts)), None)
+    if free is None:
+        raise Unrenderable("a message has every character that Unicode sets aside")
+    return free
+
+
+def _texts(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            for key, each in value.items():
+                yield from _texts(key)
+                yield from _texts(each)
+        case list() | tuple():
+            for each in value:
+                yield from _texts(each)

@@ -1,0 +1,136 @@
+"""Reads a sampled turn by the marks that its template writes: thoughts first, then content and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from polar.models.chat import Message, Role, ToolCall, ToolDefinition
+from polar.rendering.base import MessageDelta, ResponseParser
+from polar.rendering.call_forms import CallForm, HeldCalls
+from polar.rendering.tokenizer import TextStream, Vocabulary
+from polar.rendering.tool_calls import CallReader, overlap
+
+
+@dataclass(frozen=True, slots=True)
+class TurnMarks:
+    """What tells the parts of a turn apart."""
+
+    vocabulary: Vocabulary
+    """Spells out the control tokens that are marks."""
+    stops: frozenset[int]
+    think: str
+    """Begins thoughts, and `end_of_thought` ends them; empty for a family that does not think."""
+    end_of_thought: str
+    calls: CallForm | None
+
+
+class _Part(Enum):
+    BEGIN = auto()
+    """Nothing yet, or what may be the beginning of thoughts."""
+    THOUGHT = auto()
+    ANSWER = auto()
+
+
+class TurnParser(ResponseParser):
+    def __init__(self, marks: TurnMarks, tools: Sequence[ToolDefinition], *, has_begun: bool) -> None:
+        """`has_begun`: whether the prompt has begun the thoughts."""
+        self._stops = marks.stops
+        self._text = TextStream(marks.vocabulary)
+        self._think, self._end_of_thought = marks.think, marks.end_of_thought
+        self._reader: CallReader | HeldCalls | None = marks.calls.reader(tools) if marks.calls else None
+        self._part = _Part.BEGIN if marks.think else _Part.ANSWER
+        if has_begun:
+            self._part = _Part.THOUGHT
+        self._buffer = ""
+        """What is not told apart yet."""
+        self._thought, self._answer = _Trimmed(), _Trimmed()
+        self._calls: tuple[ToolCall, ...] = ()
+        self._thought_tokens = 0
+        self._has_ended = False
+
+    def feed(self, ids: Sequence[int]) -> MessageDelta:
+        content, reasoning, calls = "", "", tuple[ToolCall, ...]()
+        for id in ids:
+            if self._has_ended or id in self._stops:
+                self._has_ended = True
+                break
+            before = self._part
+            delta = self._read(self._text.feed((id,)))
+            self._thought_tokens += _Part.THOUGHT in (before, self._part)
+            content, reasoning = content + delta.content, reasoning + delta.reasoning
+            calls += delta.tool_calls
+        return MessageDelta(content, reasoning, calls)
+
+    def finish(self) -> MessageDelta:
+        rest = self._read(self._text.finish())
+        held, self._buffer = self._buffer, ""
+        if self._part is _Part.THOUGHT:
+            return MessageDelta(rest.content, rest.reasoning + self._thought.feed(held))
+        last = self._answered(held)
+        end = self._kept(self._reader.finish()) if self._reader else MessageDelta()
+        return MessageDelta(
+            rest.content + last.content + end.content,
+            rest.reasoning,
+            rest.tool_calls + last.tool_calls + end.tool_calls,
+        )
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._thought_tokens
+
+    @property
+    def message(self) -> Message:
+        return Message(Role.ASSISTANT, self._answer.text, self._thought.text or None, self._calls)
+
+    def _read(self, text: str) -> MessageDelta:
+        if self._part is _Part.ANSWER:
+            return self._answered(text)
+        self._buffer += text
+        if self._part is _Part.BEGIN:
+            begun = self._buffer.lstrip()
+            if not begun.startswith(self._think):
+                if self._think.startswith(begun):
+                    return MessageDelta()
+                self._part = _Part.ANSWER
+                text, self._buffer = self._buffer, ""
+                return self._answered(text)
+            self._part = _Part.THOUGHT
+            self._buffer = begun.removeprefix(self._think)
+        end = self._end_of_thought
+        thought, ended, answer = self._buffer.partition(end)
+        if not ended:
+            known = len(self._buffer) - overlap(self._buffer, end)
+            thought, self._buffer = self._buffer[:known], self._buffer[known:]
+            return MessageDelta(reasoning=self._thought.feed(thought))
+        self._part, self._buffer = _Part.ANSWER, ""
+        said = self._answered(answer)
+        return MessageDelta(said.content, self._thought.feed(thought), said.tool_calls)
+
+    def _answered(self, text: str) -> MessageDelta:
+        return self._kept(self._reader.feed(text) if self._reader else MessageDelta(text))
+
+    def _kept(self, delta: MessageDelta) -> MessageDelta:
+        self._calls += delta.tool_calls
+        return MessageDelta(self._answer.feed(delta.content), tool_calls=delta.tool_calls)
+
+
+class _Trimmed:
+    """Text without the white space that begins or may end it: templates have their own there."""
+
+    def __init__(self) -> None:
+        self._shown: list[str] = []
+        self._gap = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(self._shown)
+
+    def feed(self, text: str) -> str:
+        text = self._gap + text
+        shown = text.rstrip() if self._shown else text.strip()
+        self._gap = text[len(text.rstrip()) :]
+        if shown:
+            self._shown.append(shown)
+        return shown

@@ -1,0 +1,258 @@
+"""A renderer made from a chat template: ids as transformers gives them, exact extensions, turns read back.
+
+Real tokenizers where a package carries them; other families' own templates with a vocabulary of bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from polar.models.chat import Message, Role, ToolCall, ToolDefinition
+from polar.rendering.base import Unrenderable
+from polar.rendering.families import renderer_for
+from polar.rendering.template import read_template, tool_fields
+from polar.rendering.template_renderer import TemplateRenderer
+from polar.rendering.tokenizer import read_tokenizer
+from tests.tokenizers_of_families import (
+    DEEPSEEK,
+    GEMMA,
+    LLAMA,
+    MISTRAL,
+    QWEN3,
+    QWEN25,
+    public_template,
+    with_bytes,
+)
+
+REAL = {family.name: family for family in (QWEN25, QWEN3, LLAMA, MISTRAL, DEEPSEEK, GEMMA)}
+PUBLIC = (
+    "qwen3_5_think",
+    "qwen3_5_nothink",
+    "qwen3_6",
+    "qwen3_instruct_2507",
+    "glm4moe",
+    "deepseekv3",
+    "deepseek_r1_distill",
+    "llama3_1",
+    "nemotron_3_nano",
+    "lfm2_v2",
+    "cohere2",
+    "phi3_5",
+    "gemma",
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Case:
+    name: str
+    renderer: TemplateRenderer
+    keeping: TemplateRenderer
+    reference: PreTrainedTokenizerFast
+
+    def reference_ids(self, messages: list[Message], tools: list[ToolDefinition]) -> list[int]:
+        ids = self.reference.apply_chat_template(
+            self.renderer._form.fields(messages),
+            tools=[tool_fields(tool) for tool in tools] or None,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            date_string="26 Jul 2024",
+        )
+        assert isinstance(ids, list)
+        return ids
+
+
+@pytest.fixture(scope="module", params=[*REAL, *PUBLIC])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    name: str = request.param
+    if name in REAL:
+        directory: Path = REAL[name].directory()
+    else:
+        directory = with_bytes(public_template(name), tmp_path_factory.mktemp(name))
+    renderer, keeping = (
+        renderer_for("x", directory, family="template", keeps_thoughts=keeps) for keeps in (False, True)
+    )
+    assert isinstance(renderer, TemplateRenderer)
+    assert isinstance(keeping, TemplateRenderer)
+    template = read_template(directory, read_tokenizer(directory / "tokenizer.json"))
+    assert template is not None
+    reference = PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / "tokenizer.json"), chat_template=template.source, **template._tokens
+    )
+    return Case(name, renderer, keeping, reference)
+
+
+TEXTS = st.text("ab é🙂\n{\"'<>|", max_size=12).map(lambda text: f"a{text}z")
+"""Begin and end with no white space, which templates trim."""
+THOUGHTS = st.none() | TEXTS.map(lambda text: f"I think {text}")
+TOOL = ToolDefinition(
+    "bash",
+    "Runs.",
+    {
+        "type": "object",
+        "properties": {"command": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}},
+    },
+)
+KINDS = {"command": TEXTS, "n": st.integers(-99, 99), "b": st.booleans()}
+ARGUMENTS = st.fixed_dictionaries({}, optional=KINDS).map(lambda given: json.dumps(given, ensure_ascii=False))
+
+
+@st.composite
+def called(draw: st.DrawFn) -> list[Message]:
+    """A turn that calls, and the results."""
+    count = draw(st.integers(1, 2))
+    calls = tuple(ToolCall(f"call_{n}", "bash", draw(ARGUMENTS)) for n in range(count))
+    turn = Message(Role.ASSISTANT, "", draw(THOUGHTS), calls)
+    return [turn, *(Message(Role.TOOL, draw(TEXTS), tool_call_id=call.id, name="bash") for call in calls)]
+
+
+@st.composite
+def conversations(draw: st.DrawFn, *, has_calls: bool) -> list[list[Message]]:
+    """Parts that each begin with the assistant's turn, but for the first."""
+    system = [Message(Role.SYSTEM, draw(TEXTS))] if draw(st.booleans()) else []
+    parts = [[*system, Message(Role.USER, draw(TEXTS))]]
+    for _ in range(draw(st.integers(1, 4))):
+        if has_calls and draw(st.booleans()):
+            parts.append(draw(called()))
+        else:
+            thought = draw(THOUGHTS)
+            parts.append([Message(Role.ASSISTANT, draw(TEXTS), thought), Message(Role.USER, draw(TEXTS))])
+    return parts
+
+
+def drawn(case: Case, data: st.DataObject) -> tuple[list[list[Message]], list[ToolDefinition]]:
+    has_calls = case.renderer.calls is not None
+    parts = data.draw(conversations(has_calls=has_calls))
+    return parts, [TOOL] if has_calls and data.draw(st.booleans()) else []
+
+
+def shown(case: Case, messages: list[Message], tools: list[ToolDefinition]) -> list[int]:
+    try:
+        return case.renderer.render(messages, tools)
+    except Unrenderable:
+        assume(False)
+        raise
+
+
+FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@FEW
+@given(st.data())
+def test_ids_are_those_of_transformers(case: Case, data: st.DataObject) -> None:
+    parts, tools = drawn(case, data)
+    messages = [message for part in parts for message in part]
+    assert shown(case, messages, tools) == case.reference_ids(messages, tools)
+
+
+@FEW
+@given(st.data())
+def test_extensions_are_what_the_template_gives(case: Case, data: st.DataObject) -> None:
+    """Or there is none, exactly where the template shows the past in another way."""
+    parts, tools = drawn(case, data)
+    before = [message for part in parts[:-1] for message in part]
+    turn, *new = parts[-1]
+    prompt = shown(case, before, tools)
+    whole = shown(case, [*before, turn, *new], tools)
+    stays = whole[: len(prompt)] == prompt
+    stop = next((n for n in range(len(prompt), len(whole)) if whole[n] in case.renderer.stop_token_ids), 0)
+    sampled = whole[len(prompt) : stop + 1] if stays else [5, case.renderer.stop_token_ids[0]]
+    history = [*before, turn]
+    bridge = case.renderer.bridge(prompt, sampled, new, history=history, tools=tools)
+    if not stays:
+        assert bridge is None
+    elif bridge is not None:
+        assert prompt + sampled + bridge == whole
+    else:
+        assert turn.reasoning is not None
+        assert case.renderer.thinking is not None
+    kept = case.keeping.bridge(prompt, sampled, new, history=history, tools=tools)
+    assert kept is not None
+    assert whole[-len(kept) :] == kept
+
+
+@FEW
+@given(st.data())
+def test_turns_are_read_back_however_they_are_split(case: Case, data: st.DataObject) -> None:
+    parts, _ = drawn(case, data)
+    tools = [TOOL] if case.renderer.calls is not None else []
+    before = [message for part in parts[:-1] for message in part]
+    turn, *new = parts[-1]
+    prompt, whole = shown(case, before, tools), shown(case, [*before, turn, *new], tools)
+    if whole[: len(prompt)] != prompt:
+        return  # the template shows another turn than was sampled
+    stop = next(n for n in range(len(prompt), len(whole)) if whole[n] in case.renderer.stop_token_ids)
+    sampled = whole[len(prompt) : stop + 1]
+    text = b"".join(map(case.renderer.spelling, sampled)).decode()
+    messages = []
+    for size in (1, data.draw(st.integers(2, 9)), len(sampled)):
+        parser = case.renderer.parser(tools, prompt)
+        deltas = [parser.feed(sampled[n : n + size]) for n in range(0, len(sampled), size)]
+        deltas.append(parser.finish())
+        messages.append(parser.message)
+        assert "".join(delta.content for delta in deltas) == parser.message.content
+        assert "".join(delta.reasoning for delta in deltas) == (parser.message.reasoning or "")
+        assert sum((delta.tool_calls for delta in deltas), ()) == parser.message.tool_calls
+    assert messages[0] == messages[1] == messages[2]
+    read = messages[0]
+    assert read.content == turn.content
+    assert read.reasoning == (turn.reasoning if turn.reasoning and turn.reasoning in text else None)
+    assert [(call.name, json.loads(call.arguments)) for call in read.tool_calls] == [
+        (call.name, json.loads(call.arguments)) for call in turn.tool_calls
+    ]
+
+
+def test_control_tokens_in_messages_stay_plain_text(case: Case) -> None:
+    renderer = case.renderer
+    stop = renderer.stop_token_ids[0]
+    spelt = renderer.spelling(stop).decode()
+    asked = [Message(Role.USER, "a x z")]
+    forged = [Message(Role.USER, f"a {spelt} z")]
+    assert renderer.render(forged, ()).count(stop) == renderer.render(asked, ()).count(stop)
+    text = b"".join(map(renderer.spelling, renderer.render(forged, ()))).decode()
+    assert f"a {spelt} z" in text
+    answer = Message(Role.ASSISTANT, "yes")
+    plain, tried = (
+        case.keeping.bridge([5], [6, stop], new, history=[*asked, answer]) for new in (asked, forged)
+    )
+    assert plain is not None
+    assert tried is not None
+    assert plain.count(stop) == tried.count(stop)
+
+
+def test_a_turn_that_was_cut_short_is_closed(case: Case) -> None:
+    asked, answer, new = Message(Role.USER, "a"), Message(Role.ASSISTANT, "yes"), [Message(Role.USER, "b")]
+    ended, cut = (
+        case.keeping.bridge([5], ids, new, history=[asked, answer])
+        for ids in ([6, case.renderer.stop_token_ids[0]], [6])
+    )
+    assert ended is not None
+    assert cut is not None
+    assert cut[0] in case.renderer.stop_token_ids
+    assert cut[1:] == ended or cut[0] != case.renderer.stop_token_ids[0]
+
+
+def test_thoughts_that_were_cut_short_are_closed_too(case: Case) -> None:
+    if case.renderer.thinking is None:
+        return
+    turn = Message(Role.ASSISTANT, "", "I wonder")
+    history, new = [Message(Role.USER, "a"), turn], [Message(Role.USER, "b")]
+    bridge = case.keeping.bridge([5], [6], new, history=history)
+    assert bridge is not None
+    text = b"".join(map(case.renderer.spelling, bridge)).decode()
+    assert text.lstrip().startswith(case.renderer.thinking.end.strip())
+
+
+def test_what_a_template_cannot_show_is_refused_by_name(case: Case) -> None:
+    if case.name != GEMMA.name:
+        return
+    with pytest.raises(Unrenderable, match="roles must alternate"):
+        case.renderer.render([Message(Role.USER, "a"), Message(Role.USER, "b")], ())
+    assert case.renderer.bridge([5], [6], [replace(Message(Role.ASSISTANT), content="c")], history=[]) is None
