@@ -89,6 +89,9 @@ setup: environment-dev ## only make the environment
 bench-import: environment-dev ## `import polar` and `polar --help`
 	@$(BIN)/python -m benchmarks.bench_import
 
+bench-rendering: environment-dev ## first renders and extensions of long conversations, by family and by template
+	@$(BIN)/python -m benchmarks.bench_rendering
+
 bench-engine: environment-dev ## embedded engine against plain model.generate
 	@$(BIN)/python -m benchmarks.bench_engine
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -32,7 +33,7 @@ from polar.models.chat import Message, Role, Sampling
 from polar.models.component import Component, Frozen
 from polar.models.session import PROCESSED, RAW
 from polar.rendering.base import Renderer
-from polar.rendering.families import renderer_for
+from polar.rendering.families import TEMPLATE, renderer_for
 from polar.rendering.tokenizer import read_tokenizer
 from polar.runtimes.base import Runtime
 from polar.telemetry.readings import shown
@@ -48,6 +49,9 @@ ENOUGH_FILES = 4096
 QUESTION = "Write one line of Python that prints the numbers 1, 22 and 333, then say why it works."
 SAMPLE_TOKENS = 48
 
+_RENDERING = ("tokenizers", "jinja2", "renderers")
+_VERSION_PAGES = {"vllm": "/version", "sglang": "/get_server_info"}
+"""Engine kind → where its server says its version."""
 _WEIGHT_SIGNS = {
     "vllm": ("/is_paused", "", "start vLLM 0.32 or newer with VLLM_SERVER_DEV_MODE=1"),
     "sglang": ("/openapi.json", "/update_weights_from_disk", "start a current SGLang"),
@@ -297,8 +301,8 @@ async def engine_findings(settings: Settings, say: Say) -> AsyncIterator[Finding
 
 async def _engine_findings(settings: Settings, engine: Engine) -> AsyncIterator[Finding]:
     model = await engine.model_info()
-    version = f"policy version {model.policy_version}"
-    yield ENGINE.ok("reachable", f"serves {model.name} with a context of {model.max_context}, {version}")
+    policy = f"policy version {model.policy_version}"
+    yield ENGINE.ok("reachable", f"serves {model.name} with a context of {model.max_context}, {policy}")
     modes = plugins.load("engines", settings.engine.client).modes
     if Mode.TOKENS not in modes:
         yield ENGINE.warning(
@@ -309,17 +313,54 @@ async def _engine_findings(settings: Settings, engine: Engine) -> AsyncIterator[
     yield await ENGINE.examined("chat", lambda: _checked(engine, Mode.CHAT))
     yield await ENGINE.examined("logprobs", lambda: _logprobs(engine))
     yield await _weights(settings)
+    yield await _versions(settings)
     is_named = "model" in settings.engine.model_fields_set or not settings.engine.urls
     name = settings.engine.model if is_named else model.name
     try:
         directory = await asyncio.to_thread(ensure_tokenizer, name)
-        renderer = await asyncio.to_thread(renderer_for, name, directory, family=settings.engine.renderer)
+        renderer = await asyncio.to_thread(
+            renderer_for,
+            name,
+            directory,
+            family=settings.engine.renderer,
+            tool_form=settings.engine.tool_form,
+            tool_prompt=settings.engine.tool_prompt,
+            keeps_thoughts=settings.engine.keeps_thoughts,
+        )
     except PolarError as error:
         fix = f"{error.hint or ''} (without it the engine renders: engine.mode chat)".strip()
-        yield ENGINE.warning("renderer", error.message, fix)
+        yield ENGINE.warning("renderer", f"none, so the mode is chat: {error.message}", fix)
         return
+    yield ENGINE.ok("renderer", _chosen(settings.engine, renderer))
     async for finding in _rendered(engine, model, renderer, directory):
         yield finding
+
+
+def _chosen(settings: EngineSettings, renderer: Renderer) -> str:
+    """The mode, what renders and why, and how calls are read."""
+    mode = "chat, as engine.mode says; tokens would be rendered by" if settings.mode == "chat" else "tokens:"
+    if settings.renderer is not None:
+        why = "as engine.renderer says"
+    elif renderer.name == TEMPLATE:
+        why = "no family gives the ids of the model's chat template, which itself is proved turn by turn"
+    else:
+        why = "it gives the ids of the model's chat template"
+    calls = renderer.call_form or "none: the template shows no tools"
+    return f"mode {mode} {renderer.name} ({why}); calls: {calls}; earlier thoughts: {settings.history}"
+
+
+async def _versions(settings: Settings) -> Finding:
+    """Of the packages that render, and of the servers that say theirs."""
+    found = [f"{name} {version(name)}" for name in _RENDERING if importlib.util.find_spec(name)]
+    page = _VERSION_PAGES.get(settings.engine.client)
+    async with httpx.AsyncClient(timeout=10.0) as http:
+        for url in settings.engine.urls if page else ():
+            try:
+                answer = await http.get(f"{url.removesuffix('/v1')}{page}")
+                found.append(f"{settings.engine.client} {answer.json()['version']}")
+            except (httpx.HTTPError, ValueError, LookupError, TypeError):
+                continue
+    return ENGINE.ok("versions", ", ".join(dict.fromkeys(found)))
 
 
 async def _logprobs(engine: Engine) -> Finding:

@@ -18,6 +18,8 @@ from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import NotInstalled
+from polar.rendering.families import renderer_for
+from tests.tokenizers_of_families import LLAMA
 
 
 def named(found: Iterable[Finding], name: str) -> Finding:
@@ -129,3 +131,17 @@ async def test_an_engine_that_cannot_be_reached_is_a_problem_with_a_way_out() ->
     (finding,) = [found async for found in doctor.engine_findings(settings, lambda _step: None)]
     assert (finding.level, finding.name) == (Severity.PROBLEM, "reachable")
     assert finding.fix
+
+
+def test_the_renderer_is_told_with_why_it_was_chosen_and_how_calls_are_read() -> None:
+    renderer = renderer_for("x", LLAMA.directory(), family="template")
+    told = doctor._chosen(EngineSettings(), renderer)
+    assert told.startswith("mode tokens: template (no family gives the ids")
+    assert "calls: json" in told
+    assert "as engine.renderer says" in doctor._chosen(EngineSettings(renderer="template"), renderer)
+    assert doctor._chosen(EngineSettings(mode="chat"), renderer).startswith("mode chat")
+
+
+async def test_versions_are_those_of_the_packages_that_render() -> None:
+    finding = await doctor._versions(Settings(engine=EngineSettings(url="http://127.0.0.1:9")))
+    assert "tokenizers " in finding.detail
