@@ -1,8 +1,7 @@
 """Model families of the PyPI package `renderers` on our interface; the package is an optional extra.
 
-It parses only whole turns. Here text flows while it is plain: thoughts up to the token that ends them, then
-content up to the first token that is no text (the mark of a call, for most). What follows is read by the
-package when the turn is over.
+They serve models whose template cannot be rendered turn by turn (gpt-oss, Gemma 4), and where one is named.
+The package parses whole turns: an answer comes in one piece when its turn is over.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
@@ -32,7 +29,7 @@ from polar.rendering.base import (
     Unrenderable,
 )
 from polar.rendering.template import message_fields, tool_fields
-from polar.rendering.tokenizer import KeptTexts, TextStream, Vocabulary
+from polar.rendering.tokenizer import KeptTexts, Vocabulary, is_byte_level
 from polar.rendering.tool_calls import write_call
 
 log = logging.getLogger(__name__)
@@ -109,7 +106,6 @@ _PROBE_TOOLS = [
 ]
 _NO_FORM = (ValueError, TypeError, LookupError, AssertionError)
 """How the package says that a template has no form for messages."""
-_BARE_CALL = '{"name": "f", "parameters": {}}'
 _WINDOW = 64
 """Ids before a sampled turn that a family surely looks at, at most back to the end of another turn."""
 
@@ -179,52 +175,8 @@ class AdaptedRenderer(Renderer):
     def parser(
         self, tools: Sequence[ToolDefinition] = (), prompt_ids: IdSequence | None = None
     ) -> ResponseParser:
-        read = self._read_with(tools)
-        if self._marks is None:
-            return WholeParser(read)
-        return AdaptedParser(read, self._marks, self._tokens.vocabulary)
-
-    def _read_with(self, tools: Sequence[ToolDefinition]) -> Callable[[list[int]], Any]:
-        """How the package reads a whole turn."""
-        return partial(
-            self._renderer.parse_response,
-            tools=[tool_fields(tool) for tool in tools] or None,
-            prompt_ids=self._prompt,
-        )
-
-    @cached_property
-    def _marks(self) -> Marks | None:
-        """How turns are read while they stream; None where only the whole can be read."""
-        try:
-            marks = self._found_marks()
-            return marks if marks is not None and self._reads_alike(marks) else None
-        except _NO_FORM:
-            return None
-
-    def _reads_alike(self, marks: Marks) -> bool:
-        """Whether what streams of a turn with thoughts, text and a call is what the package reads of it."""
-        asked, turn = _PROBE[1], _PROBE[2] | {"reasoning_content": "r"}
-        prompt = self._renderer.render_ids([asked], add_generation_prompt=True)
-        sampled = _after(prompt, self._renderer.render_ids([asked, turn]))
-        read_turn = self._read_with(())
-        whole, streaming = WholeParser(read_turn), AdaptedParser(read_turn, marks, self._tokens.vocabulary)
-        whole.feed(sampled)
-        whole.finish()
-        shown, read = streaming.feed(sampled), whole.message
-        return read.content.startswith(shown.content) and (read.reasoning or "").startswith(shown.reasoning)
-
-    def _found_marks(self) -> Marks | None:
-        tokens, asked, calling = self._tokens, _PROBE[1], _PROBE[2]
-        saying = {"role": "assistant", "content": calling["content"]}
-        said, called = (self._renderer.render_ids([asked, turn]) for turn in (saying, calling))
-        mark = next((id for id in _after(said, called) if tokens.decode(id).strip()), None)
-        bare_calls = bool(self._renderer.parse_response(tokens.encode(_BARE_CALL)).tool_calls)
-        think, end = (tokens.convert_tokens_to_ids(token) for token in ("<think>", "</think>"))
-        has_begun = tokens.decode(self._prompt).rstrip().endswith("<think>")
-        has_marks = bare_calls or mark in tokens.no_text
-        if not tokens.is_byte_level or not has_marks or (has_begun and think is None):
-            return None
-        return Marks(frozenset(self._stops), tokens.no_text, think, end, has_begun, bare_calls)
+        fields = [tool_fields(tool) for tool in tools] or None
+        return WholeParser(partial(self._renderer.parse_response, tools=fields, prompt_ids=self._prompt))
 
     def _last_turn(self, prompt_ids: IdSequence) -> list[int]:
         """The end of a prompt, from a turn's end on: no family looks further back to extend it."""
@@ -248,8 +200,7 @@ class _Tokens:
     def __init__(self, name: str, tokenizer: Tokenizer) -> None:
         self.name_or_path = name
         self._tokenizer = tokenizer
-        self.no_text = frozenset(self._tokenizer.get_added_tokens_decoder())
-        self.is_byte_level = "ByteLevel" in repr(self._tokenizer.decoder)
+        self.is_byte_level = is_byte_level(tokenizer)
         self.vocabulary = Vocabulary(self._tokenizer)
         self.control_in_text = True
 
@@ -281,12 +232,6 @@ class _Tokens:
         return [self._tokenizer.token_to_id(token) for token in tokens]
 
 
-def _after(known: list[int], ids: list[int]) -> list[int]:
-    """What is left of ids where they are no longer the known ones."""
-    shared = next((place for place, id in enumerate(ids) if known[place : place + 1] != [id]), len(ids))
-    return ids[shared:]
-
-
 def _listed(ids: IdSequence) -> list[int]:
     listed: list[int] = np.asarray(ids, np.int32).tolist()
     return listed
@@ -295,61 +240,25 @@ def _listed(ids: IdSequence) -> list[int]:
 THINK, THINK_END = "<think>", "</think>"
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """The tokens by which a family's turn is told apart while it streams."""
-
-    stops: frozenset[int]
-    no_text: frozenset[int]
-    """Every token that is not plain text: special ones and those added to the vocabulary."""
-    think: int | None
-    end_of_thought: int | None
-    thinks_already: bool
-    """Whether the prompt has begun the thoughts."""
-    bare_calls: bool
-    """Whether a call is nothing but JSON, so that an answer that begins with a brace may be one."""
-
-
-class _State(Enum):
-    BEGIN = auto()
-    """Nothing but white space so far."""
-    THOUGHT = auto()
-    CONTENT = auto()
-    HELD = auto()
-    """Until the turn is over."""
-    OVER = auto()
-
-
 class WholeParser(ResponseParser):
     """Everything becomes certain at the end."""
 
     def __init__(self, read: Callable[[list[int]], Any]) -> None:
         self._read = read
         self._ids: list[int] = []
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: tuple[ToolCall, ...] = ()
+        self._message = Message(Role.ASSISTANT)
 
     def feed(self, ids: Sequence[int]) -> MessageDelta:
         self._ids.extend(ids)
         return MessageDelta()
 
     def finish(self) -> MessageDelta:
-        whole = self._whole()
-        content = _rest("content", "".join(self._content), whole.content)
-        reasoning = _rest("reasoning", "".join(self._reasoning), whole.reasoning or "")
-        self._calls = whole.tool_calls
-        return self._said(MessageDelta(content, reasoning, whole.tool_calls))
+        self._message = whole = self._whole()
+        return MessageDelta(whole.content, whole.reasoning or "", whole.tool_calls)
 
     @property
     def message(self) -> Message:
-        reasoning = "".join(self._reasoning) or None
-        return Message(Role.ASSISTANT, "".join(self._content), reasoning, self._calls)
-
-    def _said(self, delta: MessageDelta) -> MessageDelta:
-        self._content.append(delta.content)
-        self._reasoning.append(delta.reasoning)
-        return delta
+        return self._message
 
     def _whole(self) -> Message:
         parsed = self._read(self._ids)
@@ -362,89 +271,6 @@ class WholeParser(ResponseParser):
                 content += call.raw
         reasoning = (parsed.reasoning_content or "").strip() or None
         return Message(Role.ASSISTANT, content, reasoning, tuple(calls))
-
-
-class AdaptedParser(WholeParser):
-    """What was let through is always the beginning of what the package reads at the end."""
-
-    def __init__(self, read: Callable[[list[int]], Any], marks: Marks, vocabulary: Vocabulary) -> None:
-        super().__init__(read)
-        self._marks = marks
-        self._state = _State.THOUGHT if marks.thinks_already else _State.BEGIN
-        self._thought = _Flow(vocabulary)
-        self._answer = _Flow(vocabulary)
-        self._opening = ""
-        """What the answer begins with, as long as it may be a mark spelt in letters."""
-        self._has_thought = marks.thinks_already
-        self._thought_tokens = 0
-
-    @property
-    def reasoning_tokens(self) -> int:
-        return self._thought_tokens
-
-    def feed(self, ids: Sequence[int]) -> MessageDelta:
-        super().feed(ids)
-        content: list[str] = []
-        reasoning: list[str] = []
-        for id in ids:
-            before = self._state
-            match before:
-                case _State.HELD | _State.OVER:
-                    break
-                case _ if id in self._marks.no_text:
-                    self._state = self._after(id)
-                case _State.THOUGHT:
-                    reasoning.append(self._thought.feed(id))
-                case _State.BEGIN:
-                    content.append(self._begin(self._answer.feed(id)))
-                case _State.CONTENT:
-                    content.append(self._answer.feed(id))
-            self._thought_tokens += _State.THOUGHT in (before, self._state)
-        return self._said(MessageDelta("".join(content), "".join(reasoning)))
-
-    def _after(self, mark: int) -> _State:
-        if mark in self._marks.stops:
-            return _State.OVER
-        if mark == self._marks.think and self._state is _State.BEGIN and not self._has_thought:
-            self._has_thought = True
-            return _State.THOUGHT
-        if mark == self._marks.end_of_thought and self._state is _State.THOUGHT:
-            return _State.BEGIN
-        return _State.HELD
-
-    def _begin(self, text: str) -> str:
-        self._opening += text
-        spells_think = self._marks.think is None and not self._has_thought
-        if not self._opening or (spells_think and THINK.startswith(self._opening)):
-            return ""
-        is_marked = (self._marks.bare_calls and self._opening.startswith("{")) or (
-            spells_think and self._opening.startswith(THINK)
-        )
-        self._state = _State.HELD if is_marked else _State.CONTENT
-        return "" if is_marked else self._opening
-
-
-class _Flow:
-    """Text without the white space that begins or may end it."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._text = TextStream(vocabulary)
-        self._gap = ""
-        self._begun = False
-
-    def feed(self, id: int) -> str:
-        text = self._gap + self._text.feed((id,))
-        shown = text.rstrip() if self._begun else text.strip()
-        self._gap = text[len(text.rstrip()) :]
-        self._begun = self._begun or bool(shown)
-        return shown
-
-
-def _rest(what: str, shown: str, whole: str) -> str:
-    if whole.startswith(shown):
-        return whole[len(shown) :]
-    log.warning("the %s of a turn was streamed as it is not parsed; its end is left out", what)
-    return ""
 
 
 def argument_text(arguments: Any) -> str:

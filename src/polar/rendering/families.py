@@ -1,7 +1,7 @@
 """Which renderer a model gets, by what the model is: never by its name or its path.
 
-Every family that the tokenizer has the control tokens for renders probe conversations; the family whose ids
-are those of the model's own template is the model's. Where there is none, the template itself renders.
+Families render probe conversations, and one whose ids are those of the model's own template is the model's.
+The template itself is the renderer of most models.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from polar.errors import InvalidInput
 from polar.rendering.base import Renderer
 from polar.rendering.chatml import END, START, ChatML, ToolForm
 from polar.rendering.template import PROBES, ChatTemplate, read_template
+from polar.rendering.template_proof import proved_renderer
+from polar.rendering.template_renderer import TemplateRenderer
 from polar.rendering.tokenizer import read_tokenizer
 from polar.rendering.tool_prompt import HERMES_FRAME
 
@@ -78,7 +80,7 @@ class _Candidates:
         from polar.rendering.adapter import PACKAGE_FAMILIES, adapted_renderer
 
         if family == TEMPLATE:
-            return self._general()
+            return _told(self._general())
         renderer: Renderer | None = None
         if family in (CHATML, QWEN25):
             renderer = self._chatml(ToolForm.HERMES if family == QWEN25 else self._own_tools)
@@ -92,7 +94,7 @@ class _Candidates:
         return renderer
 
     def proved(self, model: str) -> Renderer:
-        """The family whose ids are the template's, else the template; without one, ChatML by its tokens."""
+        """ChatML where its ids are the template's, else the template itself, else a family of the package."""
         if self._template is None:
             if {START, END} <= self._tokens and not self._tokens.intersection(_CHATML_HAS_NO):
                 return self._chatml(self._own_tools)
@@ -100,29 +102,35 @@ class _Candidates:
                 f"model {model}: it has no chat template", hint="name its family with engine.renderer"
             )
         found: dict[str, list[str]] = {}
-        for family, renderer in self._possible():
+        for family, renderer in self._own():
             found[family] = self._differences(family, renderer)
             if not found[family]:
-                log.debug("renderer %s: its ids are those of the model's template", family)
                 return renderer
+        general, why = self._general_or_why()
+        if general is not None and general.call_form is not None:
+            return _told(general)
+        for family, renderer in self._of_package():
+            found[family] = self._differences(family, renderer)
+            if not found[family]:
+                return self.named(family)
         nearest = min(found, key=lambda family: len(found[family]), default=None)
-        is_near = nearest is not None and not _ESSENTIAL.intersection(found[nearest])
-        try:
-            general = self._general()
-        except InvalidInput as error:
-            general, why = None, error.message
-        if general is not None and (general.call_form is not None or not is_near):
-            return general
-        if nearest is not None and is_near:
+        if nearest is not None and not _ESSENTIAL.intersection(found[nearest]):
             return self.named(nearest)
+        if general is not None:
+            # Made again: the others have used the same tokenizer.
+            return _told(self._general())
         raise InvalidInput(
             f"model {model}: no renderer gives the ids of its chat template, and {why}",
             hint=_MORE_FAMILIES if nearest is None else _nearest_hint(nearest, found[nearest]),
         )
 
-    def _general(self) -> Renderer:
-        from polar.rendering.template_proof import proved_renderer
+    def _general_or_why(self) -> tuple[TemplateRenderer | None, str]:
+        try:
+            return self._general(), ""
+        except InvalidInput as error:
+            return None, error.message
 
+    def _general(self) -> TemplateRenderer:
         if self._template is None:
             raise InvalidInput("engine.renderer: template needs a chat template beside the tokenizer")
         return proved_renderer(
@@ -132,23 +140,23 @@ class _Candidates:
             keeps_thoughts=self._keeps_thoughts,
         )
 
-    def _possible(self) -> Iterator[tuple[str, Renderer]]:
-        if {START, END} <= self._tokens:
-            try:
-                if self._template is None or not self._template.shows_tools:
-                    yield CHATML, self._chatml(self._own_tools)
-                yield QWEN25, self._chatml(ToolForm.HERMES)
-            except InvalidInput:
-                pass  # ChatML's brackets around a tokenizer of another kind
+    def _own(self) -> Iterator[tuple[str, Renderer]]:
+        if not {START, END} <= self._tokens:
+            return
+        try:
+            if self._template is None or not self._template.shows_tools:
+                yield CHATML, self._chatml(self._own_tools)
+            yield QWEN25, self._chatml(ToolForm.HERMES)
+        except InvalidInput:
+            return  # ChatML's brackets around a tokenizer of another kind
+
+    def _of_package(self) -> Iterator[tuple[str, Renderer]]:
         from polar.rendering.adapter import adapted_renderer, possible_families
 
         for family in possible_families(self._tokens):
             renderer = adapted_renderer(family, self._tokenizer, keeps_thoughts=False)
-            if renderer is None:
-                continue
-            if self._keeps_thoughts and not self._differences(family, renderer):
-                renderer = adapted_renderer(family, self._tokenizer, keeps_thoughts=True) or renderer
-            yield family, renderer
+            if renderer is not None:
+                yield family, renderer
 
     @property
     def _own_tools(self) -> ToolForm:
@@ -169,6 +177,18 @@ class _Candidates:
             # Its template knows no tools, so what is said of them is ours.
             return [what for what in differences if not PROBES[what][1]]
         return differences
+
+
+def _told(renderer: TemplateRenderer) -> TemplateRenderer:
+    """The renderer, after the log says what its template lacks."""
+    if renderer.call_form is None:
+        log.warning("the model's chat template shows no calls: it is offered no tools")
+    if not renderer.extends:
+        log.warning(
+            "the model's chat template shows no turn as it was sampled, so each begins a new trace;"
+            " engine.history keep goes on with what was sampled"
+        )
+    return renderer
 
 
 def _default_system(template: ChatTemplate) -> str | None:

@@ -6,6 +6,7 @@ It is the reference: a renderer suits a model if its ids are those that the temp
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,37 +66,42 @@ class MessageForm:
     empty: str | None = ""
     """The content of a turn that is nothing but calls."""
     thoughts: str = "reasoning_content"
-    short_ids: bool = False
-    """Whether the ids of calls have nine letters, as Mistral's must."""
+    ids: str = ""
+    """The ids of calls: nine letters for Mistral (`short`), `functions.NAME:0` for Kimi (`named`)."""
     in_parts: bool = False
     """Whether content is a list of parts, as templates of models that see images may want it."""
 
     def fields(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        names = {call.id: call.name for message in messages for call in message.tool_calls}
-        return [self._fields(message, names.get(message.tool_call_id or "")) for message in messages]
+        calls = [call for message in messages for call in message.tool_calls]
+        names = {call.id: call.name for call in calls}
+        ids = {call.id: self._id(call, number) for number, call in enumerate(calls)} if self.ids else {}
+        return [self._fields(message, names, ids) for message in messages]
 
-    def _fields(self, message: Message, answered: str | None) -> dict[str, Any]:
+    def _fields(self, message: Message, names: dict[str, str], ids: dict[str, str]) -> dict[str, Any]:
         fields = message_fields(message) if self.parses_arguments else openai_message(message)
         if not message.content:
             fields["content"] = self.empty if message.tool_calls else ""
         if message.reasoning and self.thoughts != "reasoning_content":
             fields[self.thoughts] = fields.pop("reasoning_content")
-        if answered is not None:
-            fields.setdefault("name", answered)
+        if message.tool_call_id is not None:
+            answered = message.tool_call_id
+            fields["tool_call_id"] = ids.get(answered, answered)
+            if answered in names:
+                fields.setdefault("name", names[answered])
         if self.in_parts and isinstance(fields["content"], str):
             fields["content"] = [{"type": "text", "text": fields["content"]}]
-        if self.short_ids:
-            if message.tool_call_id is not None:
-                fields["tool_call_id"] = _short_id(message.tool_call_id)
-            for call in fields.get("tool_calls", ()):
-                call["id"] = _short_id(call["id"])
+        for call in fields.get("tool_calls", ()):
+            call["id"] = ids.get(call["id"], call["id"])
         return fields
 
+    def _id(self, call: ToolCall, number: int) -> str:
+        if self.ids == "named":
+            return call.id if _NAMED_ID.fullmatch(call.id) else f"functions.{call.name}:{number}"
+        is_short = len(call.id) == 9 and call.id.isalnum()
+        return call.id if is_short else sha256(call.id.encode()).hexdigest()[:9]
 
-def _short_id(id: str) -> str:
-    return id if len(id) == 9 and id.isalnum() else sha256(id.encode()).hexdigest()[:9]
 
-
+_NAMED_ID = re.compile(r"functions\..+:\d+")
 USUAL_FORMS = (MessageForm(), MessageForm(parses_arguments=False), MessageForm(False, empty=None))
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
@@ -149,9 +155,9 @@ class ChatTemplate:
     def forms(self) -> Iterator[MessageForm]:
         """The forms that it may take messages in, the likeliest first."""
         thoughts = next((name for name in _THOUGHTS if name in self.source), _THOUGHTS[0])
-        for short_ids in (False, True):
+        for ids in ("", "short", "named"):
             for form in USUAL_FORMS:
-                yield MessageForm(form.parses_arguments, form.empty, thoughts, short_ids)
+                yield MessageForm(form.parses_arguments, form.empty, thoughts, ids)
         yield MessageForm(thoughts=thoughts, in_parts=True)
 
     def rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:

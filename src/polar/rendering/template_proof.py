@@ -8,7 +8,6 @@ the turn must be read back as it was. What the template has no form for is left 
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Sequence
 from itertools import chain, product, takewhile
@@ -38,8 +37,6 @@ from polar.rendering.template import (
 )
 from polar.rendering.template_renderer import MARK, TemplateRenderer, stand_in
 from polar.rendering.tokenizer import is_byte_level, is_spelt_in_words
-
-log = logging.getLogger(__name__)
 
 BEFORE: dict[str, Conversation] = {
     "a question": ((ASKED,), ()),
@@ -87,8 +84,6 @@ def proved_renderer(
     assert best is not None
     if best.failures:
         raise InvalidInput(f"its chat template cannot be rendered turn by turn: {best.failures[0]}")
-    if best.renderer.calls is None:
-        log.warning("the model's template shows no calls: tools are not offered to it")
     return best.renderer
 
 
@@ -166,6 +161,7 @@ class _Proof:
             if len(roles) == 1 or not renderer.rewriting & changes:
                 renderer.rewriting |= changes
             return None
+        renderer.extends = True
         prompt, whole = renderer.text(before, tools), renderer.text([*before, turn, *new], tools)
         if not whole.startswith(prompt) or not whole.endswith(extension):
             return "what stands around the turn depends on what it says"

@@ -57,6 +57,8 @@ class TemplateRenderer(Renderer):
         self.rewriting: set[tuple[Role, bool, bool]] = set()
         """Roles of new messages that may change how the past is shown, by whether there are thoughts in the
         turn, and before it."""
+        self.extends = keeps_thoughts
+        """Whether some turns stay as they were sampled, by the template or because they are kept."""
         self.far_reaching: set[Role] = set()
         """Roles of new messages whose form depends on more than the turn before them."""
         self._stops: tuple[int, ...] = ()

@@ -32,14 +32,14 @@ def chatml(model_directory: Path) -> ChatML:
 
 
 def adapted(family: Family) -> AdaptedRenderer:
-    renderer = renderer_for(family.name, family.directory())
+    renderer = renderer_for("x", family.directory(), family=family.name)
     assert isinstance(renderer, AdaptedRenderer)
     return renderer
 
 
 @pytest.fixture(scope="session")
 def qwen3_with_thoughts() -> AdaptedRenderer:
-    renderer = renderer_for(QWEN3.name, QWEN3.directory(), keeps_thoughts=True)
+    renderer = renderer_for("x", QWEN3.directory(), family=QWEN3.name, keeps_thoughts=True)
     assert isinstance(renderer, AdaptedRenderer)
     return renderer
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.models.chat import Message, Role, ToolCall
-from polar.rendering.adapter import AdaptedParser, AdaptedRenderer, WholeParser
+from polar.rendering.adapter import AdaptedRenderer
+from polar.rendering.base import ResponseParser
+from polar.rendering.families import renderer_for
+from polar.rendering.template_renderer import TemplateRenderer
+from tests.tokenizers_of_families import LLAMA, MISTRAL, QWEN3
 
 MARKS = [
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>"),
@@ -24,60 +28,62 @@ PIECES = st.one_of(
 )
 
 
-def sampled(family: AdaptedRenderer, text: str) -> list[int]:
+FAMILIES = {family.name: renderer_for("x", family.directory()) for family in (QWEN3, LLAMA, MISTRAL)}
+
+
+def by_template(name: str) -> TemplateRenderer:
+    renderer = FAMILIES[name]
+    assert isinstance(renderer, TemplateRenderer)
+    return renderer
+
+
+def sampled(family: TemplateRenderer, text: str) -> list[int]:
     """The ids of a text in which control tokens count."""
-    tokenizer = family._tokens._tokenizer
-    tokenizer.encode_special_tokens = False
-    try:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-    finally:
-        tokenizer.encode_special_tokens = True
+    return family.tokens.ids(text)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def read(parser: ResponseParser, ids: list[int], cuts: list[int]) -> Message:
+    deltas = [
+        parser.feed(ids[start:end])
+        for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(ids)], strict=True)
+    ]
+    deltas.append(parser.finish())
+    shown = parser.message
+    assert "".join(delta.content for delta in deltas) == shown.content
+    assert "".join(delta.reasoning for delta in deltas) == (shown.reasoning or "")
+    assert sum((delta.tool_calls for delta in deltas), ()) == shown.tool_calls
+    return shown
+
+
+@settings(max_examples=150)
 @given(st.lists(PIECES, max_size=8), st.lists(st.integers(0, 40), max_size=5), st.integers(0, 3))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_stream_gives_what_the_whole_gives(
-    family: AdaptedRenderer, caplog: pytest.LogCaptureFixture, pieces: list[str], cuts: list[int], lost: int
+    name: str, pieces: list[str], cuts: list[int], lost: int
 ) -> None:
+    family = by_template(name)
     ids = sampled(family, "".join(pieces))
     ids = ids[: len(ids) - lost]  # a limit may cut inside a character
-    whole = WholeParser(family._read_with(()))
-    whole.feed(ids)
-    whole.finish()
-    stream = family.parser()
-    assert isinstance(stream, AdaptedParser)
-    deltas = []
-    for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(ids)], strict=True):
-        deltas.append(stream.feed(ids[start:end]))
-    deltas.append(stream.finish())
-    assert stream.message == whole.message
-    assert "".join(delta.content for delta in deltas) == whole.message.content
-    assert "".join(delta.reasoning for delta in deltas) == (whole.message.reasoning or "")
-    assert sum((delta.tool_calls for delta in deltas), ()) == whole.message.tool_calls
-    assert not caplog.records
+    assert read(family.parser(), ids, cuts) == read(family.parser(), ids, [])
 
 
-def test_thoughts_and_text_flow_before_the_turn_is_over(qwen3: AdaptedRenderer) -> None:
+def test_thoughts_and_text_flow_before_the_turn_is_over() -> None:
+    qwen3 = by_template("qwen3")
     parser = qwen3.parser()
     assert parser.feed(sampled(qwen3, "<think>\nlet me")).reasoning == "let me"
     assert parser.feed(sampled(qwen3, " see\n</think>\n\nI will")).reasoning == " see"
     assert parser.feed(sampled(qwen3, " look")).content == " look"
+    assert parser.reasoning_tokens == 7
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>'
-    assert not parser.feed(sampled(qwen3, f"\n{call}"))
-    assert parser.finish().tool_calls == (ToolCall("call_0", "f", "{}"),)
+    assert parser.feed(sampled(qwen3, f"\n{call}")).tool_calls == (ToolCall("call_0", "f", "{}"),)
+    assert not parser.finish()
     assert parser.message == Message(
         Role.ASSISTANT, "I will look", "let me see", (ToolCall("call_0", "f", "{}"),)
     )
 
 
-def test_text_flows_in_families_that_do_not_think(llama: AdaptedRenderer, deepseek: AdaptedRenderer) -> None:
-    for family in (llama, deepseek):
-        parser = family.parser()
-        assert parser.feed(sampled(family, "Hello there")).content == "Hello there"
-
-
-def test_a_bare_call_of_llama_is_never_shown_as_text(llama: AdaptedRenderer) -> None:
+def test_a_bare_call_of_llama_is_never_shown_as_text() -> None:
+    llama = by_template("llama-3")
     parser = llama.parser()
     assert not parser.feed(sampled(llama, '{"name": "bash", "parameters": {"command": "ls"}}<|eot_id|>'))
     parser.finish()
@@ -86,12 +92,21 @@ def test_a_bare_call_of_llama_is_never_shown_as_text(llama: AdaptedRenderer) -> 
     )
 
 
-def test_calls_of_deepseek_are_read(deepseek: AdaptedRenderer) -> None:
+def test_text_that_begins_like_a_call_and_is_none_stays_content() -> None:
+    llama = by_template("llama-3")
+    assert read(llama.parser(), sampled(llama, '{"a": 1} is JSON'), []).content == '{"a": 1} is JSON'
+
+
+def test_the_package_reads_calls_when_the_turn_is_over(deepseek: AdaptedRenderer) -> None:
     parser = deepseek.parser()
     call = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
     calls = call.format("a", '{"x": 1}') + call.format("b", '{"y": "é"}')
     text = f"On it.<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
-    parser.feed(sampled(deepseek, text))
+    tokenizer = deepseek._tokens._tokenizer
+    tokenizer.encode_special_tokens = False
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    tokenizer.encode_special_tokens = True
+    assert not parser.feed(ids)
     parser.finish()
     assert parser.message.content == "On it."
     assert [(call.name, call.arguments) for call in parser.message.tool_calls] == [
@@ -100,7 +115,9 @@ def test_calls_of_deepseek_are_read(deepseek: AdaptedRenderer) -> None:
     ]
 
 
-def test_no_half_character_is_ever_shown(family: AdaptedRenderer) -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_half_character_is_ever_shown(name: str) -> None:
+    family = by_template(name)
     parser = family.parser()
     shown = [parser.feed([id]).content for id in sampled(family, "ok 👩🏽‍🚀 漢字 é")]
     assert "".join(shown) == "ok 👩🏽‍🚀 漢字 é"

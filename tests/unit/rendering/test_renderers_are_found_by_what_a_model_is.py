@@ -14,7 +14,7 @@ from polar.rendering.adapter import AdaptedRenderer
 from polar.rendering.chatml import ChatML
 from polar.rendering.families import renderer_for
 from polar.rendering.template_renderer import TemplateRenderer
-from tests.tokenizers_of_families import DEEPSEEK, LLAMA, QWEN3, QWEN25, Family
+from tests.tokenizers_of_families import DEEPSEEK, LLAMA, QWEN3, QWEN25, Family, public_template, with_bytes
 
 ASKED = [Message(Role.USER, "Hi")]
 TOOLS = [ToolDefinition("bash", "Run.", {"type": "object"})]
@@ -26,7 +26,6 @@ def test_a_copy_under_any_name_is_rendered_as_its_family(family: Family, tmp_pat
     shutil.copytree(family.directory(), copy)
     found = renderer_for(str(copy), copy)
     named = renderer_for("-", family.directory(), family=family.name)
-    assert type(found) is type(named)
     call = Message(Role.ASSISTANT, "", "hm", (ToolCall("call_0", "bash", '{"command": "ls"}'),))
     for conversation in ([*ASKED], [*ASKED, call, Message(Role.TOOL, "a", tool_call_id="call_0")]):
         assert found.render(conversation, TOOLS) == named.render(conversation, TOOLS)
@@ -34,7 +33,20 @@ def test_a_copy_under_any_name_is_rendered_as_its_family(family: Family, tmp_pat
 
 def test_qwen_s_generations_are_told_apart_by_their_templates() -> None:
     assert isinstance(renderer_for("x", QWEN25.directory()), ChatML)
-    assert isinstance(renderer_for("x", QWEN3.directory()), AdaptedRenderer)
+    assert isinstance(renderer_for("x", QWEN3.directory()), TemplateRenderer)
+
+
+def test_a_template_that_shows_no_calls_leaves_them_to_a_family_that_does() -> None:
+    assert isinstance(renderer_for("x", DEEPSEEK.directory()), AdaptedRenderer)
+
+
+@pytest.mark.parametrize("template", ["gptoss", "gemma4"])
+def test_what_cannot_be_rendered_turn_by_turn_is_refused_or_the_package_s(
+    template: str, tmp_path: Path
+) -> None:
+    directory = with_bytes(public_template(template), tmp_path)
+    with pytest.raises(InvalidInput, match="calls: they are in no known form"):
+        renderer_for("x", directory, family="template")
 
 
 def with_template(directory: Path, old: str, new: str) -> Path:

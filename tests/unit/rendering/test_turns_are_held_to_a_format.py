@@ -15,6 +15,7 @@ from polar.rendering.chatml import ChatML
 from polar.rendering.constraints import closed, constraint_of
 from polar.rendering.families import renderer_for
 from polar.rendering.tool_calls import limited
+from tests.tokenizers_of_families import QWEN3
 
 TOOLS = (ToolDefinition("f"), ToolDefinition("g"))
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -93,10 +94,10 @@ def test_objects_are_closed_unless_they_say_otherwise() -> None:
     assert "additionalProperties" not in inner, "the tool's own definition is what was recorded"
 
 
-def test_tokens_of_thoughts_are_counted_with_their_marks(qwen_directory: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(qwen_directory / "tokenizer.json"))
-    renderer = renderer_for("tiny", qwen_directory, family="qwen3")
-    for text, thought in (("<think>\nhm\n</think>\n\nok<|im_end|>", 6), ("ok<|im_end|>", 0)):
+def test_tokens_of_thoughts_are_counted_with_their_marks() -> None:
+    renderer = renderer_for("x", QWEN3.directory())
+    tokenizer = Tokenizer.from_file(str(QWEN3.directory() / "tokenizer.json"))
+    for text, thought in (("<think>\nhm\n</think>\n\nok<|im_end|>", 5), ("ok<|im_end|>", 0)):
         parser = limited(renderer.parser(), ToolChoice(ToolUse.NONE))
         for id in tokenizer.encode(text, add_special_tokens=False).ids:
             parser.feed([id])

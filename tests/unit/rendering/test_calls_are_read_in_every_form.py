@@ -1,0 +1,131 @@
+"""The form of calls is found by how a template writes one; each is read back, and what is none stays text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polar.errors import InvalidInput
+from polar.models.chat import Message, Role, ToolCall, ToolDefinition
+from polar.rendering.families import renderer_for
+from polar.rendering.template_renderer import TemplateRenderer
+from tests.tokenizers_of_families import with_bytes
+
+TEMPLATE = (
+    "{% if tools %}<|start|>tools\n{{ tools | tojson }}<|stop|>{% endif %}"
+    "{% for m in messages %}<|start|>{{ m.role }}{% if m.tool_call_id %} {{ m.tool_call_id }}{% endif %}"
+    "{{ '\n' + m.content }}{% if m.tool_calls %}CALLS{% endif %}<|stop|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+EACH = "{% for c in m.tool_calls %}EACH{% endfor %}"
+FORMS = {
+    "hermes": EACH.replace("EACH", "<tool_call>\n{{ c.function | tojson }}\n</tool_call>"),
+    "xml": EACH.replace(
+        "EACH",
+        "<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}"
+        "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
+    ),
+    "glm": EACH.replace(
+        "EACH",
+        "<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}"
+        "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
+    ),
+    "deepseek": "<｜tool▁calls▁begin｜>"
+    + EACH.replace(
+        "EACH",
+        "<｜tool▁call▁begin｜>{{ c.function.name }}<｜tool▁sep｜>{{ c.function.arguments | tojson }}"
+        "<｜tool▁call▁end｜>",
+    )
+    + "<｜tool▁calls▁end｜>",
+    "kimi": "<|tool_calls_section_begin|>"
+    + EACH.replace(
+        "EACH",
+        "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}"
+        "<|tool_call_end|>",
+    )
+    + "<|tool_calls_section_end|>",
+    "mistral": EACH.replace(
+        "EACH",
+        "[TOOL_CALLS]{{ c.function.name }}[CALL_ID]{{ c.id }}[ARGS]{{ c.function.arguments | tojson }}",
+    ),
+    "json": "<|tool_call|>["
+    + EACH.replace("EACH", "{{ c.function | tojson }}{% if not loop.last %}, {% endif %}")
+    + "]<|/tool_call|>",
+    "pythonic": "<|call|>["
+    + EACH.replace(
+        "EACH",
+        "{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}"
+        "{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}",
+    )
+    + "]",
+}
+TOOL = ToolDefinition(
+    "look",
+    "",
+    {"type": "object", "properties": {"at": {"type": "string"}, "deep": {"type": "boolean"}, "n": {}}},
+)
+
+
+def rendered(calls: str, directory: Path) -> TemplateRenderer:
+    renderer = renderer_for("x", with_bytes(TEMPLATE.replace("CALLS", calls), directory))
+    assert isinstance(renderer, TemplateRenderer)
+    return renderer
+
+
+def read(renderer: TemplateRenderer, text: str) -> Message:
+    parser = renderer.parser((TOOL,))
+    parser.feed(renderer.tokens.ids(text))
+    parser.finish()
+    return parser.message
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_is_found_and_its_calls_are_read_back(form: str, tmp_path: Path) -> None:
+    renderer = rendered(FORMS[form], tmp_path)
+    assert renderer.call_form == form
+    calls = (
+        ToolCall("call_0", "look", '{"at": "12", "deep": true, "n": 3}'),
+        ToolCall("call_1", "look", '{"at": "b"}'),
+    )
+    turn = Message(Role.ASSISTANT, "", tool_calls=calls)
+    asked = [Message(Role.USER, "a")]
+    prompt, whole = renderer.text(asked, (TOOL,)), renderer.text([*asked, turn], (TOOL,))
+    assert whole.startswith(prompt)
+    assert read(renderer, whole[len(prompt) :]) == turn
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_half_a_call_stays_content(form: str, tmp_path: Path) -> None:
+    renderer = rendered(FORMS[form], tmp_path)
+    assert renderer.calls is not None
+    text = f"{renderer.calls.opening}{{oops"
+    assert read(renderer, text) == Message(Role.ASSISTANT, text)
+
+
+@pytest.mark.parametrize("form", ["kimi", "mistral"])
+def test_results_name_the_call_as_the_model_wrote_it(form: str, tmp_path: Path) -> None:
+    renderer = rendered(FORMS[form], tmp_path)
+    written = {
+        "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:7"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        "mistral": "[TOOL_CALLS]look[CALL_ID]a1b2c3d4e[ARGS]{}",
+    }[form]
+    id = {"kimi": "functions.look:7", "mistral": "a1b2c3d4e"}[form]
+    turn = Message(Role.ASSISTANT, tool_calls=(ToolCall("ours", "look", "{}"),))
+    sampled = renderer.tokens.ids(f"{written}<|stop|>")
+    history = [Message(Role.USER, "a"), turn]
+    bridge = renderer.bridge([5], sampled, [Message(Role.TOOL, "b", tool_call_id="ours")], history=history)
+    assert bridge is not None
+    assert b"".join(map(renderer.spelling, bridge)).startswith(f"<|start|>tool {id}\nb<|stop|>".encode())
+
+
+def test_a_form_may_be_named_where_the_template_writes_none(tmp_path: Path) -> None:
+    directory = with_bytes(TEMPLATE.replace("CALLS", ""), tmp_path)
+    with pytest.raises(InvalidInput, match="shows tools and no calls"):
+        renderer_for("x", directory)
+    renderer = renderer_for("x", directory, tool_form="hermes")
+    assert isinstance(renderer, TemplateRenderer)
+    assert read(renderer, '<tool_call>{"name": "look"}</tool_call>').tool_calls[0].name == "look"
+    with pytest.raises(InvalidInput, match=r"engine\.tool_form: there is no yaml"):
+        renderer_for("x", directory, tool_form="yaml")
