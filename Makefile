@@ -67,8 +67,9 @@ docs: environment-dev ## the documentation site into site/; a warning or a broke
 locks: environment-dev ## lock the packages of harnesses anew, with hashes, after a version has changed
 	@$(BIN)/python -m tools.locks
 
-lint: environment-dev ## ruff, lint and format
+lint: environment-dev ## ruff, lint and format; and that the source has not outgrown what it was brought to
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(PYTHON) -m tools.house --check
 
 audit: ## look every pinned package up in the databases of known vulnerabilities (says so where none answers)
 	@$(PYTHON) -m tools.audit

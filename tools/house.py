@@ -1,7 +1,7 @@
 """Measures the shape of the source against its targets.
 
 python3 -m tools.house            prints the numbers, and always succeeds
-python3 -m tools.house --check    fails when a target is missed
+python3 -m tools.house --check    fails when a limit is passed: the target, or what has been reached so far
 python3 -m tools.house --lists    also names functions over 50 lines and modules with a single importer
 """
 
@@ -49,10 +49,17 @@ class Measure:
     value: int
     target: int | None = None
     note: str = ""
+    limit: int | None = None
+    """What is let pass until the target is reached; None: the target."""
 
     @property
     def is_missed(self) -> bool:
         return self.target is not None and self.value > self.target
+
+    @property
+    def is_refused(self) -> bool:
+        limit = self.target if self.limit is None else self.limit
+        return limit is not None and self.value > limit
 
     def __str__(self) -> str:
         target = "" if self.target is None else f"{self.target:>9,}"
@@ -130,7 +137,7 @@ def measures(modules: list[Module]) -> list[Measure]:
     over = [function for function in longest if function.lines > LONG_FUNCTION]
     first = longest[0]
     return [
-        Measure("lines of source", sum(module.lines for module in modules), 45_000),
+        Measure("lines of source", sum(module.lines for module in modules), 45_000, limit=52_500),
         Measure("files", len(modules), 320),
         Measure("names at the top of the package", len(top_names(modules)), 26),
         Measure("longest function", first.lines, 80, f"{first.name}, {first.place}"),
@@ -163,7 +170,7 @@ def print_lists(modules: list[Module]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="fail when a target is missed")
+    parser.add_argument("--check", action="store_true", help="fail when a limit is passed")
     parser.add_argument("--lists", action="store_true", help="name long functions and single importers")
     arguments = parser.parse_args()
     modules = read_modules()
@@ -177,7 +184,7 @@ def main() -> int:
         print(f"  {name:<28} {', '.join(places)}")
     if arguments.lists:
         print_lists(modules)
-    return int(arguments.check and any(measure.is_missed for measure in found))
+    return int(arguments.check and any(measure.is_refused for measure in found))
 
 
 if __name__ == "__main__":

@@ -48,3 +48,9 @@ def test_duplicate_classes_and_single_importers_are_listed(modules: list[house.M
 def test_a_missed_target_is_marked() -> None:
     assert "missed" in str(house.Measure("files", 3, 2))
     assert "missed" not in str(house.Measure("files", 2, 2))
+
+
+def test_what_was_reached_on_the_way_to_a_target_is_not_given_up() -> None:
+    assert not house.Measure("lines", 52, 45, limit=52).is_refused
+    assert house.Measure("lines", 53, 45, limit=52).is_refused
+    assert house.Measure("files", 321, 320).is_refused

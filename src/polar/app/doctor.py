@@ -53,7 +53,7 @@ _RENDERING = ("tokenizers", "jinja2", "renderers")
 _VERSION_PAGES = {"vllm": "/version", "sglang": "/get_server_info"}
 """Engine kind → where its server says its version."""
 _WEIGHT_SIGNS = {
-    "vllm": ("/is_paused", "", "start vLLM 0.32 or newer with VLLM_SERVER_DEV_MODE=1"),
+    "vllm": ("/is_paused", "", "start vLLM with VLLM_SERVER_DEV_MODE=1"),
     "sglang": ("/openapi.json", "/update_weights_from_disk", "start a current SGLang"),
 }
 """Engine kind → a page of servers that take other weights, what stands on it, and how to have it."""
