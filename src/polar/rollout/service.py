@@ -239,6 +239,7 @@ class RolloutService:
             self.store.webhooks,
             self._settings.webhooks,
             self._webhook_secret,
+            self._ended,
             self._metrics.webhook_attempts,
         )
 

@@ -12,7 +12,6 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -24,6 +23,7 @@ from polar.errors import Backoff, InvalidInput, PolarError
 from polar.models.task import TaskSpec
 from polar.models.views import Notice
 from polar.models.webhook import WebhookEvent
+from polar.rollout.long_poll import POLL_SECONDS, Notifier
 from polar.runtimes.allow_list import AllowList, Destination
 from polar.store.webhooks import Target, Webhooks
 
@@ -37,8 +37,8 @@ MAX_AT_ONCE = 16
 
 BATCH = 4 * MAX_AT_ONCE
 
-LOOK_SECONDS = 0.1
-"""Between looks at the feed, so that results that come in a row are sent together."""
+PAUSE_SECONDS = 0.1
+"""Before a look at the feed, so that results that come in a row are sent together."""
 
 MAX_BACKOFF_SECONDS = 300.0
 
@@ -69,11 +69,14 @@ def destination(url: str) -> Destination:
 class WebhookSender:
     """Follows the feed of results and sends each target its own; several servers share the targets."""
 
-    def __init__(self, store: Webhooks, settings: WebhookSettings, secret: str, attempts: Counter) -> None:
-        """`attempts` are counted by their outcome: delivered, failed."""
+    def __init__(
+        self, store: Webhooks, settings: WebhookSettings, secret: str, ended: Notifier, attempts: Counter
+    ) -> None:
+        """`ended` tells of new results; `attempts` are counted by their outcome: delivered, failed."""
         self._store = store
         self._settings = settings
         self._secret = secret
+        self._ended = ended
         self._attempts = attempts
         self._allow = AllowList.parse(settings.allow)
         self._backoff = Backoff(settings.retry_seconds, MAX_BACKOFF_SECONDS)
@@ -92,16 +95,26 @@ class WebhookSender:
         """Deliver for ever; what is under way when this is cancelled is sent again by the next server."""
         async with asyncio.TaskGroup() as group:
             while True:
+                ended = self._ended.listen()
                 try:
                     await self._begin(group)
                 except PolarError as error:
                     log.error("webhooks could not be looked for, will try again: %s", error)
                 except Exception:
                     log.exception("webhooks could not be looked for, will try again")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await self._is_done.wait()
-                self._is_done.clear()
+                await self._news(ended)
+
+    async def _news(self, ended: asyncio.Event) -> None:
+        """Return when there may be something to send; a look takes time of the database, idle or not."""
+        waiting = [asyncio.create_task(event.wait()) for event in (ended, self._is_done)]
+        try:
+            await asyncio.wait(waiting, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
+        if not self._is_done.is_set():
+            await asyncio.sleep(PAUSE_SECONDS)
+        self._is_done.clear()
 
     async def _begin(self, group: asyncio.TaskGroup) -> None:
         """Claim the targets that are due, as many as there is room for, and deliver to each."""

@@ -196,6 +196,29 @@ async def test_a_claim_lasts_for_the_slowest_batch(
     assert claims[0] > 100 * (1 + sender.BATCH * len(WebhookEvent) / sender.MAX_AT_ONCE)
 
 
+async def test_a_server_with_nothing_to_send_leaves_the_database_in_peace(
+    store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    claim = Webhooks.claim
+
+    async def counted(self: Webhooks, *, seconds: float) -> Target | None:
+        nonlocal looks
+        looks += 1
+        return await claim(self, seconds=seconds)
+
+    monkeypatch.setattr(Webhooks, "claim", counted)
+    async with serving(store, host(receiver)) as http:
+        await asyncio.sleep(1.5)
+        assert looks <= 3
+        # A result is sent when it is stored, not at the next look.
+        monkeypatch.setattr(sender, "POLL_SECONDS", 60.0)
+        await asyncio.sleep(1.2)
+        await complete(http, store, "t", receiver.url)
+        async with asyncio.timeout(5):
+            await receiver.until_handled(1)
+
+
 async def test_targets_take_turns(store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "MAX_TARGETS", 1)
     monkeypatch.setattr(sender, "BATCH", 1)
