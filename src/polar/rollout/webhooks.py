@@ -12,6 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -87,22 +88,29 @@ class WebhookSender:
         # whoever claims after that finds this server dead.
         rounds = len(WebhookEvent) * BATCH / MAX_AT_ONCE + 2
         self._claim_seconds = rounds * settings.timeout_seconds + 30
-        self._under_way = 0
+        self._under_way: set[Target] = set()
+        """Claimed, and not settled as far as this server knows."""
         self._is_done = asyncio.Event()
         """Set when a target has got its batch: there may be more for it."""
 
     async def run(self) -> None:
         """Deliver for ever; what is under way when this is cancelled is sent again by the next server."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                ended = self._ended.listen()
-                try:
-                    await self._begin(group)
-                except PolarError as error:
-                    log.error("webhooks could not be looked for, will try again: %s", error)
-                except Exception:
-                    log.exception("webhooks could not be looked for, will try again")
-                await self._news(ended)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    ended = self._ended.listen()
+                    try:
+                        await self._begin(group)
+                    except PolarError as error:
+                        log.error("webhooks could not be looked for, will try again: %s", error)
+                    except Exception:
+                        log.exception("webhooks could not be looked for, will try again")
+                    await self._news(ended)
+        finally:
+            # The next server need not wait until the claims expire.
+            for target in self._under_way:
+                with suppress(PolarError):
+                    await self._store.release(target)
 
     async def _news(self, ended: asyncio.Event) -> None:
         """Return when there may be something to send; a look takes time of the database, idle or not."""
@@ -118,12 +126,22 @@ class WebhookSender:
 
     async def _begin(self, group: asyncio.TaskGroup) -> None:
         """Claim the targets that are due, as many as there is room for, and deliver to each."""
-        while self._under_way < MAX_TARGETS:
-            target = await self._store.claim(seconds=self._claim_seconds)
+        while len(self._under_way) < MAX_TARGETS:
+            target = await self._claim()
             if target is None:
                 return
-            self._under_way += 1
             group.create_task(self._serve(target), name=f"webhook {target.id}")
+
+    async def _claim(self) -> Target | None:
+        claiming = asyncio.ensure_future(self._store.claim(seconds=self._claim_seconds))
+        try:
+            await asyncio.shield(claiming)
+        finally:
+            # Whoever is cancelled here may have claimed it all the same.
+            await asyncio.wait({claiming})
+            if claiming.exception() is None and (target := claiming.result()) is not None:
+                self._under_way.add(target)
+        return claiming.result()
 
     async def _serve(self, target: Target) -> None:
         try:
@@ -132,13 +150,8 @@ class WebhookSender:
             log.error("webhook %d could not be read or noted, will try again: %s", target.id, error)
         except Exception:
             log.exception("webhook %d failed, will try again", target.id)
-        except asyncio.CancelledError:
-            # The next server need not wait until the claim expires.
-            await self._store.release(target)
-            raise
-        finally:
-            self._under_way -= 1
-            self._is_done.set()
+        self._under_way.discard(target)
+        self._is_done.set()
 
     async def _deliver(self, target: Target) -> None:
         """Send one batch, and note how far that went."""

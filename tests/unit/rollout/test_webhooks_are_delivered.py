@@ -162,6 +162,28 @@ async def test_what_is_under_way_when_the_server_ends_is_sent_at_once_by_the_nex
     answer.set()
 
 
+async def test_what_is_claimed_when_the_server_ends_is_sent_at_once_by_the_next(
+    store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, is_claimed = Webhooks.claim, asyncio.Event()
+
+    async def slow(self: Webhooks, *, seconds: float) -> Target | None:
+        target = await claim(self, seconds=seconds)
+        if target is not None:
+            is_claimed.set()
+            await asyncio.sleep(0.2)
+        return target
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Webhooks, "claim", slow)
+        async with serving(store, host(receiver)) as http:
+            await complete(http, store, "t", receiver.url)
+            await is_claimed.wait()
+    assert not receiver.notices
+    async with serving(store, host(receiver)), asyncio.timeout(10):
+        await receiver.until_handled(1)
+
+
 async def test_two_servers_on_one_database_deliver_each_once(
     tmp_path: Path, receiver: Receiver, store: Store
 ) -> None:
