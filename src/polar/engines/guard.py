@@ -22,15 +22,16 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 def guard(asker: int, command: Sequence[str]) -> int:
     """The program's exit code, as a shell gives it; `asker` is the process that it lives for."""
-    program = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_guard)
     asked = False
 
     def ask(*_signal: object) -> None:
         nonlocal asked
         asked = True
 
+    # Before there is a program: killed after that, this would leave behind what the program has started.
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, ask)
+    program = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_guard)
     while not asked and os.getppid() == asker and _is_running(program, LOOK_SECONDS):
         pass
     program.terminate()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -84,6 +86,42 @@ def test_its_processes_end_with_whoever_asked_for_them(vllm: FakeVllm, tmp_path:
         process.kill()
     assert len(running) == 3
     assert not psutil.wait_procs(running, timeout=30)[1]
+
+
+_ASKED_AT_ONCE = """
+import os, signal, subprocess, sys, time
+from polar.engines import guard
+
+def popen(*command, **options):
+    program = started(*command, **options)
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return program
+
+started, subprocess.Popen = subprocess.Popen, popen
+sys.exit(guard.guard(os.getppid(), sys.argv[1:]))
+"""
+
+
+def test_its_processes_end_when_it_is_asked_to_end_as_soon_as_it_is_started() -> None:
+    script = "sleep 600 & echo $!; wait"
+    with subprocess.Popen(
+        [sys.executable, "-c", _ASKED_AT_ONCE, "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        running = [psutil.Process(int(process.stdout.readline()))]
+        process.stdin.write(b"!")
+        process.stdin.close()
+        assert process.wait(30) == 128 + signal.SIGTERM
+    try:
+        assert not psutil.wait_procs(running, timeout=10)[1]
+    finally:
+        for left in running:
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
 
 
 async def test_a_failed_start_says_why_and_what_helps(vllm: FakeVllm, tmp_path: Path) -> None:
