@@ -135,6 +135,7 @@ class ChatReader(Reader[ChatChunk]):
             stop = matched if matched in self._stops else None
             self._held = ChatChunk(delta, tokens, ids, _FINISH[reason], stop_sequence=stop)
         elif delta or tokens or ids is not None:
+            self._has_spoken = self._has_spoken or bool(delta)
             return ChatChunk(delta, tokens, ids, untrainable=self._untrainable)
         return None
 

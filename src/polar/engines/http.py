@@ -82,6 +82,8 @@ class Reader(ABC, Generic[Chunk]):
         """The version of the weights in use, where the server's answers do not tell it."""
         self._tokens = 0
         """How many were read."""
+        self._has_spoken = False
+        """Whether text was read, which may come without tokens."""
         self._held: Chunk | None = None
 
     @abstractmethod
@@ -99,9 +101,10 @@ class Reader(ABC, Generic[Chunk]):
         return self._held
 
     def failure(self, status: int, reason: str) -> EngineError:
-        """An error inside an answer; only before the first token may the request be tried elsewhere."""
+        """An error inside an answer; only before its first word may the request be tried elsewhere."""
         error = refusal(self._url, status, reason)
-        return error if self._tokens == 0 else EngineError(error.message)
+        has_begun = self._tokens > 0 or self._has_spoken
+        return EngineError(error.message) if has_begun else error
 
     def raise_error(self, event: dict[str, Any], *, status: int = 500) -> None:
         """An event may be an error, with a status of its own or without: a grammar, say, is compiled, and

@@ -249,6 +249,15 @@ def test_what_is_no_answer_is_an_engine_error(event: dict[str, Any]) -> None:
         read([event])
 
 
+def test_a_refusal_after_the_first_word_is_no_refusal_of_the_request() -> None:
+    """The request would be asked anew, and the client told two answers in one."""
+    reader = ChatReader("http://x", int, (), has_tokens=False)
+    assert reader.read({"choices": [{"delta": {"content": "Hel"}}]}) is not None
+    with pytest.raises(EngineError) as raised:
+        reader.read({"error": {"code": 400, "message": "logprobs is not supported"}})
+    assert type(raised.value) is EngineError
+
+
 def test_an_answer_that_breaks_off_is_an_engine_error() -> None:
     with pytest.raises(EngineError, match="ended before the completion"):
         read([*events(Said("hi"), ASKED)][:2])
