@@ -35,7 +35,8 @@ class Shares(Exports, Protocol):
     """A policy whose weights engines can read where they are."""
 
     def share(self, directory: Path) -> Callable[[], None] | None:
-        """Copy the weights on their GPU for engines there to read, and return what writes the copy to files.
+        """Copy the weights on their GPU for engines there to read, and return what writes the copy to files,
+        and holds it.
 
         None: these are not on a GPU, or an adapter, which files carry as fast.
         """
@@ -59,6 +60,8 @@ class EngineWeights:
         self._client = client
         self._over_gpu = over_gpu
         self._writing: Thread | None = None
+        self._unwritten: dict[Path, Callable[[], None]] = {}
+        """Directories whose weights could not be written → what holds those on the GPU."""
         self._version: int | None = None
         # The same for the same run, so that what a killed one left is found and removed.
         run = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]
@@ -93,7 +96,7 @@ class EngineWeights:
         else:
             log.error("the engines stay at version %d: %s", self._version, refusal)
         if write is not None:
-            self._writing = Thread(target=_write_files, args=(path, write), name="weights")
+            self._writing = Thread(target=self._write_files, args=(path, write), name="weights")
             self._writing.start()
         return self._version
 
@@ -123,13 +126,15 @@ class EngineWeights:
         for found in self._root.iterdir():
             if found != undecided and str(found) not in named:
                 shutil.rmtree(found)
+        self._unwritten = {path: held for path, held in self._unwritten.items() if path.is_dir()}
 
-
-def _write_files(directory: Path, write: Callable[[], None]) -> None:
-    """Let engines that start later read the weights from files, and then let go of the GPU's memory."""
-    try:
-        if directory.is_dir():
-            write()
-            (directory / MANIFEST).unlink()
-    except OSError as error:
-        log.error("the weights in %s are on the GPU alone, until this run ends: %s", directory, error)
+    def _write_files(self, directory: Path, write: Callable[[], None]) -> None:
+        """Let engines that start later read the weights from files, and then let go of the GPU's memory."""
+        try:
+            if directory.is_dir():
+                write()
+                (directory / MANIFEST).unlink()
+        except Exception as error:
+            # An engine that finds the manifest reads the memory that it names, whatever is there by then.
+            self._unwritten[directory] = write
+            log.error("the weights in %s are on the GPU alone, until this run ends: %s", directory, error)

@@ -11,6 +11,7 @@ import copy
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,17 +115,12 @@ class TrainerPolicy:
         self._write(directory, self._engine_tensors())
 
     def share(self, directory: Path) -> Callable[[], None] | None:
-        """Let engines on this GPU read a copy, which is written to files by what is returned."""
+        """Let engines on this GPU read a copy, which what is returned holds, and writes to files."""
         if self.is_adapter or self._device.type != "cuda":
             return None
         tensors = self._engine_tensors(copy=True)
         cuda_ipc.share(tensors, directory)
-
-        def write() -> None:
-            self._write(directory, tensors)
-            tensors.clear()
-
-        return write
+        return partial(self._write, directory, tensors)
 
     def _engine_tensors(self, *, copy: bool = False) -> dict[str, Tensor]:
         """All weights in the precision that engines compute in, as checkpoints name and cut them."""

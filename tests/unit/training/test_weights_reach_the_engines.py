@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
@@ -118,6 +120,21 @@ def test_engines_that_cannot_load_stay_where_they_are(
     assert sink.push(policy) == 2
 
 
+class SharingServer:
+    """Sees what engines are asked to load."""
+
+    found: tuple[str, ...] = ()
+    view = PolicyView(version=0, newest=0, path=None)
+
+    def policy(self) -> PolicyView:
+        return self.view
+
+    def update_policy(self, path: Path, *, version: int) -> PolicyView:
+        self.found = tuple(file.name for file in path.iterdir())
+        self.view = PolicyView(version=version, newest=version, path=str(path))
+        return self.view
+
+
 def test_engines_that_start_later_read_files_of_weights_that_were_shared(tmp_path: Path) -> None:
     class OnGpu:
         def export(self, directory: Path) -> None:
@@ -127,24 +144,42 @@ def test_engines_that_start_later_read_files_of_weights_that_were_shared(tmp_pat
             (directory / MANIFEST).touch()
             return (directory / "model.safetensors").touch
 
-    class Seen:
-        found: tuple[str, ...] = ()
-        view = PolicyView(version=0, newest=0, path=None)
-
-        def policy(self) -> PolicyView:
-            return self.view
-
-        def update_policy(self, path: Path, *, version: int) -> PolicyView:
-            self.found = tuple(file.name for file in path.iterdir())
-            self.view = PolicyView(version=version, newest=version, path=str(path))
-            return self.view
-
-    server = Seen()
+    server = SharingServer()
     sink = EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights", over_gpu=True)
     assert [sink.push(OnGpu()), sink.push(OnGpu())] == [1, 2]
     assert server.found == (MANIFEST,)
     sink.wait_for_files()
     assert [file.name for file in (tmp_path / "weights").glob("*/*/*")] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("trouble", [OSError(ENOSPC, "No space left on device"), RuntimeError("CUDA error")])
+def test_shared_weights_are_held_as_long_as_engines_may_read_them(tmp_path: Path, trouble: Exception) -> None:
+    class Copy:
+        """Stands for the tensors that a manifest names."""
+
+        def write(self) -> None:
+            raise trouble
+
+    held: list[weakref.ref[Copy]] = []
+
+    class OnGpu:
+        def export(self, directory: Path) -> None:
+            raise AssertionError("it is shared")
+
+        def share(self, directory: Path) -> Callable[[], None]:
+            (directory / MANIFEST).touch()
+            copy = Copy()
+            held.append(weakref.ref(copy))
+            return copy.write
+
+    sink = EngineWeights(cast(Any, SharingServer()), tmp_path / "run", tmp_path / "weights", over_gpu=True)
+    for _ in range(2):
+        sink.push(OnGpu())
+        sink.wait_for_files()
+        trouble.__traceback__ = None
+        gc.collect()
+        manifests = list((tmp_path / "weights").glob(f"*/*/{MANIFEST}"))
+        assert len([one for one in held if one() is not None]) == len(manifests) == 1
 
 
 def test_weights_that_do_not_fit_leave_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
