@@ -35,7 +35,7 @@ from polar.rendering.template import (
     MessageForm,
     tokenizer_config,
 )
-from polar.rendering.template_renderer import MARK, TemplateRenderer, stand_in
+from polar.rendering.template_renderer import MARK, TemplateRenderer, goes_with, stand_in
 from polar.rendering.tokenizer import is_byte_level, is_spelt_in_words
 
 BEFORE: dict[str, Conversation] = {
@@ -140,7 +140,7 @@ class _Proof:
 
     def _goes_with(self, turn: Message, new: Sequence[Message]) -> bool:
         is_readable = self.renderer.calls is not None or not turn.tool_calls
-        return is_readable and bool(turn.tool_calls) == (new[0].role is Role.TOOL)
+        return is_readable and goes_with(turn, new)
 
     def _try(
         self,

@@ -109,7 +109,7 @@ class TemplateRenderer(Renderer):
         turn, new = self._with_written_ids(history[-1], new_messages, sampled)
         before = history[:-1]
         try:
-            if not self._stays(before, turn, sampled, new, tools):
+            if self._goes_on(turn, new) or not self._stays(before, turn, sampled, new, tools):
                 return None
             is_near = self.far_reaching.isdisjoint(message.role for message in new)
             text, hiding = (
@@ -189,6 +189,14 @@ class TemplateRenderer(Renderer):
         if self.rewriting.isdisjoint((message.role, thought, earlier) for message in new):
             return True
         return self.shows_alike(before, turn, new, tools, has_thoughts=thought)
+
+    def _goes_on(self, turn: Message, new: Sequence[Message]) -> bool:
+        """Whether the template writes new messages into the turn itself, before what ends it."""
+        if not new or goes_with(turn, new):
+            return False  # as the proof has seen
+        alone, followed = (self.text([ASKED, stand_in(turn), *said]) for said in ((), new))
+        ends = (text[text.rfind(MARK) : self._end_of_turn(text)] for text in (alone, followed))
+        return next(ends) != next(ends)
 
     def _end_of_turn(self, text: str) -> int:
         """Where the control token stands that ends the turn of the stand-in."""
@@ -270,6 +278,12 @@ def stand_in(turn: Message) -> Message:
     calls = tuple(replace(call, arguments=arguments) for call in turn.tool_calls)
     content = MARK if turn.content or not calls else ""
     return Message(Role.ASSISTANT, content, THOUGHT_MARK if turn.reasoning else None, calls)
+
+
+def goes_with(turn: Message, new: Sequence[Message]) -> bool:
+    """Whether new messages are what a turn leads to: results after calls, else what others say."""
+    role = new[0].role
+    return role is Role.TOOL if turn.tool_calls else role in (Role.USER, Role.SYSTEM)
 
 
 def _free_mark(said: Any) -> str:

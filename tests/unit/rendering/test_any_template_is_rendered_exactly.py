@@ -256,3 +256,27 @@ def test_what_a_template_cannot_show_is_refused_by_name(case: Case) -> None:
     with pytest.raises(Unrenderable, match="roles must alternate"):
         case.renderer.render([Message(Role.USER, "a"), Message(Role.USER, "b")], ())
     assert case.renderer.bridge([5], [6], [replace(Message(Role.ASSISTANT), content="c")], history=[]) is None
+
+
+MERGING = """
+{%- set ns = namespace(role='') %}
+{%- for m in messages %}
+{%- if m.role != ns.role %}
+{{- ('<|end|>' if ns.role else '') + '<|' + m.role + '|>' }}
+{%- endif %}
+{%- set ns.role = m.role %}
+{{- m.content }}
+{%- endfor %}
+{{- '<|end|><|assistant|>' }}"""
+"""Neighbouring messages of one role are one turn."""
+
+
+def test_an_answer_that_a_client_adds_to_a_turn_is_not_lost(tmp_path: Path) -> None:
+    renderer = renderer_for("x", with_bytes(f"{MERGING}{{# <|user|><|system|><|tool|> #}}", tmp_path))
+    asked, answer = Message(Role.USER, "a"), Message(Role.ASSISTANT, "yes")
+    added = [Message(Role.ASSISTANT, "and more"), asked]
+    ids = renderer.render([asked], ())
+    whole = renderer.render([asked, answer, asked], ())
+    sampled = whole[len(ids) : whole.index(renderer.stop_token_ids[0], len(ids)) + 1]
+    assert renderer.bridge(ids, sampled, [asked], history=[asked, answer]) == whole[len(ids + sampled) :]
+    assert renderer.bridge(ids, sampled, added, history=[asked, answer]) is None
