@@ -111,9 +111,10 @@ class TemplateRenderer(Renderer):
         try:
             if self._goes_on(turn, new) or not self._stays(before, turn, sampled, new, tools):
                 return None
-            is_near = self.far_reaching.isdisjoint(message.role for message in new)
             text, hiding = (
-                self.after((ASKED,), turn, new, ()) if is_near else self.after(before, turn, new, tools)
+                self.after((ASKED,), turn, new, ())
+                if self._is_near(turn, new)
+                else self.after(before, turn, new, tools)
             )
         except Unrenderable:
             return None
@@ -197,6 +198,15 @@ class TemplateRenderer(Renderer):
         alone, followed = (self.text([ASKED, stand_in(turn), *said]) for said in ((), new))
         ends = (text[text.rfind(MARK) : self._end_of_turn(text)] for text in (alone, followed))
         return next(ends) != next(ends)
+
+    def _is_near(self, turn: Message, new: Sequence[Message]) -> bool:
+        """Whether the form of new messages depends on nothing before the turn, such as the call of a result
+        that comes late."""
+        calls = {call.id for call in turn.tool_calls}
+        return all(
+            message.role not in self.far_reaching and message.tool_call_id in (None, *calls)
+            for message in new
+        )
 
     def _end_of_turn(self, text: str) -> int:
         """Where the control token stands that ends the turn of the stand-in."""

@@ -280,3 +280,26 @@ def test_an_answer_that_a_client_adds_to_a_turn_is_not_lost(tmp_path: Path) -> N
     sampled = whole[len(ids) : whole.index(renderer.stop_token_ids[0], len(ids)) + 1]
     assert renderer.bridge(ids, sampled, [asked], history=[asked, answer]) == whole[len(ids + sampled) :]
     assert renderer.bridge(ids, sampled, added, history=[asked, answer]) is None
+
+
+NAMING = """
+{%- for m in messages %}
+{{- '<|' + m.role + '|>' + (m.name + ': ' if m.name else '') + m.content }}
+{%- for call in m.tool_calls or [] %}
+{{- '<tool_call>\\n' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
+{{- '\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|end|>' }}
+{%- endfor %}
+{{- '<|assistant|>' }}"""
+
+
+def test_a_result_that_comes_late_has_the_name_of_its_call(tmp_path: Path) -> None:
+    renderer = renderer_for("x", with_bytes(f"{NAMING}{{# <|user|><|system|><|tool|> #}}", tmp_path))
+    asked, answer = Message(Role.USER, "a"), Message(Role.ASSISTANT, "yes")
+    calling = Message(Role.ASSISTANT, tool_calls=(ToolCall("call_0", "bash", "{}"),))
+    late = Message(Role.TOOL, "done", tool_call_id="call_0")
+    before = [asked, calling, asked]
+    ids, whole = renderer.render(before, ()), renderer.render([*before, answer, late], ())
+    sampled = whole[len(ids) : whole.index(renderer.stop_token_ids[0], len(ids)) + 1]
+    assert renderer.bridge(ids, sampled, [late], history=[*before, answer]) == whole[len(ids + sampled) :]
