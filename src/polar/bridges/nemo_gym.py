@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from polar.bridges.sessions import TASK, Aligned, ScoredSession, aligned, one_session
+from polar.bridges.sessions import TASK, Aligned, ScoredSession, aligned, as_document, one_session
 from polar.client import AsyncClient
 from polar.dialects.responses_output import message_item, text_part
 from polar.errors import InvalidInput, PolarError, Unavailable, explain
@@ -137,7 +137,9 @@ def app(agent: Agent) -> FastAPI:
 
 def task_of(body: Body, template: Mapping[str, Any]) -> TaskSpec:
     """The row's task: what it says itself, over the template, over its input as the instruction."""
-    given = body.get(TASK) or {}
+    given = as_document(body.get(TASK) or {})
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{TASK}: must be a mapping")
     instruction = "\n\n".join(_texts(asked_of(body).get("input") or ""))
     try:
         return TaskSpec.model_validate(

@@ -170,15 +170,21 @@ def task_of(row: Mapping[str, Any]) -> TaskSpec:
     if given is None:
         raise InvalidInput(f"the row has no {TASK!r}", hint="make rows with polar.bridges.sessions.task_row")
     try:
-        return TaskSpec.model_validate(json.loads(given) if isinstance(given, str) else given)
+        return TaskSpec.model_validate(as_document(given))
     except ValidationError as error:
         raise InvalidInput(f"{TASK}: {explain(error)}") from None
+
+
+def as_document(given: Any) -> Any:
+    """What a row carries: an object, or its text, so that tasks of any form fit one schema."""
+    try:
+        return json.loads(given) if isinstance(given, str) else given
     except ValueError as error:
         raise InvalidInput(f"{TASK}: not JSON: {error}") from None
 
 
 def task_row(task: TaskSpec) -> dict[str, str]:
-    """A task as a trainer's row carries it: text, so that tables of tasks of any form have one schema."""
+    """A task as a trainer's row carries it."""
     return {TASK: task.model_dump_json(exclude_defaults=True)}
 
 
