@@ -29,7 +29,7 @@ from polar.models.policy import PauseMode
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
+class _InFlight:
     """A generation that a pause may break off."""
 
     waiter: asyncio.Task[Any] | None = None
@@ -52,8 +52,8 @@ class PausableEngine(Engine):
         self._engine = engine
         self._open = asyncio.Event()
         self._open.set()
-        self._flights: set[_Flight] = set()
-        self._landed = asyncio.Event()
+        self._in_flight: set[_InFlight] = set()
+        self._finished = asyncio.Event()
 
     @property
     def is_paused(self) -> bool:
@@ -63,23 +63,23 @@ class PausableEngine(Engine):
         sampled: list[int] = []
         while True:
             await self._opened()
-            with self._flying(request) as flight:
+            with self._tracked(request) as call:
                 try:
                     async with aclosing(self._engine.generate(_continued(request, sampled))) as chunks:
-                        flight.waiter = asyncio.current_task()
+                        call.waiter = asyncio.current_task()
                         async for chunk in chunks:
-                            flight.waiter = None
+                            call.waiter = None
                             sampled += chunk.ids
                             yield chunk
                             if chunk.finish_reason is not None:
                                 return
-                            if flight.is_broken_off:
+                            if call.is_broken_off:
                                 break
-                            flight.waiter = asyncio.current_task()
+                            call.waiter = asyncio.current_task()
                         else:
                             return
                 except asyncio.CancelledError:
-                    if not flight.is_interrupted or _is_cancelled_besides():
+                    if not call.is_interrupted or _is_cancelled_besides():
                         raise
             if reason := _ended(request, sampled):
                 yield TokenChunk([], [], (await self._engine.model_info()).policy_version, reason)
@@ -151,24 +151,24 @@ class PausableEngine(Engine):
             await self._open.wait()
 
     @contextmanager
-    def _flying(self, request: GenerateRequest) -> Iterator[_Flight]:
-        flight = _Flight()
+    def _tracked(self, request: GenerateRequest) -> Iterator[_InFlight]:
+        call = _InFlight()
         # A grammar begins with the first token, and penalties count from it: these cannot be continued.
         if request.constraint is None and not request.sampling.is_penalised:
-            self._flights.add(flight)
+            self._in_flight.add(call)
         try:
-            yield flight
+            yield call
         finally:
-            self._flights.discard(flight)
-            self._landed.set()
+            self._in_flight.discard(call)
+            self._finished.set()
 
     async def _break_off(self) -> None:
         """End everything that can be continued; return when it has ended."""
-        for flight in self._flights:
-            flight.break_off()
-        while self._flights:
-            self._landed.clear()
-            await self._landed.wait()
+        for call in self._in_flight:
+            call.break_off()
+        while self._in_flight:
+            self._finished.clear()
+            await self._finished.wait()
 
 
 def _is_cancelled_besides() -> bool:

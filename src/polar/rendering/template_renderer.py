@@ -5,7 +5,7 @@ the new messages, and what it writes from the control token on that ends the tur
 sampled ids. They themselves are never rendered. Where the template shows a conversation's past in another way
 once there are new messages (it drops thoughts, or moves the tools), the conversation is not extended.
 
-What of this holds for a template is proved on probe conversations before it is used (`proof`).
+What of this holds for a template is proved on probe conversations before it is used (`template_proof`).
 """
 
 from __future__ import annotations

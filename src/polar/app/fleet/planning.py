@@ -231,7 +231,7 @@ class FleetView(Frozen):
     wanted: int = 0
     """Nodes there should be now."""
     missing: int = 0
-    """Of these, nodes for which no machine has room; the cluster's autoscaler is asked for machines."""
+    """Of these, nodes for which no machine has room."""
     machines: int = 0
     """Those that carry a node."""
     unended: int | None = None
