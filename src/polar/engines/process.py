@@ -11,8 +11,8 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,25 +148,38 @@ async def started_engine(
         command = _embedded(settings, log_format, say)
     else:
         command = await asyncio.to_thread(_vllm, settings, say)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command.at(port)),
-            stdin=asyncio.subprocess.DEVNULL,
-            # The embedded engine logs to stderr, and says on stdout what is known here.
-            stdout=asyncio.subprocess.DEVNULL if settings.is_embedded else log,
-            stderr=log,
-            env=child_environment(command.environment),
-            start_new_session=True,
-        )
-    engine = EngineProcess(command, f"http://127.0.0.1:{port}", log_file, process)
-    try:
-        await engine.ready(settings.start_seconds, say)
-        yield engine
-    finally:
-        await engine.stop()
+    with _free_port() as port:
+        with log_file.open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command.at(port)),
+                stdin=asyncio.subprocess.DEVNULL,
+                # The embedded engine logs to stderr, and says on stdout what is known here.
+                stdout=asyncio.subprocess.DEVNULL if settings.is_embedded else log,
+                stderr=log,
+                env=child_environment(command.environment),
+                start_new_session=True,
+            )
+        engine = EngineProcess(command, f"http://127.0.0.1:{port}", log_file, process)
+        try:
+            await engine.ready(settings.start_seconds, say)
+            yield engine
+        finally:
+            await engine.stop()
+
+
+@contextmanager
+def _free_port() -> Iterator[int]:
+    """A port that nobody else is given meanwhile, though an engine takes long to listen on it: a socket that
+    is bound, but does not listen, is only in the way of those that do not ask for this port."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        port: int = kept.getsockname()[1]
+        if sys.platform != "linux":
+            # Elsewhere it would be in the engine's way, too.
+            kept.close()
+        yield port
 
 
 async def _is_healthy(connections: Connections) -> bool:

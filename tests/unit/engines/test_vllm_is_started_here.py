@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -65,6 +66,24 @@ async def test_weights_may_come_from_the_trainers_gpu(vllm: FakeVllm, tmp_path: 
         pass
     assert '--weight-transfer-config {"backend": "ipc"}' in " ".join(vllm.started["arguments"])
     assert vllm.started["environment"]["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a port can be kept so on Linux alone")
+async def test_its_port_is_nobody_elses_while_it_starts(
+    vllm: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "PROGRESS_SECONDS", 0.0)
+    vllm.plan("loading", seconds=1)
+    refused: list[str] = []
+
+    def intrude(step: str) -> None:
+        if "loading" in step:
+            with socket.socket() as other, pytest.raises(OSError, match="in use") as raised:
+                other.bind(("127.0.0.1", int(vllm.started["arguments"][-1])))
+            refused.append(str(raised.value))
+
+    async with started_engine(VLLM, tmp_path / "engine.log", intrude):
+        assert refused
 
 
 async def test_its_processes_end_with_the_block(vllm: FakeVllm, tmp_path: Path) -> None:
