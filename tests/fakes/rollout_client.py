@@ -8,7 +8,7 @@ from typing import Self
 from polar.errors import NotFound, Unavailable
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
-from polar.models.views import TaskView
+from polar.models.views import ResultPage, TaskView
 from polar.trajectory.learnable import Group
 from tests.fakes.recordings import encoded
 from tests.fakes.scripted_rollouts import group
@@ -36,6 +36,8 @@ class RolloutClient:
         """Until how many tasks are submitted, if nobody waits for it."""
         self.lost: set[str] = set()
         """Sessions whose recording is gone."""
+        self.all_are_stale = False
+        """Whether the server names every result as one of a policy too old."""
         self.failures = 0
         """How many of the next requests find no server."""
 
@@ -64,16 +66,18 @@ class RolloutClient:
             self._end(due)
         return TaskView(spec=task, status=TaskStatus.QUEUED, created_at=0.0)
 
-    async def results(
+    async def result_pages(
         self, task_ids: Collection[str], *, follow: bool = False
-    ) -> AsyncIterator[SessionResult]:
+    ) -> AsyncIterator[ResultPage]:
         self._answer()
         cursor = 0
         while True:
             if cursor < len(self.feed):
+                result = self.feed[cursor]
                 cursor += 1
-                if self.feed[cursor - 1].task_id in task_ids:
-                    yield self.feed[cursor - 1]
+                if result.task_id in task_ids:
+                    stale = (result.session_id,) if self.all_are_stale else ()
+                    yield ResultPage(results=(result,), cursor=cursor, stale=stale)
             elif self._running:
                 self._end(self._running[0])
             else:

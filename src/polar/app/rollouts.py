@@ -152,12 +152,14 @@ async def ended_sessions(
                 if task.id not in found:
                     view = await client.submit(task)
                     found[task.id] = sum(count for status, count in view.sessions.items() if status.ended)
-            async for result in client.results([*submitted, *found], follow=True):
+            # With stale results, which have ended like the others: whoever learns from them tells their age.
+            async for page in client.result_pages([*submitted, *found], follow=True):
                 pauses = errors.RESTART.pauses()
-                known = seen[result.task_id]
-                if result.session_id not in known:
-                    known.add(result.session_id)
-                    yield result, len(known) <= found.get(result.task_id, 0)
+                for result in page.results:
+                    known = seen[result.task_id]
+                    if result.session_id not in known:
+                        known.add(result.session_id)
+                        yield result, len(known) <= found.get(result.task_id, 0)
             return
         except Unavailable as error:
             pause = next(pauses, None)

@@ -13,9 +13,8 @@ from polar.bridges import sessions
 from polar.bridges.sessions import Order, ScoredSession, one_session, roll_out_groups, task_of, task_row
 from polar.client import AsyncClient
 from polar.errors import Backoff, InvalidInput
-from polar.models.session import SessionResult
 from polar.models.task import TaskSpec
-from polar.models.views import TaskView
+from polar.models.views import ResultPage, TaskView
 from tests.fakes.rollout_client import RolloutClient
 from tests.systems import shell_task
 
@@ -23,11 +22,11 @@ from tests.systems import shell_task
 class ReversingClient(RolloutClient):
     """The scripted server, whose results come in the opposite order."""
 
-    async def results(
+    async def result_pages(
         self, task_ids: Collection[str], *, follow: bool = False
-    ) -> AsyncIterator[SessionResult]:
-        for result in reversed([one async for one in super().results(task_ids, follow=follow)]):
-            yield result
+    ) -> AsyncIterator[ResultPage]:
+        for page in reversed([one async for one in super().result_pages(task_ids, follow=follow)]):
+            yield page
 
 
 @pytest.fixture

@@ -52,6 +52,15 @@ def test_what_is_in_flight_while_training_is_bounded(synchronous: bool, ahead: i
         assert len(client.submitted) == GROUPS * (step + ahead)
 
 
+def test_a_server_that_calls_results_stale_neither_keeps_nor_delays_them() -> None:
+    client = RolloutClient()
+    client.all_are_stale = True
+    made = source(client)
+    for step in range(1, 5):
+        assert len(names(made.take(PolicyVersions(0)))) == 2 * GROUPS
+        assert len(client.submitted) == GROUPS * (step + 2)
+
+
 def test_every_task_is_rolled_out_in_each_round_and_sampled_as_the_trainer_computes() -> None:
     client = RolloutClient()
     made = source(client, synchronous=True, objective={"temperature": 0.7})

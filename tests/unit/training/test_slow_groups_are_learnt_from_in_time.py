@@ -13,7 +13,7 @@ import pytest
 
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
-from polar.models.views import TaskView
+from polar.models.views import ResultPage, TaskView
 from polar.training.material import PolicyVersions
 from polar.training.rollouts import RolloutSource
 from polar.training.settings import GrpoSettings
@@ -54,14 +54,14 @@ class SimulatedServer:
         self._start()
         return TaskView(spec=task, status=TaskStatus.QUEUED, created_at=0.0)
 
-    async def results(self, task_ids: Collection[str], *, follow: bool) -> AsyncIterator[SessionResult]:
+    async def result_pages(self, task_ids: Collection[str], *, follow: bool) -> AsyncIterator[ResultPage]:
         cursor = 0
         while True:
             while cursor == len(self._feed):
                 self._end_next()
             cursor += 1
             if self._feed[cursor - 1].task_id in task_ids:
-                yield self._feed[cursor - 1]
+                yield ResultPage(results=(self._feed[cursor - 1],), cursor=cursor)
 
     async def recording(self, session_id: str) -> bytes:
         recording = self._samples[session_id].recording

@@ -15,9 +15,9 @@ from polar import errors
 from polar.app.datagen import DatasetGeneration, Tally, plan, shown
 from polar.app.rollouts import RolledOut, retry_of
 from polar.errors import Backoff, Unavailable
-from polar.models.session import SessionResult, SessionStatus
+from polar.models.session import SessionStatus
 from polar.models.task import SamplingPin, TaskSpec, TaskStatus
-from polar.models.views import TaskView
+from polar.models.views import ResultPage, TaskView
 from polar.tasksets.expressions import parse_acceptance
 from tests.fakes.recordings import recording
 from tests.systems import shell_task
@@ -102,12 +102,13 @@ class Restarting:
         self.submitted.append(task.id)
         return TaskView(spec=task, status=TaskStatus.RUNNING, created_at=0.0, sessions={})
 
-    async def results(self, ids: list[str], *, follow: bool) -> AsyncIterator[SessionResult]:
+    async def result_pages(self, ids: list[str], *, follow: bool) -> AsyncIterator[ResultPage]:
         assert follow
         self.results_given += 1
         for sample in range(min(self.results_given, 3)):
             given = {"session_id": f"{ids[0]}.{sample}", "task_id": ids[0], "sample": sample}
-            yield recording().result.model_copy(update=given)
+            result = recording().result.model_copy(update=given)
+            yield ResultPage(results=(result,), cursor=sample + 1)
         if self.results_given < 3:
             raise Unavailable("gone")
 
