@@ -104,7 +104,7 @@ class MessageForm:
 _NAMED_ID = re.compile(r"functions\..+:\d+")
 USUAL_FORMS = (MessageForm(), MessageForm(parses_arguments=False), MessageForm(False, empty=None))
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
 """How a template, or the code in it, says that it has no form for messages."""
 
 
@@ -197,9 +197,22 @@ def message_fields(message: Message) -> dict[str, Any]:
     """A message in the form that most chat templates read: the arguments of calls are objects."""
     fields = openai_message(message) | {"content": message.content}
     for call in fields.get("tool_calls", ()):
-        with suppress(ValueError):
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        call["function"]["arguments"] = _value(call["function"]["arguments"])
     return fields
+
+
+def _value(arguments: str) -> Any:
+    """What arguments say; themselves where they are no JSON."""
+    if not arguments.strip():
+        return {}
+    try:
+        value = json.loads(arguments)
+        if "\\ud" in arguments.lower():
+            # A lone surrogate is legal in JSON's escapes but is no text.
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return arguments
+    return value
 
 
 def openai_message(message: Message) -> dict[str, Any]:

@@ -303,3 +303,22 @@ def test_a_result_that_comes_late_has_the_name_of_its_call(tmp_path: Path) -> No
     ids, whole = renderer.render(before, ()), renderer.render([*before, answer, late], ())
     sampled = whole[len(ids) : whole.index(renderer.stop_token_ids[0], len(ids)) + 1]
     assert renderer.bridge(ids, sampled, [late], history=[*before, answer]) == whole[len(ids + sampled) :]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"a": "x \\ud83d"}', '{"a": "x ?"}'),
+        ('{"a": "\\ud83d\\ude42"}', '{"a": "🙂"}'),
+        ("", "{}"),
+        ("[" * 100_000, json.dumps("[" * 100_000)),
+    ],
+    ids=["half a surrogate pair", "a whole one", "nothing", "too deep"],
+)
+def test_every_text_of_arguments_is_shown(arguments: str, shown: str, tmp_path: Path) -> None:
+    renderer = renderer_for("x", with_bytes(f"{NAMING}{{# <|user|><|system|><|tool|> #}}", tmp_path))
+    calling = Message(Role.ASSISTANT, tool_calls=(ToolCall("call_0", "bash", arguments),))
+    result = Message(Role.TOOL, "done", tool_call_id="call_0")
+    ids = renderer.render([Message(Role.USER, "a"), calling, result], ())
+    text = b"".join(map(renderer.spelling, ids)).decode()
+    assert f'{{"name": "bash", "arguments": {shown}}}' in text
