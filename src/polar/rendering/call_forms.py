@@ -177,12 +177,16 @@ _HEADS = {
 
 
 def _headed(head: str, text: str, types: Types) -> Iterator[ToolCall]:
-    for found in re.finditer(head, text):
+    heads = re.compile(head)
+    found = heads.search(text)
+    while found:
         arguments, end = json.JSONDecoder(strict=False).raw_decode(text, found.end())
         if not isinstance(arguments, dict):
             raise ValueError("arguments must be an object")
         named = found.groupdict()
         yield ToolCall(named.get("id") or "", named["name"], text[found.end() : end])
+        # Behind the arguments: what they say is no call, whatever it looks like.
+        found = heads.search(text, end)
 
 
 def _json(text: str, types: Types) -> Iterator[ToolCall]:

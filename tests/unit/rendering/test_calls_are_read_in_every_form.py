@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,22 @@ def test_a_form_may_be_named_where_the_template_writes_none(tmp_path: Path) -> N
     assert read(renderer, '<tool_call>{"name": "look"}</tool_call>').tool_calls[0].name == "look"
     with pytest.raises(InvalidInput, match=r"engine\.tool_form: there is no yaml"):
         renderer_for("x", directory, tool_form="yaml")
+
+
+@pytest.mark.parametrize("name", [*FORMS])
+def test_a_call_that_an_argument_spells_is_none(name: str, tmp_path: Path) -> None:
+    if name in ("xml", "glm"):
+        return  # they write values as they are, and have no way to tell
+    renderer = rendered(FORMS[name], tmp_path)
+    inner, outer = (
+        ToolCall("call_0", "look", json.dumps({"at": at}, ensure_ascii=False)) for at in ("x", "AT")
+    )
+    prompt = [Message(Role.USER, "u")]
+    ids = [
+        renderer.text([*prompt, Message(Role.ASSISTANT, "", tool_calls=(call,))], (TOOL,))
+        for call in (inner, outer)
+    ]
+    start = len(renderer.text(prompt, (TOOL,)))
+    turn, whole = (text[start : text.index("<|stop|>", start)] for text in ids)
+    spelt = whole.replace("AT", json.dumps(turn, ensure_ascii=False)[1:-1])
+    assert [json.loads(call.arguments) for call in read(renderer, spelt).tool_calls] == [{"at": turn}]
