@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from polar.engines.base import EngineError
 from polar.files import write_atomic
 
 if TYPE_CHECKING:
@@ -42,8 +43,11 @@ def share(tensors: Mapping[str, Tensor], directory: Path) -> None:
 
 def shared(directory: str | Path) -> dict[str, Any] | None:
     """The manifest in a directory of weights; None: they are files."""
+    path = Path(directory, MANIFEST)
     try:
-        found: dict[str, Any] = orjson.loads(Path(directory, MANIFEST).read_bytes())
+        found: dict[str, Any] = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        raise EngineError(f"the weights at {path} cannot be read: {error}") from None
     return found

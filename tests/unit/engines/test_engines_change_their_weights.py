@@ -272,6 +272,15 @@ async def test_vllm_reads_weights_from_the_trainers_gpu(tmp_path: Path, is_broke
         await engine.close()
 
 
+async def test_a_manifest_that_cannot_be_read_is_an_error_of_the_engine(tmp_path: Path) -> None:
+    (tmp_path / cuda_ipc.MANIFEST).write_text("{")
+    async with vllm_wire(ANSWER, takes_orders=True) as wire:
+        engine = VllmEngine(wire.url)
+        with pytest.raises(EngineError, match="cannot be read"):
+            await engine.update_weights(WeightUpdate(1, str(tmp_path)))
+        await engine.close()
+
+
 async def test_weights_that_sglang_refuses_change_no_version() -> None:
     async with sglang_wire(refuses_weights="no such directory") as wire:
         engine = SglangEngine(wire.url)
