@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar.evaluators.test_reports import Outcome, parse_unittest
+from polar.evaluators.test_reports import Outcome, ReportFormat, parse_report
 
 HERE = Path(__file__).parent
 INSTRUCTION = """{issue}
@@ -139,7 +139,7 @@ def outcomes(repository: Path, modules: list[str]) -> dict[str, Outcome]:
         capture_output=True,
         text=True,
     )
-    return dict(parse_unittest(done.stderr).outcomes)
+    return dict(parse_report(ReportFormat.UNITTEST, done.stderr).outcomes)
 
 
 def base_commit(repo: Path) -> str:
