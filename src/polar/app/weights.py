@@ -42,6 +42,19 @@ class Shares(Exports, Protocol):
         """
 
 
+def forget_shared(out: Path, directory: Path | None = None) -> None:
+    """Remove what a killed process of this run shared: the memory that it names has gone with the process,
+    and an engine that starts again would not outlive reading it."""
+    for manifest in _root(out, directory).glob(f"*/{MANIFEST}"):
+        manifest.unlink(missing_ok=True)
+
+
+def _root(out: Path, directory: Path | None) -> Path:
+    # The same for the same run, so that what a killed one left is found and removed.
+    run = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]
+    return (directory or SHARED_MEMORY).absolute() / f"polar-weights-{run}"
+
+
 class EngineWeights:
     """The engines of a rollout server's nodes, through its policy-update call.
 
@@ -63,9 +76,7 @@ class EngineWeights:
         self._unwritten: dict[Path, Callable[[], None]] = {}
         """Directories whose weights could not be written → what holds those on the GPU."""
         self._version: int | None = None
-        # The same for the same run, so that what a killed one left is found and removed.
-        run = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]
-        self._root = (directory or SHARED_MEMORY).absolute() / f"polar-weights-{run}"
+        self._root = _root(out, directory)
 
     def push(self, policy: Exports) -> int:
         """Engines that cannot load, or that somebody pauses, keep what they have: the version stays."""

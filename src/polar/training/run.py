@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, own_system
 from polar.app.stack import Say
-from polar.app.weights import EngineWeights
+from polar.app.weights import EngineWeights, forget_shared
 from polar.client import AsyncClient, Client
 from polar.errors import InvalidInput
 from polar.models.task import TaskSpec
@@ -84,6 +84,7 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
     match settings:
         case GrpoSettings(rollouts=RolloutSettings() as rollouts):
             tasks = load_tasks(*rollouts.tasks)
+            forget_shared(settings.out, weights := _weights(settings, rollouts))
             address = stack.enter_context(rollout_server(settings, rollouts, tasks, say))
             client = stack.enter_context(Client(address.url, address.token))
             connect = partial(AsyncClient, address.url, address.token)
@@ -92,12 +93,7 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
                 held_out = HeldOut(asked, connect, load_tasks(*asked.tasks), settings)
             return Supply(
                 RolloutSource(settings, rollouts, connect, tasks),
-                EngineWeights(
-                    client,
-                    settings.out,
-                    _weights(settings, rollouts),
-                    over_gpu=rollouts.transfer == "cuda-ipc",
-                ),
+                EngineWeights(client, settings.out, weights, over_gpu=rollouts.transfer == "cuda-ipc"),
                 held_out,
             )
         case GrpoSettings(recordings=Path() as recordings):

@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any, cast
@@ -20,8 +21,9 @@ from polar.engines.cuda_ipc import MANIFEST
 from polar.engines.embedded.model import read_weights
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.models.policy import PolicyView
+from polar.training import run
 from polar.training.policy import load_policy
-from polar.training.settings import Lora, ModelSettings
+from polar.training.settings import GrpoSettings, Lora, ModelSettings
 from polar.training.weight_files import write_weights
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
@@ -150,6 +152,41 @@ def test_engines_that_start_later_read_files_of_weights_that_were_shared(tmp_pat
     assert server.found == (MANIFEST,)
     sink.wait_for_files()
     assert [file.name for file in (tmp_path / "weights").glob("*/*/*")] == ["model.safetensors"]
+
+
+def test_a_run_that_goes_on_starts_no_engine_beside_memory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnGpu:
+        def export(self, directory: Path) -> None:
+            raise AssertionError("it is shared")
+
+        def share(self, directory: Path) -> Callable[[], None]:
+            (directory / MANIFEST).touch()
+            return killed
+
+    def killed() -> None:
+        raise OSError("killed before the files were written")
+
+    class Started(Exception):
+        pass
+
+    def start(*_: object) -> Any:
+        raise Started
+
+    settings = GrpoSettings.model_validate(
+        {"out": tmp_path, "steps": 1, "rollouts": {"tasks": ["unused"], "transfer": "cuda-ipc"}}
+    )
+    weights = tmp_path / ".polar" / "weights"
+    sink = EngineWeights(cast(Any, SharingServer()), tmp_path, weights, over_gpu=True)
+    sink.push(OnGpu())
+    sink.wait_for_files()
+    assert list(weights.rglob(MANIFEST))
+    monkeypatch.setattr(run, "load_tasks", lambda *_: [])
+    monkeypatch.setattr(run, "rollout_server", start)
+    with pytest.raises(Started), ExitStack() as stack:
+        run._supply(settings, stack, print)
+    assert not list(weights.rglob(MANIFEST))
 
 
 @pytest.mark.parametrize("trouble", [OSError(ENOSPC, "No space left on device"), RuntimeError("CUDA error")])
