@@ -26,6 +26,14 @@ class EvaluationFailed(PolarError):
     """The evaluator itself could not come to a verdict (the agent's failure is a low reward instead)."""
 
 
+class NoVerdict(EvaluationFailed):
+    """A grader ran to its end and stated nothing that counts.
+
+    Where it does state something without the agent, that is worth nothing and not tried again: code that is
+    graded could keep verdicts it does not like from being stated, until it likes one.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class JudgeEndpoint:
     """A model that judges: tasks name it, only the node knows where it is and with which key."""

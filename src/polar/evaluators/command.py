@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from polar.evaluators.base import EvaluationContext, EvaluationFailed
+from polar.evaluators.base import EvaluationContext, EvaluationFailed, NoVerdict
 from polar.evaluators.inside import SCRIPTS, cut, place, report_of, run_grader
 from polar.evaluators.tampering import rivals, tampering_remarks
 from polar.evaluators.workspace import Placed, WorkspaceEvaluator, graded_workspace
@@ -118,7 +118,10 @@ class CommandEvaluator(WorkspaceEvaluator):
         is_whole = not (self._may_state and run.result.stdout.is_cut)
         if source is RewardSource.AUTO and run.stated is None and is_whole:
             return 1.0, {}
-        return run.reward()
+        try:
+            return run.reward()
+        except EvaluationFailed as error:
+            raise NoVerdict(error.message, hint=error.hint) from None
 
 
 def parse_reward(text: str) -> tuple[float, dict[str, float]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from polar.evaluators.base import EvaluationContext, EvaluationFailed
+from polar.evaluators.base import EvaluationContext, EvaluationFailed, NoVerdict
 from polar.evaluators.harbor_task import LOGS, TESTS
 from polar.evaluators.inside import (
     ANY_PLUGIN,
@@ -70,7 +70,8 @@ class HarborEvaluator(WorkspaceEvaluator):
         try:
             rewards = self._agreed(await self._rewards(context, sandbox))
         except EvaluationFailed as error:
-            raise EvaluationFailed(
+            kind = NoVerdict if error.__cause__ is None else EvaluationFailed
+            raise kind(
                 f"{TESTS}/test.sh leaves no reward that counts: {error.message}\n{report_of(result)[-2000:]}",
                 hint=error.hint or f"it must write {LOGS}/verifier/reward.txt or reward.json",
             ) from error

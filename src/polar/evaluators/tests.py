@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from pydantic import Field, model_validator
 
-from polar.evaluators.base import EvaluationContext, EvaluationFailed
+from polar.evaluators.base import EvaluationContext, NoVerdict
 from polar.evaluators.inside import (
     UngradableWorkspace,
     cut,
@@ -158,7 +158,7 @@ async def run_plan(plan: TestPlan, context: EvaluationContext, work: GradedWorks
         return out_of_time(limit, findings, result)
     report = await _report(plan, sandbox, result)
     if result.exit_code in NOT_RUNNABLE and report.is_empty:
-        raise EvaluationFailed(
+        raise NoVerdict(
             f"the test command cannot be run in this sandbox: {report_of(result)[-2000:]}",
             hint="is its program installed there?",
         )

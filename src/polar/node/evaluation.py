@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from polar.evaluators.base import SPOILED, EvaluationContext, Evaluator
+from polar.evaluators.base import SPOILED, EvaluationContext, Evaluator, NoVerdict
 from polar.models.session import Verdict
 from polar.node.failures import BudgetExceeded, is_outage
 
@@ -22,13 +22,16 @@ _ERROR_SHOWN = 2_000
 
 
 async def evaluate(evaluator: Evaluator, context: EvaluationContext) -> Verdict:
-    """The verdict. Where none comes for the agent's work, although one comes where no agent has been, and
-    another try fails too, that is the agent's doing, and its reward is 0."""
+    """The verdict. Where none comes for the agent's work, although one comes where no agent has been, that is
+    the agent's doing, and its reward is 0: at once if its grader ran and stated none, else if another try
+    fails too."""
     try:
         return await _evaluate_once(evaluator, context)
     except Exception as error:
         if is_outage(error) or not await _works_without_agent(evaluator, context):
             raise
+        if isinstance(error, NoVerdict):
+            return _spoiled(error)
         log.warning("an evaluation failed, and does not where no agent has been: trying again (%r)", error)
     try:
         return await _evaluate_once(evaluator, context)

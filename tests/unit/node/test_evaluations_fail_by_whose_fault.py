@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from polar.errors import PolarError
-from polar.evaluators.base import SPOILED, EvaluationContext, EvaluationFailed, Evaluator
+from polar.evaluators.base import SPOILED, EvaluationContext, EvaluationFailed, Evaluator, NoVerdict
 from polar.models.session import FailureReason, TrajectoryStats, Verdict
 from polar.node.evaluation import evaluate
 from polar.node.failures import BudgetExceeded, reason_for
@@ -84,6 +84,13 @@ async def test_what_takes_too_long_without_the_agent_too_is_the_task_s() -> None
 
 async def test_what_fails_once_costs_no_reward() -> None:
     assert (await verdict(OSError(24, "Too many open files"), 1.0)).reward == 1.0
+
+
+async def test_what_is_graded_cannot_wait_for_a_verdict_that_it_likes() -> None:
+    scored = await verdict(NoVerdict("the place of the reward was locked"), 1.0)
+    assert (scored.reward, scored.components) == (0.0, {SPOILED: 1.0})
+    with pytest.raises(NoVerdict):
+        await verdict(NoVerdict("nothing stated"), untouched_gives=NoVerdict("nothing stated"))
 
 
 @pytest.mark.parametrize("plan", [lambda: (lost(),), lambda: (EvaluationFailed("x"), lost())])
