@@ -16,7 +16,7 @@ from typing import Any
 
 from polar.models.chat import ToolCall, ToolDefinition
 from polar.rendering.base import MessageDelta
-from polar.rendering.tool_calls import OPEN, CallReader, call_of, overlap
+from polar.rendering.tool_calls import OPEN, CallReader, call_of, overlap, strict_json
 
 Types = Mapping[str, Mapping[str, Any]]
 """Function → parameter → its JSON schema."""
@@ -39,7 +39,7 @@ class CallForm:
         types = {tool.name: tool.parameters.get("properties") or {} for tool in tools}
         try:
             return tuple(self.read(text, types))
-        except (ValueError, SyntaxError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             return ()
 
     def reader(self, tools: Sequence[ToolDefinition]) -> CallReader | HeldCalls:
@@ -143,7 +143,12 @@ def _typed(name: str, given: Sequence[tuple[str, str]], types: Types) -> ToolCal
     """A call whose values are written as text: what they are, the tool's parameters say."""
     declared = types.get(name, {})
     values = {key: _value(text, declared.get(key)) for key, text in given}
-    return ToolCall("", name, json.dumps(values, ensure_ascii=False))
+    return ToolCall("", name, _written(values))
+
+
+def _written(values: dict[str, Any]) -> str:
+    # A lone surrogate is legal in escapes but is no text.
+    return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
 def _value(text: str, schema: Any) -> Any:
@@ -184,7 +189,7 @@ def _headed(head: str, text: str, types: Types) -> Iterator[ToolCall]:
         if not isinstance(arguments, dict):
             raise ValueError("arguments must be an object")
         named = found.groupdict()
-        yield ToolCall(named.get("id") or "", named["name"], text[found.end() : end])
+        yield ToolCall(named.get("id") or "", named["name"], strict_json(text[found.end() : end], arguments))
         # Behind the arguments: what they say is no call, whatever it looks like.
         found = heads.search(text, end)
 
@@ -207,7 +212,7 @@ def _pythonic(text: str, types: Types) -> Iterator[ToolCall]:
         if not isinstance(call, ast.Call) or call.args or any(not each.arg for each in call.keywords):
             raise ValueError("not a call")
         values = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-        yield ToolCall("", ast.unparse(call.func), json.dumps(values, ensure_ascii=False))
+        yield ToolCall("", ast.unparse(call.func), _written(values))
 
 
 class _JsonWords(ast.NodeTransformer):

@@ -212,12 +212,18 @@ def call_of(text: str) -> ToolCall:
         value = _LENIENT.decode(value)
     if not isinstance(value, dict):
         raise ValueError("arguments must be an object")
-    try:
-        _STRICT.decode(raw)
-    except ValueError:
-        raw = json.dumps(value)
+    raw = strict_json(raw, value)
     id, _ = members.get("id") or members.get("tool_call_id") or ("", "")
     return ToolCall(str(id), name, raw)
+
+
+def strict_json(text: str, value: Any) -> str:
+    """The text as it is, where it is JSON to everyone and not only to a lenient reader; else the value's."""
+    try:
+        _STRICT.decode(text)
+    except ValueError:
+        return json.dumps(value)
+    return text
 
 
 def _members(text: str) -> Iterator[tuple[str, Any, str]]:

@@ -149,3 +149,27 @@ def test_a_call_that_an_argument_spells_is_none(name: str, tmp_path: Path) -> No
     turn, whole = (text[start : text.index("<|stop|>", start)] for text in ids)
     spelt = whole.replace("AT", json.dumps(turn, ensure_ascii=False)[1:-1])
     assert [json.loads(call.arguments) for call in read(renderer, spelt).tool_calls] == [{"at": turn}]
+
+
+@pytest.mark.parametrize("value", ["{1, 2}", "b'a'", "...", "1j", "{(1, 2): 3}", "{[1]: 2}"])
+def test_python_that_is_no_json_stays_text(value: str, tmp_path: Path) -> None:
+    text = f"<|call|>[look(at={value})]"
+    said = read(rendered(FORMS["pythonic"], tmp_path), text)
+    assert (said.content, said.tool_calls) == (text, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("pythonic", r'<|call|>[look(n="\ud83d")]', '{"n": "?"}'),
+        (
+            "glm",
+            r'<tool_call>look<arg_key>n</arg_key><arg_value>"\ud83d"</arg_value></tool_call>',
+            '{"n": "?"}',
+        ),
+        ("mistral", '[TOOL_CALLS]look[ARGS]{"at": "a\nb"}', r'{"at": "a\nb"}'),
+    ],
+)
+def test_arguments_are_json_to_everyone(name: str, text: str, arguments: str, tmp_path: Path) -> None:
+    (call,) = read(rendered(FORMS[name], tmp_path), text).tool_calls
+    assert call.arguments == arguments
