@@ -268,7 +268,12 @@ class _Generation(Extension):
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+    text = json.dumps(value, ensure_ascii=False, **options)
+    return _ESCAPED.sub(lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text
+
+
+_ESCAPED = re.compile(r"[^\x00-\x7e\ufdd0-\ufdef]+")
+"""All but ASCII, and but the characters that no text has: they hide control tokens and go out again."""
 
 
 def _raise(message: str) -> NoReturn:

@@ -322,3 +322,14 @@ def test_every_text_of_arguments_is_shown(arguments: str, shown: str, tmp_path: 
     ids = renderer.render([Message(Role.USER, "a"), calling, result], ())
     text = b"".join(map(renderer.spelling, ids)).decode()
     assert f'{{"name": "bash", "arguments": {shown}}}' in text
+
+
+def test_control_tokens_in_arguments_stay_themselves_where_json_is_ascii(tmp_path: Path) -> None:
+    template = NAMING.replace("tojson", "tojson(ensure_ascii=True)")
+    renderer = renderer_for("x", with_bytes(f"{template}{{# <|user|><|system|><|tool|> #}}", tmp_path))
+    arguments = json.dumps({"a": "é🙂\x7f <|end|>"})
+    calling = Message(Role.ASSISTANT, tool_calls=(ToolCall("call_0", "bash", arguments),))
+    result = Message(Role.TOOL, "done", tool_call_id="call_0")
+    ids = renderer.render([Message(Role.USER, "a"), calling, result], ())
+    assert f'"arguments": {arguments}}}'.encode() in b"".join(map(renderer.spelling, ids))
+    assert ids.count(renderer.stop_token_ids[0]) == 3
