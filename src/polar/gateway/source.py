@@ -33,6 +33,8 @@ from polar.rendering.tool_calls import FIRST_CALL_ENDS, limited
 
 _SHORT = 1_000
 """Characters that are tokenised sooner than another thread would begin with them."""
+_LONG_PAST = 20_000
+"""Tokens of a conversation beyond which an extension takes longer too: some templates look at all of it."""
 _VERY_LONG = 250_000
 """Characters beyond which prompts are tokenised one at a time: that takes hundreds of bytes for each."""
 _SAMPLES, _SAMPLE = 32, 1_000
@@ -128,11 +130,12 @@ class TokenSource(AnswerSource):
         return len((await self._prompt(request, extension)).ids)
 
     async def _prompt(self, request: ChatRequest, extension: Extension) -> Prompt:
-        unread = extension.new_messages if extension.turn is not None else request.messages
-        if sum(len(message.content) for message in extension.new_messages) <= _SHORT:
+        if _is_soon_extended(extension):
             extended = extend(request, extension, self.renderer)
             if extended is not None:
                 return extended
+            extension = replace(extension, turn=None)
+        unread = extension.new_messages if extension.turn is not None else request.messages
         # A long prompt takes many milliseconds to tokenise; other streams go on meanwhile.
         if sum(message.length for message in unread) <= _VERY_LONG:
             return await asyncio.to_thread(render, request, extension, self.renderer)
@@ -148,6 +151,13 @@ class TokenSource(AnswerSource):
         ids = self.renderer.render((Message(Role.USER, sample),), ())
         if len(ids) * len(text) > 2 * self.model.max_context * len(sample):
             raise context_overflow(self.model.max_context)
+
+
+def _is_soon_extended(extension: Extension) -> bool:
+    turn, new = extension.turn, extension.new_messages
+    if turn is None or turn.length > _LONG_PAST:
+        return False
+    return sum(len(message.content) for message in new) <= _SHORT
 
 
 class _TokenGeneration(AnswerGeneration):
