@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, product, takewhile
 from pathlib import Path
 
@@ -223,6 +224,7 @@ class _Proof:
         """The form of calls, and the control tokens in them."""
         renderer, (end,) = self.renderer, self._ends
         called = next((turn for turn in (CALLED_TWICE, CALLED) if self._is_shown(turn)), None)
+        renderer.has_one_call = called is CALLED and not self._is_shown(replace(CALLED_TWICE, content=""))
         if called is None:
             if self._call_form is not None:
                 renderer.calls = form_named(self._call_form, "")

@@ -51,6 +51,8 @@ class TemplateRenderer(Renderer):
         self.think_mark = ""
         """What begins thoughts, in the prompt or in the turn."""
         self.calls: CallForm | None = None
+        self.has_one_call = False
+        """Whether the template shows no turn that calls twice."""
         self.call_marks: frozenset[str] = frozenset()
         """Control tokens inside a turn."""
         self.is_plain = False
@@ -72,7 +74,8 @@ class TemplateRenderer(Renderer):
             inside += self.tokens.control.findall(self.think_mark + self.thinking.end)
         self._vocabulary = Vocabulary(self._tokenizer, inside)
         end = self.thinking.end.strip() if self.thinking is not None else ""
-        self._marks = TurnMarks(self._vocabulary, frozenset(self._stops), self.think_mark, end, self.calls)
+        stops = frozenset(self._stops)
+        self._marks = TurnMarks(self._vocabulary, stops, self.think_mark, end, self.calls, self.has_one_call)
 
     @property
     def name(self) -> str:

@@ -24,6 +24,8 @@ class TurnMarks:
     """Begins thoughts, and `end_of_thought` ends them; empty for a family that does not think."""
     end_of_thought: str
     calls: CallForm | None
+    has_one_call: bool = False
+    """Whether a turn calls once at most: a second call could not be shown again."""
 
 
 class _Part(Enum):
@@ -40,6 +42,7 @@ class TurnParser(ResponseParser):
         self._text = TextStream(marks.vocabulary)
         self._think, self._end_of_thought = marks.think, marks.end_of_thought
         self._reader: CallReader | HeldCalls | None = marks.calls.reader(tools) if marks.calls else None
+        self._has_one_call = marks.has_one_call
         self._part = _Part.BEGIN if marks.think else _Part.ANSWER
         if has_begun:
             self._part = _Part.THOUGHT
@@ -112,8 +115,9 @@ class TurnParser(ResponseParser):
         return self._kept(self._reader.feed(text) if self._reader else MessageDelta(text))
 
     def _kept(self, delta: MessageDelta) -> MessageDelta:
-        self._calls += delta.tool_calls
-        return MessageDelta(self._answer.feed(delta.content), tool_calls=delta.tool_calls)
+        calls = delta.tool_calls[: 1 - len(self._calls)] if self._has_one_call else delta.tool_calls
+        self._calls += calls
+        return MessageDelta(self._answer.feed(delta.content), tool_calls=calls)
 
 
 class _Trimmed:

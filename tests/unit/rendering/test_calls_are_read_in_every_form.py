@@ -173,3 +173,15 @@ def test_python_that_is_no_json_stays_text(value: str, tmp_path: Path) -> None:
 def test_arguments_are_json_to_everyone(name: str, text: str, arguments: str, tmp_path: Path) -> None:
     (call,) = read(rendered(FORMS[name], tmp_path), text).tool_calls
     assert call.arguments == arguments
+
+
+def test_a_second_call_is_not_read_where_a_template_can_show_only_one(tmp_path: Path) -> None:
+    only_one = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one at a time') }}{% endif %}"
+    renderer = rendered(only_one + FORMS["json"], tmp_path)
+    calls = [{"name": "look", "arguments": {"at": at}} for at in "ab"]
+    text = f"<|tool_call|>{json.dumps(calls)}<|/tool_call|><|stop|>"
+    turn, asked = read(renderer, text), Message(Role.USER, "u")
+    assert [call.arguments for call in turn.tool_calls] == ['{"at": "a"}']
+    result = Message(Role.TOOL, "seen", tool_call_id=turn.tool_calls[0].id)
+    ids = renderer.render([asked], (TOOL,)), renderer.tokens.ids(text)
+    assert renderer.bridge(*ids, [result], history=[asked, turn], tools=(TOOL,)) is not None
