@@ -104,7 +104,7 @@ class CommandEvaluator(WorkspaceEvaluator):
         key = secrets.token_hex(16)
         command, limit = self.options.command, self.options.limit(context)
         if isinstance(command, str):
-            command = (SCRIPTS / "reward.sh").read_text() + command
+            command = SCRIPTS["reward.sh"] + command
         stdin = f"{key}\n".encode()
         result = await run_grader(command, sandbox, env=self.options.env, timeout=limit, stdin=stdin)
         return Run(result, key)

@@ -30,8 +30,8 @@ CLEAN_GIT = {
     "GIT_TERMINAL_PROMPT": "0",
 }
 """For git where somebody else's configuration and hooks may lie about."""
-SCRIPTS = Path(__file__).parent / "scripts"
-"""What evaluators run in sandboxes themselves."""
+SCRIPTS = {file.name: file.read_text() for file in (Path(__file__).parent / "scripts").iterdir()}
+"""What evaluators run in sandboxes themselves; as it was before the first agent came."""
 
 
 class UngradableWorkspace(PolarError):
@@ -76,8 +76,7 @@ async def run_script(
 ) -> ExecResult:
     """Run one of our scripts in the workspace; EvaluationFailed if it cannot be run or takes too long,
     and, if it must succeed, for every exit code but 0."""
-    script = (SCRIPTS / f"{name}.sh").read_text()
-    command = Command(("/bin/sh", "-c", script, "sh", *arguments), env=env, stdin=stdin)
+    command = Command(("/bin/sh", "-c", SCRIPTS[f"{name}.sh"], "sh", *arguments), env=env, stdin=stdin)
     try:
         result = await sandbox.exec(command, timeout=timeout, log_name=f"evaluator-{name}")
     except SandboxError as error:
@@ -125,7 +124,7 @@ async def run_grader(
     """
     clean = private_directory(sandbox)
     await place_file(sandbox, clean / "home" / ".keep", b"")
-    await place_file(sandbox, clean / "python" / "sitecustomize.py", (SCRIPTS / "sitecustomize").read_bytes())
+    await place_file(sandbox, clean / "python" / "sitecustomize.py", SCRIPTS["sitecustomize"].encode())
     environment = {
         **CLEAN_GIT,
         "HOME": str(clean / "home"),
