@@ -102,7 +102,7 @@ async def test_ten_kills_leave_the_same_dataset_as_none(tmp_path: Path) -> None:
     choice = random.Random(5)
     async with answering_engine() as engine:
         whole, said = await finished(await start(engine, path, tmp_path / "whole"))
-        assert "questions.jsonl:7: column" in said
+        assert "questions.jsonl:7:13: not JSON" in said
         assert sum(whole["sessions"].values()) == TASKS * SAMPLES
         assert len(asked(engine)) == TASKS * SAMPLES
 
