@@ -44,6 +44,7 @@ BEFORE: dict[str, Conversation] = {
     "a system message": ((SYSTEM, ASKED), ()),
     "tools": ((SYSTEM, ASKED), (LOOK,)),
     "an answer": ((ASKED, ANSWERED, AGAIN), ()),
+    "many answers": ((SYSTEM, ASKED, *[ANSWERED, AGAIN] * 8), ()),
     "earlier thoughts": ((ASKED, THOUGHT, AGAIN), ()),
     "a result": ((SYSTEM, ASKED, CALLED, SEEN[0]), (LOOK,)),
     "thoughts before a call": ((ASKED, THOUGHT_AND_CALLED, SEEN[0]), (LOOK,)),

@@ -333,3 +333,18 @@ def test_control_tokens_in_arguments_stay_themselves_where_json_is_ascii(tmp_pat
     ids = renderer.render([Message(Role.USER, "a"), calling, result], ())
     assert f'"arguments": {arguments}}}'.encode() in b"".join(map(renderer.spelling, ids))
     assert ids.count(renderer.stop_token_ids[0]) == 3
+
+
+def test_a_past_that_is_shown_otherwise_once_it_is_long_is_not_extended(tmp_path: Path) -> None:
+    hurried = NAMING.replace(
+        "{{- '<|assistant|>' }}",
+        "{{- ('<|system|>Hurry.<|end|>' if messages | length > 6) ~ '<|assistant|>' }}",
+    )
+    renderer = renderer_for("x", with_bytes(f"{hurried}{{# <|user|><|system|><|tool|> #}}", tmp_path))
+    asked, answer = Message(Role.USER, "a"), Message(Role.ASSISTANT, "yes")
+    stop = renderer.stop_token_ids[0]
+    for count, is_extended in ((1, True), (4, False)):
+        before = [asked, *[answer, asked] * count]
+        ids = renderer.render(before, ())
+        bridge = renderer.bridge(ids, [6, stop], [asked], history=[*before, answer])
+        assert (bridge is not None) == is_extended
