@@ -8,9 +8,11 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import orjson
 
@@ -54,8 +56,12 @@ _OURS = {"return_token_ids": True, "min_p": 0.0, "repetition_penalty": 1.0}
 """What every request says: vLLM fills what is left out from the model's generation_config."""
 _ADAPTER = "polar-"
 """How the names of adapters begin; the version follows."""
-_REPLACING = "being-replaced"
-"""What the weights are called while some of them may be old and others new."""
+_REPLACING = "+replacing-"
+"""In the name of weights while some of them may be old and others new: before it stands the version to come,
+behind it who replaces them."""
+SETTLE_SECONDS = 0.05
+"""How long after naming the weights a client looks whether another did so at the same moment."""
+LOOK_SECONDS = 0.1
 _FIRST = "first"
 """What those are called that vLLM was started with, where it has no names for weights."""
 _STARTED = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
@@ -78,6 +84,11 @@ class VllmEngine(ModelServer):
     """The epoch of the connections in which vLLM was last asked for its version."""
     _named: tuple[bytes, str] | None = None
     """When vLLM was started and what its weights are called since, where it has no names for weights."""
+
+    @cached_property
+    def _id(self) -> str:
+        """What tells this client from others of the same engine."""
+        return uuid4().hex[:12]
 
     async def _tokens_of(self, request: GenerateRequest) -> Question[TokenChunk]:
         body = _request_body(request, await self._sampled_name(request.session))
@@ -141,7 +152,7 @@ class VllmEngine(ModelServer):
         await self.model_info()
         if self._names_version:
             await self._order("/load_weights", {"version": update.version, "path": update.path}, needs="")
-        elif await self._last_version() != update.version:
+        elif not await self._another_loads(update.version) and await self._last_version() != update.version:
             await self._replace(update)
         self.policy_version = update.version
 
@@ -163,7 +174,7 @@ class VllmEngine(ModelServer):
     async def _load_adapter(self, update: WeightUpdate) -> None:
         """Beside the one before, whose last requests may not have ended; older ones are let go."""
         named = await self._weight_name()
-        if named is not None and (named.isdecimal() or named == _REPLACING):
+        if named is not None and (named.isdecimal() or _REPLACING in named):
             raise EngineError(
                 f"the engine at {self.url} has other weights than the adapter was trained on: its own were"
                 " replaced",
@@ -198,7 +209,14 @@ class VllmEngine(ModelServer):
     async def _reload(self, update: WeightUpdate) -> None:
         self._refuse_bad_path(update.path)
         # Should it break off, nobody takes them for those that they were.
-        await self._name_weights(_REPLACING)
+        mine = f"{update.version}{_REPLACING}{self._id}"
+        await self._name_weights(mine)
+        await asyncio.sleep(SETTLE_SECONDS)
+        if await self._weight_name() != mine:
+            # Twice at once, one would end the other's pause.
+            if await self._another_loads(update.version, was_seen=True):
+                return
+            await self._name_weights(mine)
         began = time.monotonic()
         shared = cuda_ipc.shared(update.path) if update.path else None
         if shared is not None:
@@ -237,13 +255,29 @@ class VllmEngine(ModelServer):
     async def _last_version(self) -> int:
         """What the weights are called that vLLM was last given; 0 if it was given none since its start."""
         named = await self._weight_name()
-        if named == _REPLACING:
-            self.policy_version = HALF_REPLACED
+        if named is not None and _REPLACING in named:
+            # Weights that are here already are replaced by themselves, by another client of this engine.
+            if named.partition(_REPLACING)[0] != str(self.policy_version):
+                self.policy_version = HALF_REPLACED
         elif named is not None and self.policy_version:
             version, _, kind = named.partition("+")
             self.policy_version = int(version) if version.isdecimal() else 0
             self._adapter = f"{_ADAPTER}{version}" if kind == "adapter" else None
         return self.policy_version
+
+    async def _another_loads(self, version: int, *, was_seen: bool = False) -> bool:
+        """Whether another client of this engine, seen replacing its weights with this version, has done so.
+
+        One that died is not waited for any longer than a pause.
+        """
+        deadline = asyncio.get_running_loop().time() + PAUSE_PATIENCE_SECONDS
+        while asyncio.get_running_loop().time() < deadline:
+            found, replacing, who = (await self._weight_name() or "").partition(_REPLACING)
+            if not replacing or who == self._id or found != str(version):
+                return was_seen and not replacing and found.partition("+")[0] == str(version)
+            was_seen = True
+            await asyncio.sleep(LOOK_SECONDS)
+        return False
 
     async def _weight_name(self) -> str | None:
         """What vLLM's weights are called; None: nobody can tell."""

@@ -272,6 +272,32 @@ async def test_vllm_reads_weights_from_the_trainers_gpu(tmp_path: Path, is_broke
         await engine.close()
 
 
+async def test_two_clients_of_one_vllm_replace_its_weights_once(tmp_path: Path) -> None:
+    """As two nodes do whose server orders the same update at the same moment."""
+    (tmp_path / "model.safetensors").touch()
+    async with vllm_wire(ANSWER, takes_orders=True) as wire:
+        both = [VllmEngine(wire.url), VllmEngine(wire.url)]
+        await asyncio.gather(*(engine.update_weights(WeightUpdate(1, str(tmp_path))) for engine in both))
+        assert wire.orders.count("/collective_rpc") == 1
+        for engine in both:
+            assert (await engine.model_info()).policy_version == 1
+            await engine.close()
+
+
+async def test_weights_that_are_replaced_by_themselves_keep_their_version(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    async with vllm_wire(ANSWER, takes_orders=True) as wire:
+        engine, late = VllmEngine(wire.url), VllmEngine(wire.url)
+        await engine.update_weights(WeightUpdate(1, str(tmp_path)))
+        wire.weight_version = "1+replacing-another"
+        assert (await engine.model_info()).policy_version == 1
+        assert (await late.model_info()).policy_version == HALF_REPLACED
+        wire.weight_version = "2+replacing-another"
+        assert (await engine.model_info()).policy_version == HALF_REPLACED
+        for one in (engine, late):
+            await one.close()
+
+
 async def test_a_manifest_that_cannot_be_read_is_an_error_of_the_engine(tmp_path: Path) -> None:
     (tmp_path / cuda_ipc.MANIFEST).write_text("{")
     async with vllm_wire(ANSWER, takes_orders=True) as wire:
