@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
+from polar.models.views import Leases
 from polar.recordings import recording
 from polar.recordings.recording import Recording
 from polar.trajectory.materialise import materialise
@@ -134,6 +136,40 @@ async def test_a_node_that_stops_gives_its_sessions_back_uncounted(tmp_path: Pat
         async with running.node(name="second"):
             result = await result_of(running, "moved")
         assert (result.status, result.reward, result.attempt) == (SessionStatus.COMPLETED, 1.0, 1)
+
+
+async def test_a_node_that_stops_asks_for_no_work_while_it_gives_some_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The open request would get it again, and take it to its grave."""
+    async with system(tmp_path / "data", [Answer("Late.", gate=asyncio.Event())]) as running:
+        lease, release = running.client.lease, running.client.release
+        asking: set[object] = set()
+        asks_again = asyncio.Event()
+        open_at_release: list[int] = []
+
+        async def watched_lease(*arguments: Any) -> Leases:
+            asking.add(request := object())
+            if running.engine.waiting.is_set():
+                asks_again.set()
+            try:
+                return await lease(*arguments)
+            finally:
+                asking.remove(request)
+
+        async def watched_release(*arguments: Any) -> None:
+            open_at_release.append(len(asking))
+            await release(*arguments)
+
+        monkeypatch.setattr(running.client, "lease", watched_lease)
+        monkeypatch.setattr(running.client, "release", watched_release)
+        async with running.node():
+            await running.client.submit(shell_task("first", ASK))
+            await running.engine.waiting.wait()
+            await running.client.submit(shell_task("second", ASK))
+            await asyncio.wait_for(asks_again.wait(), 60)
+    assert open_at_release
+    assert not any(open_at_release)
 
 
 async def test_many_samples_pass_through_small_pools_and_leave_nothing_behind(small: System) -> None:

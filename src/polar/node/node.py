@@ -112,10 +112,12 @@ class Node:
         try:
             async with asyncio.timeout(None) as patience, asyncio.TaskGroup() as sessions:
                 leasing = sessions.create_task(self._lease_forever(sessions))
-                await self._draining.wait()
-                # First of all, or an open request for work would get what is given back.
-                leasing.cancel()
-                await asyncio.wait({leasing})
+                try:
+                    await self._draining.wait()
+                finally:
+                    # Before any session ends, or an open request for work would get what is given back.
+                    leasing.cancel()
+                    await asyncio.wait({leasing})
                 patience.reschedule(asyncio.get_running_loop().time() + grace)
                 self._give_back_unbegun()
         except TimeoutError:
