@@ -88,8 +88,10 @@ def settings(vllm_url: str, model_directory: Path, tmp_path: Path) -> Settings:
 @pytest.fixture
 def opened(settings: Settings, tmp_path: Path) -> Open:
     @asynccontextmanager
-    async def open_(**pinned: Any) -> AsyncIterator[Scene]:
-        async with data_plane(settings, lambda _step: None) as plane:
+    async def open_(url: str | None = None, **pinned: Any) -> AsyncIterator[Scene]:
+        engine = settings.engine.model_copy(update={"url": url or settings.engine.url})
+        served = settings.model_copy(update={"engine": engine})
+        async with data_plane(served, lambda _step: None) as plane:
             grant = SessionGrant("s", new_key(), tmp_path / "capture", SamplingPin(**pinned), Budgets())
             plane.gateway.open_session(grant)
             url = f"{plane.gateway.url}/v1"

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,6 @@ import pytest
 import torch
 
 from polar.app.weights import EngineWeights
-from polar.config.settings import EngineSettings, Settings
 from polar.engines.base import WeightUpdate
 from polar.gateway.server import Gateway
 from polar.models.completion import Completion
@@ -123,21 +123,20 @@ async def test_all_weights_reach_it_under_load(
 
 
 async def test_an_adapter_reaches_it_under_load(
-    opened: Any, settings: Settings, model_directory: Path, tmp_path: Path, record: Any
+    opened: Any, model_directory: Path, tmp_path: Path, record: Any
 ) -> None:
-    settings.engine.__dict__["url"] = lora_url()
     policy = load_policy(
         ModelSettings(name=str(model_directory), precision=PRECISION, lora=Lora(rank=16, alpha=32)),
         is_packed=False,
     )
+    opened = partial(opened, lora_url())
     await pushed_under_load(opened, policy, tmp_path, record, "files", "an adapter")
 
 
 async def test_two_replicas_change_their_weights_together(
-    opened: Any, settings: Settings, model_directory: Path, tmp_path: Path, record: Any, vllm_url: str
+    opened: Any, model_directory: Path, tmp_path: Path, record: Any, vllm_url: str
 ) -> None:
-    engine = EngineSettings(url=f"{vllm_url},{lora_url()}", model=str(model_directory), mode="tokens")
-    settings.__dict__["engine"] = engine
+    opened = partial(opened, f"{vllm_url},{lora_url()}")
     policy = load_policy(ModelSettings(name=str(model_directory), precision=PRECISION), is_packed=False)
     await pushed_under_load(
         opened, policy, tmp_path, record, "cuda-ipc", "two replicas, weights over cuda-ipc"
