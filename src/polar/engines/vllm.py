@@ -149,11 +149,12 @@ class VllmEngine(ModelServer):
         await self._order(f"/pause?mode={_PAUSES[mode]}&clear_cache=false", needs=_DEV_MODE)
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        await self.model_info()
-        if self._names_version:
-            await self._order("/load_weights", {"version": update.version, "path": update.path}, needs="")
-        elif not await self._another_loads(update.version) and await self._last_version() != update.version:
-            await self._replace(update)
+        if not await self._another_loads(update.version):
+            await self.model_info()
+            if self._names_version:
+                await self._order("/load_weights", {"version": update.version, "path": update.path}, needs="")
+            elif self.policy_version != update.version:
+                await self._replace(update)
         self.policy_version = update.version
 
     def begins_anew(self, update: WeightUpdate) -> bool:
@@ -196,7 +197,8 @@ class VllmEngine(ModelServer):
             await self._name_weights(f"{update.version}+adapter")
         self._adapter = name
 
-    async def _name_weights(self, name: str) -> None:
+    async def _name_weights(self, name: str) -> bool:
+        """Whether other clients of this engine see the name."""
         status, answer = await self._ask("POST", "/update_weight_version", {"new_version": name})
         if status == 404 and (started := await self._started()):
             # Before 0.32. The name is lost with this client, and then the weights are loaded again.
@@ -205,18 +207,19 @@ class VllmEngine(ModelServer):
             raise EngineError(
                 f"the engine at {self.url} cannot name its weights: {reason_in(answer)}", hint=_DEV_MODE
             )
+        return status == 200
 
     async def _reload(self, update: WeightUpdate) -> None:
         self._refuse_bad_path(update.path)
         # Should it break off, nobody takes them for those that they were.
         mine = f"{update.version}{_REPLACING}{self._id}"
-        await self._name_weights(mine)
-        await asyncio.sleep(SETTLE_SECONDS)
-        if await self._weight_name() != mine:
-            # Twice at once, one would end the other's pause.
-            if await self._another_loads(update.version, was_seen=True):
-                return
-            await self._name_weights(mine)
+        if await self._name_weights(mine):
+            await asyncio.sleep(SETTLE_SECONDS)
+            if await self._weight_name() != mine:
+                # Twice at once, one would end the other's pause.
+                if await self._another_loads(update.version, was_seen=True):
+                    return
+                await self._name_weights(mine)
         began = time.monotonic()
         shared = cuda_ipc.shared(update.path) if update.path else None
         if shared is not None:

@@ -1,14 +1,18 @@
 """Weights reach a vLLM that samples all the while: how long it stands still, and how tokens are stamped.
 
-POLAR_VLLM_LORA_URL names a second server, with `--enable-lora`, for adapters and as a replica.
+Some tests need a second server: POLAR_VLLM_LORA_URL names one with `--enable-lora`, which takes adapters and
+nothing else, POLAR_VLLM_REPLICA_URL one like the first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
+import tempfile
 import time
-from collections.abc import AsyncIterator
+import urllib.request
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,7 +39,7 @@ SECONDS = 3.0
 CONVERSATIONS = int(os.environ.get("POLAR_CONVERSATIONS", "16"))
 NOISE = 0.05
 """What is added to weights, as a share of their standard deviation: enough to be told from rounding."""
-ADAPTER_NOISE = 0.02
+ADAPTER_NOISE = float(os.environ.get("POLAR_ADAPTER_NOISE", "0.008"))
 LARGEST_MEAN = 0.05
 """The mean difference of logprobs in bfloat16, under the weights that a token is stamped with."""
 
@@ -129,34 +133,41 @@ async def test_an_adapter_reaches_it_under_load(
         ModelSettings(name=str(model_directory), precision=PRECISION, lora=Lora(rank=16, alpha=32)),
         is_packed=False,
     )
-    opened = partial(opened, lora_url())
+    opened = partial(opened, os.environ["POLAR_VLLM_LORA_URL"])
     await pushed_under_load(opened, policy, tmp_path, record, "files", "an adapter")
 
 
 async def test_two_replicas_change_their_weights_together(
     opened: Any, model_directory: Path, tmp_path: Path, record: Any, vllm_url: str
 ) -> None:
-    opened = partial(opened, f"{vllm_url},{lora_url()}")
+    urls = [vllm_url, os.environ["POLAR_VLLM_REPLICA_URL"]]
     policy = load_policy(ModelSettings(name=str(model_directory), precision=PRECISION), is_packed=False)
-    await pushed_under_load(
-        opened, policy, tmp_path, record, "cuda-ipc", "two replicas, weights over cuda-ipc"
-    )
+    name = "two replicas, weights over cuda-ipc"
+    await pushed_under_load(partial(opened, ",".join(urls)), policy, tmp_path, record, "cuda-ipc", name, urls)
 
 
-def lora_url() -> str:
-    return os.environ["POLAR_VLLM_LORA_URL"]
+def generated(url: str) -> float:
+    """How many tokens a server has sampled since its start."""
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/metrics") as page:
+        found = re.findall(r"^vllm:generation_tokens_total\S* (\S+)$", page.read().decode(), re.MULTILINE)
+    return sum(map(float, found))
 
 
 async def pushed_under_load(
-    opened: Any, policy: TrainerPolicy, out: Path, record: Any, transfer: str, name: str
+    opened: Any,
+    policy: TrainerPolicy,
+    out: Path,
+    record: Any,
+    transfer: str,
+    name: str,
+    replicas: Sequence[str] = (),
 ) -> None:
     """Push several versions while conversations go on, and score every token under every version."""
     spans, kept = [], []
+    shared = tempfile.TemporaryDirectory(dir="/dev/shm")
     async with opened(temperature=1.0) as scene:
         orders, load = Orders(scene.gateway, asyncio.get_running_loop()), Load(scene)
-        sink = EngineWeights(
-            cast(Any, orders), out, Path("/dev/shm") / f"polar-{os.getpid()}", over_gpu=transfer == "cuda-ipc"
-        )
+        sink = EngineWeights(cast(Any, orders), out, Path(shared.name), over_gpu=transfer == "cuda-ipc")
         await asyncio.to_thread(sink.push, policy)
         kept.append(await asyncio.to_thread(policy_tensors, policy))
         async with load.running():
@@ -168,7 +179,10 @@ async def pushed_under_load(
                 kept.append(await asyncio.to_thread(policy_tensors, policy))
                 await load.for_seconds(0.1)
                 spans.append((began, next(at for at in load.arrivals if at > orders.paused[-1][1])))
+            before = [generated(url) for url in replicas]
             await load.for_seconds(2)
+            after = [generated(url) for url in replicas]
+        sink.wait_for_files()
         completions = [one for one in await scene.captured() if len(one.sampled_ids)]
     figures: dict[str, Any] = {
         "seconds from the step to the first token": [round(end - begin, 2) for begin, end in spans],
@@ -179,10 +193,15 @@ async def pushed_under_load(
             len(set(one.policy_versions.tolist())) > 1 for one in completions
         ),
     }
+    if replicas:
+        sampled = [int(end - begin) for begin, end in zip(before, after, strict=True)]
+        figures["tokens of each replica after the last update"] = sampled
     record(name, figures)
+    shared.cleanup()
     figures |= await asyncio.to_thread(stamps, policy, completions, kept)
     record(name, figures)
     assert figures["completions over two versions"] > 0
+    assert all(figures.get("tokens of each replica after the last update", []))
     assert figures["mean difference under its own version"] < LARGEST_MEAN
     assert figures["mean difference under another"] > 3 * figures["mean difference under its own version"]
     assert figures["tokens that only another version explains"] == 0
@@ -206,7 +225,7 @@ def policy_tensors(policy: TrainerPolicy) -> list[torch.Tensor]:
 
 def stamps(
     policy: TrainerPolicy, completions: list[Completion], kept: list[list[torch.Tensor]]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """How far each token's logprob is from that under its version, and from those under the others."""
     chosen = [one for one in completions if len(set(one.policy_versions.tolist())) > 1]
     chosen += [one for one in completions if one not in chosen][:64]
@@ -218,6 +237,7 @@ def stamps(
         for at, one in enumerate(chosen):
             found[at].append(scored(policy, one))
     own, other, close, strange = [], [], [], 0
+    by_version: list[list[np.ndarray]] = [[] for _ in kept]
     for one, versions in zip(chosen, found, strict=True):
         differences = np.abs(np.stack(versions) - one.logprobs)
         is_own = np.arange(1, len(kept) + 1)[:, None] == one.policy_versions
@@ -225,12 +245,15 @@ def stamps(
         changes = np.flatnonzero(np.diff(one.policy_versions)) + 1
         close += [own_differences[max(at - 8, 0) : at + 8] for at in changes]
         own.append(own_differences)
+        for at, differing in enumerate(by_version):
+            differing.append(own_differences[one.policy_versions == at + 1])
         other.append(differences[~is_own])
         strange += int(((own_differences > 1.0) & (differences.min(axis=0) < 0.05)).sum())
     own_all, other_all = np.concatenate(own), np.concatenate(other)
     return {
         "tokens scored": len(own_all),
         "mean difference under its own version": float(own_all.mean()),
+        "of each version": [round(float(np.concatenate(each).mean()), 4) for each in by_version],
         "99th percentile": float(np.quantile(own_all, 0.99)),
         "largest": float(own_all.max()),
         "mean difference within 8 tokens of a change": float(np.concatenate(close).mean()) if close else 0.0,
