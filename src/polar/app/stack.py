@@ -58,6 +58,11 @@ YOUNG_OBJECTS = 10_000
 
 Statements of SQLAlchemy are such cycles: of five times as many a server would keep 10 MiB.
 """
+OLDER_EVERY = 2
+"""Of how many collections one looks at what outlived the last, and again at all that is not frozen.
+
+With Python's ten, cycles that a session keeps until its end were found thousands of sessions later.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +294,7 @@ def _collect_rarely() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS)
+    gc.set_threshold(YOUNG_OBJECTS, OLDER_EVERY, OLDER_EVERY)
 
 
 def _return_large_blocks() -> None:
