@@ -1,4 +1,4 @@
-"""Malformed requests over the four dialects and every route of the control plane: each is refused in order.
+"""Malformed requests over every dialect and every route of the control plane: each is refused in order.
 
 POLAR_FUZZ_REQUESTS sets how many; the seed is printed, and POLAR_FUZZ_SEED=… repeats a run.
 """

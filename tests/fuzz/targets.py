@@ -1,4 +1,4 @@
-"""What is fuzzed: the four dialects of a gateway, and every route of the control plane."""
+"""What is fuzzed: every dialect of a gateway, and every route of the control plane."""
 
 from __future__ import annotations
 
@@ -115,15 +115,23 @@ _GOOGLE = {
     },
     "safetySettings": [],
 }
+_VERTEX = "/v1/projects/p/locations/global/publishers"
 _CALLS: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/v1/chat/completions", _CHAT),
+    ("POST", "/openai/deployments/scripted/chat/completions?api-version=2024-10-21", _CHAT),
     ("POST", "/v1/responses", _RESPONSES),
+    ("POST", "/openai/responses?api-version=preview", _RESPONSES),
     ("POST", "/v1/messages", _MESSAGES),
     ("POST", "/v1/messages/count_tokens", _MESSAGES),
     ("POST", "/v1beta/models/scripted:generateContent", _GOOGLE),
     ("POST", "/v1beta/models/scripted:streamGenerateContent", _GOOGLE),
     ("POST", "/v1beta/models/scripted:streamGenerateContent?alt=sse", _GOOGLE),
     ("POST", "/v1beta/models/scripted:countTokens", {"contents": _GOOGLE["contents"]}),
+    ("POST", f"{_VERTEX}/google/models/scripted:generateContent", _GOOGLE),
+    ("POST", f"{_VERTEX}/google/models/scripted:streamGenerateContent?alt=sse", _GOOGLE),
+    ("POST", f"{_VERTEX}/anthropic/models/scripted:rawPredict", _MESSAGES),
+    ("POST", f"{_VERTEX}/anthropic/models/scripted:streamRawPredict", _MESSAGES),
+    ("POST", f"{_VERTEX}/anthropic/models/count-tokens:rawPredict", _MESSAGES),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/scripted", None),
     ("GET", "/v1beta/models", None),
@@ -185,13 +193,15 @@ class GatewayTarget(Target):
         method, path, document = chance.choice(_CALLS)
         if isinstance(document, dict) and "stream" in document and chance.random() < 0.3:
             document = document | {"stream": True}
-        match chance.randrange(8):
+        match chance.randrange(9):
             case 0:
                 return Request(method, f"/k/{self.key}{path}"), document
             case 1:
                 return Request(method, path, headers=(("x-api-key", self.key),)), document
             case 2:
                 return Request(method, path, headers=(("x-goog-api-key", self.key),)), document
+            case 3:
+                return Request(method, path, headers=(("api-key", self.key),)), document
             case _:
                 return Request(method, path, headers=(("Authorization", f"Bearer {self.key}"),)), document
 

@@ -25,6 +25,7 @@ from polar.dialects.base import (
     RouteAction,
     StreamEncoder,
 )
+from polar.dialects.clouds import vertex_models
 from polar.models.chat import ChatRequest, FinishReason, ToolCall, Usage
 
 _HELLO = HttpAnswer(200, b'{"message":"hello"}', {"Content-Type": "application/json"})
@@ -50,6 +51,14 @@ _WORTH_RETRYING = frozenset(
 )
 
 
+def _vertex_routes(models: str) -> tuple[Route, ...]:
+    return (
+        Route("POST", f"{models}/count-tokens:rawPredict", RouteAction.COUNT_TOKENS),
+        Route("POST", f"{models}/{{model:.+}}:rawPredict", RouteAction.COMPLETE),
+        Route("POST", f"{models}/{{model:.+}}:streamRawPredict", RouteAction.COMPLETE, is_stream=True),
+    )
+
+
 class AnthropicMessages(Dialect):
     name: ClassVar[str] = "anthropic_messages"
     routes: ClassVar[tuple[Route, ...]] = (
@@ -62,21 +71,20 @@ class AnthropicMessages(Dialect):
         Route("GET", "/v1/models/{model:.+}", RouteAction.SHOW_MODEL),
         Route("GET", "/api/hello", RouteAction.FIXED, _HELLO),
         Route("HEAD", "/api/hello", RouteAction.FIXED, _HELLO),
+        *(route for models in vertex_models("anthropic") for route in _vertex_routes(models)),
     )
+    key_headers: ClassVar[tuple[str, ...]] = ("x-api-key",)
 
     hint_headers: ClassVar[Mapping[str, str]] = {
         "x-claude-code-agent-id": "agent_id",
         "x-claude-code-parent-agent-id": "parent_agent_id",
     }
 
-    def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        return headers.get("x-api-key", "").strip() or super().key(headers, query)
-
     def claims(self, headers: Mapping[str, str]) -> bool:
         return "anthropic-version" in headers or "x-api-key" in headers
 
     def parse(self, request: HttpRequest) -> ChatRequest:
-        return read_request(request.body, is_count=request.route.action is RouteAction.COUNT_TOKENS)
+        return read_request(request)
 
     def respond(self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
         (answer,) = answers

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from polar.dialects.base import HttpRequest, RouteAction
 from polar.dialects.json_fields import Fields, document, kind, malformed, memoized
 from polar.dialects.schemas import needed_schema, settled, tool_definition
 from polar.models.chat import (
@@ -41,10 +42,11 @@ _TOOL_CHOICES = {
 _SAYS_ERROR = ("error", "<tool_use_error>")
 
 
-def read_request(body: bytes, *, is_count: bool) -> ChatRequest:
+def read_request(request: HttpRequest) -> ChatRequest:
     """The whole request; a count of tokens needs no `max_tokens`."""
-    fields = document(body, Fields)
-    model = fields.needed_string("model")
+    is_count = request.route.action is RouteAction.COUNT_TOKENS
+    fields = document(request.body, Fields)
+    model = request.model or fields.needed_string("model")
     wire_messages = list(fields.children("messages"))
     if not wire_messages:
         raise malformed("messages", "is required and must hold at least one message")
@@ -62,7 +64,7 @@ def read_request(body: bytes, *, is_count: bool) -> ChatRequest:
         sampling=_sampling(fields),
         omitted=fields.omitted,
         is_begun=_is_begun(messages[-1], is_count=is_count),
-        stream=fields.boolean("stream"),
+        stream=fields.boolean("stream") if request.route.is_stream is None else request.route.is_stream,
         stream_usage=True,
     )
 

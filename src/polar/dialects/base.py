@@ -50,6 +50,8 @@ class Route:
     """May hold `{name}` parameters; they reach `parse` as `HttpRequest.parameters`."""
     action: RouteAction
     fixed: HttpAnswer | None = None
+    is_stream: bool | None = None
+    """Whether answers are streamed there; None: the body says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,11 @@ class HttpRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     recall: Recall = nothing_recalled
     """For requests that name what was said before instead of repeating it."""
+
+    @property
+    def model(self) -> str | None:
+        """The model that the address names; None: the body does."""
+        return self.parameters.get("model")
 
 
 class Refusal(StrEnum):
@@ -185,11 +192,16 @@ class Dialect(ABC):
     routes: ClassVar[tuple[Route, ...]]
     told_in_stream: ClassVar[frozenset[Refusal]] = frozenset()
     """Refusals that this provider's clients understand only as an event of the stream they asked for."""
+    key_headers: ClassVar[tuple[str, ...]] = ()
+    """Where this provider's clients put a key that is no bearer token."""
     hint_headers: ClassVar[Mapping[str, str]] = {}
     """Headers worth keeping with a completion, and the name each is kept under."""
 
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
         """The session key the client presents: a bearer token, or wherever else its clients put it."""
+        for header in self.key_headers:
+            if given := headers.get(header, "").strip():
+                return given
         scheme, _, token = headers.get("Authorization", "").partition(" ")
         return token.strip() or None if scheme.lower() == "bearer" else None
 

@@ -21,6 +21,7 @@ from polar.dialects.base import (
     StreamEncoder,
     usage_of_all,
 )
+from polar.dialects.clouds import vertex_models
 from polar.dialects.google_request import RAW_ARGUMENTS, read_request, signature
 from polar.models.chat import ChatRequest, FinishReason, Message, ToolCall, Usage
 
@@ -42,27 +43,30 @@ _ERRORS: dict[Refusal, tuple[int, str]] = {
 }
 """Code and status of each refusal."""
 
-_STREAM = ":streamGenerateContent"
 
-
-def _routes(version: str) -> tuple[Route, ...]:
+def _routes(models: str) -> tuple[Route, ...]:
     # A model's name may hold slashes: it reaches to the last colon.
-    model = f"/{version}/models/{{model:.+}}"
+    model = f"{models}/{{model:.+}}"
     return (
-        Route("POST", f"{model}:generateContent", RouteAction.COMPLETE),
-        Route("POST", f"{model}{_STREAM}", RouteAction.COMPLETE),
+        Route("POST", f"{model}:generateContent", RouteAction.COMPLETE, is_stream=False),
+        Route("POST", f"{model}:streamGenerateContent", RouteAction.COMPLETE, is_stream=True),
         Route("POST", f"{model}:countTokens", RouteAction.COUNT_TOKENS),
-        Route("GET", f"/{version}/models", RouteAction.LIST_MODELS),
+        Route("GET", models, RouteAction.LIST_MODELS),
         Route("GET", model, RouteAction.SHOW_MODEL),
     )
 
 
 class GoogleGenerate(Dialect):
     name: ClassVar[str] = "google_generate"
-    routes: ClassVar[tuple[Route, ...]] = (*_routes("v1beta"), *_routes("v1"))
+    routes: ClassVar[tuple[Route, ...]] = tuple(
+        route
+        for models in ("/v1beta/models", "/v1/models", *vertex_models("google"))
+        for route in _routes(models)
+    )
+    key_headers: ClassVar[tuple[str, ...]] = ("x-goog-api-key",)
 
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        return headers.get("x-goog-api-key") or query.get("key") or super().key(headers, query)
+        return query.get("key") or super().key(headers, query)
 
     def claims(self, headers: Mapping[str, str]) -> bool:
         return "x-goog-api-key" in headers or "x-goog-api-client" in headers
@@ -70,8 +74,8 @@ class GoogleGenerate(Dialect):
     def parse(self, request: HttpRequest) -> ChatRequest:
         return read_request(
             request.body,
-            request.parameters.get("model", "").removeprefix("models/"),
-            stream=request.route.path.endswith(_STREAM),
+            (request.model or "").removeprefix("models/"),
+            stream=bool(request.route.is_stream),
             as_events=request.query.get("alt") == "sse",
             is_count=request.route.action is RouteAction.COUNT_TOKENS,
         )

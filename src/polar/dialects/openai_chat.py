@@ -20,6 +20,7 @@ from polar.dialects.base import (
     StreamEncoder,
     usage_of_all,
 )
+from polar.dialects.clouds import AZURE, AZURE_DEPLOYMENT, AZURE_KEY, openai_routes
 from polar.dialects.json_fields import Fields, document, kind, malformed, memoized
 from polar.dialects.schemas import logit_bias, response_format, settled, tool_definition, tool_use
 from polar.models.chat import (
@@ -72,14 +73,15 @@ _MOST_CHOICES = 128
 class OpenAIChat(Dialect):
     name: ClassVar[str] = "openai_chat"
     routes: ClassVar[tuple[Route, ...]] = (
-        Route("POST", "/v1/chat/completions", RouteAction.COMPLETE),
-        Route("GET", "/v1/models", RouteAction.LIST_MODELS),
-        Route("GET", "/v1/models/{model:.+}", RouteAction.SHOW_MODEL),
+        *openai_routes("POST", "/chat/completions", RouteAction.COMPLETE, AZURE_DEPLOYMENT),
+        *openai_routes("GET", "/models", RouteAction.LIST_MODELS, AZURE),
+        *openai_routes("GET", "/models/{model:.+}", RouteAction.SHOW_MODEL, AZURE),
     )
+    key_headers: ClassVar[tuple[str, ...]] = AZURE_KEY
 
     def parse(self, request: HttpRequest) -> ChatRequest:
         fields = document(request.body, Fields)
-        model = fields.needed_string("model")
+        model = request.model or fields.needed_string("model")
         choices = fields.integer("n", 1) or 1
         if choices > _MOST_CHOICES:
             raise malformed("n", f"must be at most {_MOST_CHOICES}")

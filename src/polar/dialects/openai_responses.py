@@ -20,6 +20,7 @@ from polar.dialects.base import (
     RouteAction,
     StreamEncoder,
 )
+from polar.dialects.clouds import AZURE, AZURE_KEY, openai_routes
 from polar.dialects.json_fields import Fields, document, kind, malformed
 from polar.dialects.openai_chat import OpenAIChat
 from polar.dialects.responses_output import (
@@ -104,10 +105,11 @@ _FIELDS = {"messages": "input", "response_format": "text.format"}
 class OpenAIResponses(Dialect):
     name: ClassVar[str] = "openai_responses"
     routes: ClassVar[tuple[Route, ...]] = (
-        Route("POST", "/v1/responses", RouteAction.COMPLETE),
+        *openai_routes("POST", "/responses", RouteAction.COMPLETE, AZURE),
         Route("GET", "/v1/responses", RouteAction.FIXED, _NO_WEBSOCKET),
-        Route("POST", "/v1/responses/input_tokens", RouteAction.COUNT_TOKENS),
+        *openai_routes("POST", "/responses/input_tokens", RouteAction.COUNT_TOKENS, AZURE),
     )
+    key_headers: ClassVar[tuple[str, ...]] = AZURE_KEY
     # Codex compacts, or says that it is out of room, only when the stream itself fails with this code.
     told_in_stream: ClassVar[frozenset[Refusal]] = frozenset({Refusal.CONTEXT_OVERFLOW})
 

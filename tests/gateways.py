@@ -1,0 +1,66 @@
+"""A gateway in front of a scripted engine, with one open session: what clients of providers are tried on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from polar.config.settings import DEFAULT_MODEL, GatewaySettings
+from polar.engines.embedded.weights import ensure_model
+from polar.gateway.server import Gateway, SessionGrant, new_key
+from polar.models.completion import Completion
+from polar.models.task import Budgets, SamplingPin
+from polar.rendering.chatml import ChatML, ToolForm
+from polar.rendering.tokenizer import read_tokenizer
+from tests.captures import read_capture
+from tests.fakes.scripted_engine import Script, ScriptedEngine
+from tests.fakes.thinking_renderer import ThinkingChatML
+
+MODEL = "scripted"
+CALL = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+
+
+@dataclass
+class Service:
+    gateway: Gateway
+    engine: ScriptedEngine
+    grant: SessionGrant
+
+    @property
+    def url(self) -> str:
+        return self.gateway.url
+
+    @property
+    def key(self) -> str:
+        return self.grant.key
+
+    async def captured(self) -> list[Completion]:
+        """What was recorded; ends the session."""
+        await self.gateway.close_session(self.grant.session_id)
+        return read_capture(self.grant.capture)
+
+
+@asynccontextmanager
+async def served(
+    directory: Path,
+    *script: Script,
+    name: str = MODEL,
+    budgets: Budgets | None = None,
+    max_context: int = 8192,
+    thinks: bool = False,
+    **settings: object,
+) -> AsyncIterator[Service]:
+    file = ensure_model(DEFAULT_MODEL) / "tokenizer.json"
+    engine = ScriptedEngine(
+        Tokenizer.from_file(str(file)), script, name=name, max_context=max_context, repeat_last=True
+    )
+    renderer = ThinkingChatML(file) if thinks else ChatML(read_tokenizer(file), tools=ToolForm.PROMPT)
+    async with Gateway(GatewaySettings(**settings), engine, renderer, engine.info) as gateway:
+        grant = SessionGrant("s1", new_key(), directory / "capture", SamplingPin(), budgets or Budgets())
+        gateway.open_session(grant)
+        yield Service(gateway, engine, grant)
