@@ -44,6 +44,20 @@ _CHAT = {
     "response_format": {"type": "text"},
     "parallel_tool_calls": True,
 }
+_COMPLETIONS = {
+    "model": "scripted",
+    "prompt": "<|im_start|>user\nHi<|im_end|>",
+    "max_tokens": 8,
+    "temperature": 0.7,
+    "n": 1,
+    "best_of": 1,
+    "logprobs": 0,
+    "echo": False,
+    "suffix": None,
+    "stop": ["END"],
+    "stream": False,
+    "stream_options": {"include_usage": True},
+}
 _RESPONSES = {
     "model": "scripted",
     "instructions": "You are an agent.",
@@ -119,6 +133,8 @@ _VERTEX = "/v1/projects/p/locations/global/publishers"
 _CALLS: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/v1/chat/completions", _CHAT),
     ("POST", "/openai/deployments/scripted/chat/completions?api-version=2024-10-21", _CHAT),
+    ("POST", "/v1/completions", _COMPLETIONS),
+    ("POST", "/openai/deployments/scripted/completions", _COMPLETIONS | {"prompt": [[1, 2, 30]]}),
     ("POST", "/v1/responses", _RESPONSES),
     ("POST", "/openai/responses?api-version=preview", _RESPONSES),
     ("POST", "/v1/messages", _MESSAGES),

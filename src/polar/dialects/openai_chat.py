@@ -82,9 +82,6 @@ class OpenAIChat(Dialect):
     def parse(self, request: HttpRequest) -> ChatRequest:
         fields = document(request.body, Fields)
         model = request.model or fields.needed_string("model")
-        choices = fields.integer("n", 1) or 1
-        if choices > _MOST_CHOICES:
-            raise malformed("n", f"must be at most {_MOST_CHOICES}")
         messages = tuple(_message(message) for message in fields.children("messages"))
         if not messages:
             raise malformed("messages", "is required and must hold at least one message")
@@ -97,8 +94,8 @@ class OpenAIChat(Dialect):
             tools=tools,
             tool_choice=_tool_choice(fields, tools, parallel=not is_legacy),
             output=response_format(fields),
-            sampling=_sampling(fields),
-            choices=choices,
+            sampling=read_sampling(fields),
+            choices=choice_count(fields),
             omitted=fields.omitted,
             logprobs=_wants_logprobs(fields),
             stream=fields.boolean("stream"),
@@ -110,7 +107,7 @@ class OpenAIChat(Dialect):
         usage = usage_of_all([answer.usage for answer in answers])
         choices = [_choice(index, request, answer) for index, answer in enumerate(answers)]
         return orjson.dumps(
-            _envelope(identity, "chat.completion") | {"choices": choices, "usage": _usage(usage)}
+            _envelope(identity, "chat.completion") | {"choices": choices, "usage": usage_body(usage)}
         )
 
     def stream(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
@@ -164,11 +161,11 @@ class ChatStream(StreamEncoder):
         if len(self._finished) < self._request.choices:
             return chunks
         if self._request.stream_usage:
-            chunks += self._chunk([], _usage(usage_of_all(self._finished)))
+            chunks += self._chunk([], usage_body(usage_of_all(self._finished)))
         return chunks + b"data: [DONE]\n\n"
 
     def error(self, error: RequestRefused) -> bytes:
-        return _event({"error": error_body(error)})
+        return event({"error": error_body(error)})
 
     def keep_alive(self) -> bytes:
         return b": keep-alive\n\n"
@@ -185,7 +182,7 @@ class ChatStream(StreamEncoder):
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         body = self._envelope | {"choices": choices}
         # Clients that asked for usage expect the field on every chunk, null until the last.
-        return _event(body | {"usage": usage} if self._request.stream_usage else body)
+        return event(body | {"usage": usage} if self._request.stream_usage else body)
 
 
 def error_body(error: RequestRefused) -> dict[str, Any]:
@@ -218,7 +215,7 @@ def _choice(index: int, request: ChatRequest, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _event(body: dict[str, Any]) -> bytes:
+def event(body: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
@@ -259,7 +256,7 @@ def _finish(reason: FinishReason, request: ChatRequest) -> str:
             return "function_call" if _is_legacy(request) else "tool_calls"
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def usage_body(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.sampled_tokens,
@@ -289,7 +286,14 @@ def _logprobs(sampled: tuple[TokenLogprob, ...]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def _sampling(fields: Fields) -> Sampling:
+def choice_count(fields: Fields) -> int:
+    choices = fields.integer("n", 1) or 1
+    if choices > _MOST_CHOICES:
+        raise malformed("n", f"must be at most {_MOST_CHOICES}")
+    return choices
+
+
+def read_sampling(fields: Fields) -> Sampling:
     limit = "max_completion_tokens" if fields.get("max_completion_tokens") is not None else "max_tokens"
     return Sampling(
         temperature=fields.number("temperature", 0, 2),

@@ -184,7 +184,8 @@ class ModelCall:
         whole = finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
         if not whole and not tokens.first_at:
             completion = abridged(completion)
-        self.session.record(completion, usage, is_whole=whole)
+        # A text without turns is no conversation: what continues it is found by its tokens.
+        self.session.record(completion, usage, is_whole=whole and self._request.raw is None)
         return message, usage
 
 

@@ -27,7 +27,7 @@ from polar.gateway.session import Session, context_overflow
 from polar.models.chat import ChatRequest, Message, Role, Sampling, TokenLogprob, ToolChoice, ToolUse
 from polar.models.completion import Ids
 from polar.recordings.growth import Turn
-from polar.rendering.base import MessageDelta, Renderer, Unrenderable
+from polar.rendering.base import MessageDelta, RawParser, Renderer, ResponseParser, Unrenderable
 from polar.rendering.constraints import Constraint, constraint_of
 from polar.rendering.tool_calls import FIRST_CALL_ENDS, limited
 
@@ -169,7 +169,9 @@ class _TokenGeneration(AnswerGeneration):
         self._engine = source.engine
         self._renderer = source.renderer
         self._model = source.model
-        self._parser = limited(self._renderer.parser(request.tools, prompt.ids), request.tool_choice)
+        self._parser: ResponseParser = RawParser(self._renderer)
+        if request.raw is None:
+            self._parser = limited(self._renderer.parser(request.tools, prompt.ids), request.tool_choice)
         self._prompt = prompt
         self._constraint = constraint
         if constraint is None and _ends_at_first_call(request, self._renderer):
@@ -251,6 +253,8 @@ def extend(request: ChatRequest, extension: Extension, renderer: Renderer) -> Pr
 
 def render(request: ChatRequest, extension: Extension, renderer: Renderer) -> Prompt:
     """As `extend`, or a first render where that is not possible."""
+    if request.raw is not None:
+        return _raw_prompt(request, request.raw, renderer)
     extended = extend(request, extension, renderer)
     if extended is not None:
         return extended
@@ -262,6 +266,16 @@ def render(request: ChatRequest, extension: Extension, renderer: Renderer) -> Pr
     except Unrenderable as error:
         raise RequestRefused(Refusal.MALFORMED, str(error), field="messages") from None
     return Prompt(ids, request.messages)
+
+
+def _raw_prompt(request: ChatRequest, raw: str | tuple[int, ...], renderer: Renderer) -> Prompt:
+    ids = renderer.raw.ids(raw) if isinstance(raw, str) else list(raw)
+    unknown = next((id for id in ids if not renderer.raw.has(id)), None)
+    if not ids or unknown is not None:
+        wrong = "must hold at least one token" if not ids else f"{unknown} is no token of this model"
+        raise RequestRefused(Refusal.MALFORMED, f"prompt: {wrong}", field="prompt")
+    spelt = b"".join(map(renderer.spelling, ids)).decode(errors="replace")
+    return Prompt(np.array(ids, np.int32), request.messages or (Message(Role.USER, spelt),))
 
 
 def _bridge(
@@ -322,6 +336,13 @@ class ChatSource(AnswerSource):
                 Refusal.MALFORMED,
                 "logprobs are served only where the gateway renders prompts itself (engine.mode: tokens).",
                 field="logprobs",
+            )
+        if request.raw is not None:
+            raise RequestRefused(
+                Refusal.MALFORMED,
+                "A text is continued as it is only where the gateway knows the model's tokens "
+                "(engine.mode: tokens): ask in a chat.",
+                field="prompt",
             )
         if request.is_begun:
             raise RequestRefused(

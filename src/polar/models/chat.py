@@ -148,6 +148,9 @@ class ChatRequest:
     output: JsonOutput | None = None
     """None: free text."""
     sampling: Sampling = Sampling()
+    raw: str | tuple[int, ...] | None = None
+    """A text, or its token ids, that is continued as it is, without a chat template; `messages` then only
+    show it. None: a chat."""
     choices: int = 1
     """How many answers to the same messages are asked for."""
     is_begun: bool = False

@@ -29,7 +29,7 @@ from polar.rendering.base import (
     Unrenderable,
 )
 from polar.rendering.template import message_fields, tool_fields
-from polar.rendering.tokenizer import KeptTexts, Vocabulary, is_byte_level
+from polar.rendering.tokenizer import KeptTexts, RawText, Vocabulary, is_byte_level
 from polar.rendering.tool_calls import write_call
 
 log = logging.getLogger(__name__)
@@ -114,6 +114,7 @@ class AdaptedRenderer(Renderer):
     def __init__(self, renderer: Any, tokens: _Tokens) -> None:
         self._renderer = renderer
         self._tokens = tokens
+        self.raw = RawText(tokens.tokenizer)
         self._stops = tuple(renderer.get_stop_token_ids())
         self._prompt: list[int] = renderer.render_ids(_PROBE[:2], add_generation_prompt=True)
         """Ends as every prompt does; thoughts may have begun there."""
@@ -199,37 +200,37 @@ class _Tokens:
 
     def __init__(self, name: str, tokenizer: Tokenizer) -> None:
         self.name_or_path = name
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.is_byte_level = is_byte_level(tokenizer)
-        self.vocabulary = Vocabulary(self._tokenizer)
+        self.vocabulary = Vocabulary(self.tokenizer)
         self.control_in_text = True
 
     @property
     def control_in_text(self) -> bool:
         """Whether a control token spelt in a text is that token."""
-        return not self._tokenizer.encode_special_tokens
+        return not self.tokenizer.encode_special_tokens
 
     @control_in_text.setter
     def control_in_text(self, counts: bool) -> None:
-        self._tokenizer.encode_special_tokens = not counts
+        self.tokenizer.encode_special_tokens = not counts
         self._kept = KeptTexts(self._ids_of)
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
         return self._kept.ids(text)
 
     def _ids_of(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, token_ids: Any, *args: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         if isinstance(tokens, str):
-            return self._tokenizer.token_to_id(tokens)
-        return [self._tokenizer.token_to_id(token) for token in tokens]
+            return self.tokenizer.token_to_id(tokens)
+        return [self.tokenizer.token_to_id(token) for token in tokens]
 
 
 def _listed(ids: IdSequence) -> list[int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polar.errors import InvalidInput
-from polar.models.chat import Message, TokenLogprob, ToolCall, ToolDefinition
+from polar.models.chat import Message, Role, TokenLogprob, ToolCall, ToolDefinition
 from polar.models.completion import Ids
+from polar.rendering.tokenizer import RawText
 
 IdSequence = Sequence[int] | Ids
 """Token ids; an array on the way of a long conversation."""
@@ -76,8 +78,35 @@ class ResponseParser(ABC):
         """Everything emitted so far as one assistant message."""
 
 
+class RawParser(ResponseParser):
+    """Takes all that is sampled, up to the token that ends it, for text."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._content: list[str] = []
+
+    def feed(self, ids: Sequence[int]) -> MessageDelta:
+        stops = self._renderer.stop_token_ids
+        return self._keep(b"".join(self._renderer.spelling(id) for id in ids if id not in stops))
+
+    def finish(self) -> MessageDelta:
+        return self._keep(b"", final=True)
+
+    def _keep(self, spelt: bytes, *, final: bool = False) -> MessageDelta:
+        self._content.append(self._decoder.decode(spelt, final))
+        return MessageDelta(self._content[-1])
+
+    @property
+    def message(self) -> Message:
+        return Message(Role.ASSISTANT, "".join(self._content))
+
+
 class Renderer(ABC):
     """One model family's chat template in tokens."""
+
+    raw: RawText
+    """The model's tokens without the template."""
 
     @property
     @abstractmethod

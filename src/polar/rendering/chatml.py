@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from polar.errors import InvalidInput
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.base import IdSequence, MessageDelta, Renderer, ResponseParser, TurnForm
-from polar.rendering.tokenizer import KeptTexts, TextStream, Vocabulary
+from polar.rendering.tokenizer import KeptTexts, RawText, TextStream, Vocabulary
 from polar.rendering.tool_calls import CallReader, write_call
 from polar.rendering.tool_prompt import HERMES_FRAME, demonstration, hermes_section, tool_section
 
@@ -61,6 +61,7 @@ class ChatML(Renderer):
         self._start, self._end = start, end
         self._tokenizer.encode_special_tokens = True
         self._texts = KeptTexts(self._ids_of)
+        self.raw = RawText(tokenizer)
         if {start, end} & set(self._encode(START + END)):
             raise InvalidInput(f"{START} and {END} must be special tokens, else messages could forge turns")
         if "ByteLevel" not in repr(self._tokenizer.decoder):

@@ -22,7 +22,7 @@ from polar.models.chat import Message, Role, ToolDefinition
 from polar.rendering.base import IdSequence, Renderer, ResponseParser, Thinking, TurnForm, Unrenderable
 from polar.rendering.call_forms import HERMES, CallForm
 from polar.rendering.template import ChatTemplate, MessageForm, tool_fields
-from polar.rendering.tokenizer import TemplateText, TextStream, Vocabulary
+from polar.rendering.tokenizer import RawText, TemplateText, TextStream, Vocabulary
 from polar.rendering.turn_parser import TurnMarks, TurnParser
 
 ASKED = Message(Role.USER, "u")
@@ -44,7 +44,10 @@ class TemplateRenderer(Renderer):
         self._form = form
         self._tokenizer = tokenizer
         self._keeps_thoughts = keeps_thoughts
+        # From here on no text spells a control token: they are looked up.
+        tokenizer.encode_special_tokens = True
         self.tokens = TemplateText(tokenizer)
+        self.raw = RawText(tokenizer)
         self._shown_tools: tuple[Sequence[ToolDefinition], list[dict[str, Any]], bool] = ((), [], False)
         """The latest tools, their fields, and whether these spell a control token."""
         self.thinking: Thinking | None = None

@@ -169,8 +169,6 @@ class TemplateText:
     """Tokenises what a template gives: control tokens by their ids, all that stands between them as text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        # From here on no text spells a control token: they are looked up.
-        tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder().items()
         self._control = {token.content: (id, token) for id, token in added if token.special}
@@ -199,3 +197,23 @@ class TemplateText:
     def _ids_of(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+
+class RawText:
+    """Tokenises texts that no template stands around, as engines do: they spell control tokens themselves,
+    and begin with what the tokenizer puts before every text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._text = TemplateText(tokenizer)
+        plain, whole = (tokenizer.encode("a", add_special_tokens=adds).ids for adds in (False, True))
+        self._beginning: list[int] = whole[: whole.index(plain[0])] if plain else []
+
+    def ids(self, text: str) -> list[int]:
+        ids = self._text.ids(text)
+        has_beginning = ids[: len(self._beginning)] == self._beginning
+        return ids if has_beginning else self._beginning + ids
+
+    def has(self, id: int) -> bool:
+        """Whether there is such a token."""
+        return self._tokenizer.id_to_token(id) is not None

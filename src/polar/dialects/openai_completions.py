@@ -1,0 +1,204 @@
+"""OpenAI's legacy Completions: a text, or its token ids, is continued without a chat template."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import orjson
+
+from polar.dialects.base import (
+    Answer,
+    CallIdentity,
+    Dialect,
+    HttpAnswer,
+    HttpRequest,
+    RequestRefused,
+    Route,
+    RouteAction,
+    StreamEncoder,
+    usage_of_all,
+)
+from polar.dialects.clouds import AZURE_DEPLOYMENT, AZURE_KEY, openai_routes
+from polar.dialects.json_fields import Fields, document, kind, malformed
+from polar.dialects.openai_chat import OpenAIChat, choice_count, error_body, event, read_sampling, usage_body
+from polar.models.chat import (
+    ChatRequest,
+    FinishReason,
+    Message,
+    Role,
+    Sampling,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+)
+
+_DEFAULT_MAX_TOKENS = 16
+"""What OpenAI samples where nothing is said."""
+_LARGEST_ID = 2**31 - 1
+_NOT_SERVED = {
+    "echo": "the prompt is not sent back: put it before the answer yourself",
+    "suffix": "text is only continued, not filled in",
+    "logprobs": "only the sampled token's own logprob is served: ask for 0",
+}
+
+
+class OpenAICompletions(Dialect):
+    name: ClassVar[str] = "openai_completions"
+    routes: ClassVar[tuple[Route, ...]] = openai_routes(
+        "POST", "/completions", RouteAction.COMPLETE, AZURE_DEPLOYMENT
+    )
+    key_headers: ClassVar[tuple[str, ...]] = AZURE_KEY
+
+    def parse(self, request: HttpRequest) -> ChatRequest:
+        fields = document(request.body, Fields)
+        model = request.model or fields.needed_string("model")
+        for name, advice in _NOT_SERVED.items():
+            if fields.get(name):
+                raise malformed(name, advice)
+        choices, prompt = choice_count(fields), _prompt(fields)
+        if (fields.integer("best_of", 1) or choices) != choices:
+            raise malformed("best_of", "every answer is returned: it must be what n is")
+        options = fields.child("stream_options")
+        return ChatRequest(
+            model=model,
+            messages=(Message(Role.USER, prompt),) if isinstance(prompt, str) else (),
+            raw=prompt,
+            sampling=_sampling(fields),
+            choices=choices,
+            logprobs=fields.integer("logprobs", 0) is not None,
+            stream=fields.boolean("stream"),
+            stream_usage=options is not None and options.boolean("include_usage"),
+        )
+
+    def respond(self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
+        usage = usage_of_all([answer.usage for answer in answers])
+        choices = [
+            _choice(
+                index,
+                answer.message.content,
+                _Logprobs().of(answer.logprobs) if request.logprobs else None,
+                _finish(answer.finish_reason),
+            )
+            for index, answer in enumerate(answers)
+        ]
+        return orjson.dumps(_envelope(identity) | {"choices": choices, "usage": usage_body(usage)})
+
+    def stream(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
+        finished: list[Usage] = []
+        return [CompletionStream(identity, request, index, finished) for index in range(request.choices)]
+
+    def error(self, error: RequestRefused) -> HttpAnswer:
+        if error.field == "messages":
+            error = RequestRefused(error.refusal, error.message, field="prompt")
+        return OpenAIChat().error(error)
+
+
+class CompletionStream(StreamEncoder):
+    """Chunks of one choice. All that is sampled is text: nothing is read out of it."""
+
+    def __init__(
+        self, identity: CallIdentity, request: ChatRequest, index: int, finished: list[Usage]
+    ) -> None:
+        """`finished` is what each choice cost that has ended; all choices of a request share it."""
+        self._envelope = _envelope(identity)
+        self._request = request
+        self._index = index
+        self._finished = finished
+        self._logprobs = _Logprobs()
+
+    def start(self) -> bytes:
+        return b""
+
+    def text(self, text: str) -> bytes:
+        return self._chunk([_choice(self._index, text)])
+
+    def reasoning(self, text: str) -> bytes:
+        return self.text(text)
+
+    def tool_call(self, call: ToolCall) -> bytes:
+        return b""
+
+    def logprobs(self, sampled: tuple[TokenLogprob, ...]) -> bytes:
+        return self._chunk([_choice(self._index, "", self._logprobs.of(sampled))])
+
+    def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
+        chunks = self._chunk([_choice(self._index, "", finish_reason=_finish(finish_reason))])
+        self._finished.append(usage)
+        if len(self._finished) < self._request.choices:
+            return chunks
+        if self._request.stream_usage:
+            chunks += self._chunk([], usage_body(usage_of_all(self._finished)))
+        return chunks + b"data: [DONE]\n\n"
+
+    def error(self, error: RequestRefused) -> bytes:
+        return event({"error": error_body(error)})
+
+    def keep_alive(self) -> bytes:
+        return b": keep-alive\n\n"
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+        body = self._envelope | {"choices": choices}
+        return event(body | {"usage": usage} if self._request.stream_usage else body)
+
+
+class _Logprobs:
+    """Logprobs in the legacy shape: columns, with where in the answer's text each token begins."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0
+
+    def of(self, sampled: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+        offsets: list[int] = []
+        for one in sampled:
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(one.token))
+        return {
+            "tokens": [one.token.decode(errors="replace") for one in sampled],
+            "token_logprobs": [one.logprob for one in sampled],
+            "top_logprobs": None,
+            "text_offset": offsets,
+        }
+
+
+def _prompt(fields: Fields) -> str | tuple[int, ...]:
+    """The one prompt of a request, which may stand in an array of its own."""
+    value = fields.get("prompt")
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > 1:
+            raise malformed("prompt", "must be one prompt: send a request for each")
+        (value,) = value
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise malformed("prompt", f"must be a string or an array of token ids, not {kind(value)}")
+    if not all(type(id) is int and 0 <= id <= _LARGEST_ID for id in value):
+        raise malformed("prompt", "must be a string or an array of token ids")
+    return tuple(value)
+
+
+def _sampling(fields: Fields) -> Sampling:
+    asked = read_sampling(fields)
+    return replace(asked, max_tokens=asked.max_tokens or _DEFAULT_MAX_TOKENS)
+
+
+def _envelope(identity: CallIdentity) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{identity.id}",
+        "object": "text_completion",
+        "created": identity.created,
+        "model": identity.model,
+    }
+
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _finish(reason: FinishReason) -> str:
+    return "length" if reason is FinishReason.LENGTH else "stop"
