@@ -15,7 +15,7 @@ from polar.models.session import FailureReason, Progress, SessionResult, Session
 from polar.models.views import SessionPage, SessionView
 from polar.store.database import Repository, reads, writes
 from polar.store.feeds import Feed, announce, event, record
-from polar.store.tables import results, sessions
+from polar.store.tables import results, sessions, tasks
 
 HELD = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN})
 """The statuses of a session that a node holds a lease on."""
@@ -63,12 +63,14 @@ def end(connection: Connection, ended: Sequence[tuple[Row[Any], SessionResult]],
     if not ended:
         return
     announce(connection, Feed.RESULTS)
+    webhook = select(tasks.c.webhook_id).where(tasks.c.id == bindparam("task")).scalar_subquery()
     connection.execute(
-        insert(results),
+        insert(results).values(webhook_id=webhook),
         [
             {
                 "session_id": row.id,
                 "task_id": row.task_id,
+                "task": row.task_id,
                 "fencing_token": row.fencing_token,
                 "reward": _credited(result),
                 "usable": result.is_usable,

@@ -76,8 +76,7 @@ tasks = Table(
     Column("early_stop", Integer),
     # Copied from the task, so that a list need not read the whole of it.
     Column("harness", String(64)),
-    # Where its results are sent, if anywhere, and on which events. Without an index: it is looked up for
-    # new results, never for all tasks of a webhook.
+    # Where its results are sent, if anywhere, and on which events.
     Column("webhook_id", Sequence, ForeignKey("webhooks.id")),
     Column("webhook_events", String(64)),
     Column("created_at", Double, nullable=False),
@@ -158,10 +157,19 @@ results = Table(
     Column("trainable_tokens", BigInteger, nullable=False, server_default="0"),
     Column("result", Text, nullable=False),
     Column("created_at", Double, nullable=False),
+    # Copied from the task, so that a webhook finds its own results among all others by an index.
+    Column("webhook_id", Sequence),
     sqlite_autoincrement=True,
 )
 
 Index("ix_results_task_id_seq", results.c.task_id, results.c.seq)
+Index(
+    "ix_results_webhook_id_seq",
+    results.c.webhook_id,
+    results.c.seq,
+    sqlite_where=text("webhook_id IS NOT NULL"),
+    postgresql_where=text("webhook_id IS NOT NULL"),
+)
 # Holds all that the overview sums up, so that an hour's results are counted without reading them.
 Index(
     "ix_results_created_at",

@@ -22,11 +22,7 @@ from polar.store.feeds import Feed, horizon
 from polar.store.sessions import count_by_status
 from polar.store.tables import results, sessions, tasks, webhooks
 
-MAX_IDLE_RESULTS = 1_000
-"""How many results of others a target's cursor may stay behind: that many are read again at every look."""
-
 _ENDED = [status for status in SessionStatus if status.ended]
-_FEED = results.join(tasks, tasks.c.id == results.c.task_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +73,10 @@ class Webhooks(Repository):
         """The notices of a target's next results."""
         end = horizon(connection, Feed.RESULTS)
         is_new = (results.c.seq > target.cursor) & (results.c.seq <= end)
-        is_next = is_new & (tasks.c.webhook_id == target.id)
+        is_next = is_new & (results.c.webhook_id == target.id)
         columns = results.c.seq, results.c.result, results.c.created_at, tasks.c.webhook_events
-        query = select(*columns).select_from(_FEED).where(is_next).order_by(results.c.seq).limit(limit)
+        feed = results.join(tasks, tasks.c.id == results.c.task_id)
+        query = select(*columns).select_from(feed).where(is_next).order_by(results.c.seq).limit(limit)
         rows = connection.execute(query).all()
         notices = tuple((row.seq, notice) for row in rows for notice in _notices(connection, row, target.url))
         return NoticeBatch(notices, end if len(rows) < limit else rows[-1].seq)
@@ -119,8 +116,8 @@ class Webhooks(Repository):
         return tuple(self._view(connection, row) for row in rows)
 
     def _view(self, connection: Connection, row: Row[Any]) -> WebhookView:
-        is_waiting = (results.c.seq > row.cursor) & (tasks.c.webhook_id == row.id)
-        query = select(func.count(), func.min(results.c.created_at)).select_from(_FEED).where(is_waiting)
+        is_waiting = (results.c.seq > row.cursor) & (results.c.webhook_id == row.id)
+        query = select(func.count(), func.min(results.c.created_at)).where(is_waiting)
         lag, oldest = connection.execute(query).one()
         return view(
             WebhookView,
@@ -144,12 +141,11 @@ def target_ids(connection: Connection, urls: Collection[str]) -> dict[str, int]:
 
 
 def _due(connection: Connection, now: float) -> int | None:
-    """The target that is due longest, of those that have something to get, or fell far behind the feed."""
+    """The target that is due longest, of those that have something to get."""
     end = horizon(connection, Feed.RESULTS)
     is_new = (results.c.seq > webhooks.c.cursor) & (results.c.seq <= end)
-    has_new = exists().select_from(_FEED).where(is_new, tasks.c.webhook_id == webhooks.c.id)
-    is_behind = (webhooks.c.cursor < end - MAX_IDLE_RESULTS) | has_new
-    due = select(webhooks.c.id).where(webhooks.c.due_at <= now, webhooks.c.cursor < end, is_behind)
+    has_new = exists().where(is_new, results.c.webhook_id == webhooks.c.id)
+    due = select(webhooks.c.id).where(webhooks.c.due_at <= now, has_new)
     return connection.execute(due.order_by(webhooks.c.due_at).limit(1)).scalar_one_or_none()
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, event
 
 from polar.models.session import SessionStatus
 from polar.models.views import Notice
 from polar.models.webhook import Webhook, WebhookEvent
-from polar.store import webhooks as module
 from polar.store.store import Store
 from polar.store.webhooks import Target
 from tests.fakes.control_plane import Clock, complete, idle_task, result_of
@@ -133,15 +135,28 @@ async def test_only_targets_with_something_new_are_found(store: Store) -> None:
     assert await store.webhooks.claim(seconds=60) is None
 
 
-async def test_a_long_feed_of_others_is_not_read_again_and_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_IDLE_RESULTS", 3)
-    await run(store, "t", 1, Webhook(url=URL))
-    await unread(store)
-    await run(store, "silent", 3, None)
-    assert await store.webhooks.claim(seconds=60) is None
-    await run(store, "long", 1, None)
-    assert await unread(store) == []
-    await run(store, "other", 1, None)
-    assert await store.webhooks.claim(seconds=60) is None
+async def test_an_idle_target_costs_the_same_however_many_results_of_others_came(tmp_path: Path) -> None:
+    steps = 0
+
+    def count_steps(connection: sqlite3.Connection, _record: object) -> None:
+        def step() -> int:
+            nonlocal steps
+            steps += 1
+            return 0
+
+        connection.set_progress_handler(step, 1)
+
+    event.listen(Engine, "connect", count_steps)
+    try:
+        async with Store.open(tmp_path) as store:
+            await run(store, "t", 1, Webhook(url=URL))
+            await unread(store)
+            costs = []
+            for round in range(3):
+                await run(store, f"silent-{round}", 200, None)
+                steps = 0
+                assert await store.webhooks.claim(seconds=60) is None
+                costs.append(steps)
+    finally:
+        event.remove(Engine, "connect", count_steps)
+    assert 0 < costs[-1] <= costs[0] + 10
