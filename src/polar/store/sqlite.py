@@ -94,7 +94,7 @@ class SqliteDatabase(Database):
         return Unavailable(f"the database {self.name} cannot be used: {reason}")
 
     def _write_waiting(self) -> None:
-        """Commit what waits; where the database gives a common commit up, each gets its own."""
+        """Commit what waits; where a common commit fails, for whatever reason, each gets its own."""
         jobs: list[_Job] = []
         while self._waiting and len(jobs) < MOST_TOGETHER:
             jobs.append(self._waiting.popleft())
@@ -103,7 +103,7 @@ class SqliteDatabase(Database):
             try:
                 self._commit_together(running)
                 return
-            except DBAPIError:
+            except Exception:
                 log.debug("%d transactions get a commit each, since one failed", len(running))
         for job in running:
             self._commit_alone(job)

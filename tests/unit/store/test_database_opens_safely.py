@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, event, text
 
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.store.database import Database
@@ -151,3 +151,21 @@ async def test_writers_that_share_a_commit_fail_alone(tmp_path: Path) -> None:
         kinds = [type(outcome) for outcome in outcomes]
         assert kinds == [tuple, Conflict, Unavailable, tuple]
         assert {view.spec.id for view in (await store.tasks.page()).tasks} == {"taken", "one", "two"}
+
+
+async def test_everyone_who_waits_for_a_commit_hears_that_it_failed(tmp_path: Path) -> None:
+    async with Database.open(tmp_path / "polar.db") as database:
+
+        def fail(connection: Connection) -> None:
+            raise RuntimeError("no commit today")
+
+        event.listen(Engine, "commit", fail)
+        try:
+            async with asyncio.timeout(10):
+                outcomes = await asyncio.gather(
+                    *(database.write(lambda connection: None) for _ in range(3)), return_exceptions=True
+                )
+        finally:
+            event.remove(Engine, "commit", fail)
+        assert [str(outcome) for outcome in outcomes] == ["no commit today"] * 3
+        assert await database.write(lambda connection: "as before") == "as before"
