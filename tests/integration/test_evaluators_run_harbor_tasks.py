@@ -170,7 +170,7 @@ async def test_an_agent_that_breaks_the_verifier_gets_nothing(tmp_path: Path) ->
     directory = write(tmp_path / "t", {**HELLO, "tests/test.sh": script})
     assert (await score(directory, tmp_path / "1", "true")).reward == 0.5
     verdict = await score(directory, tmp_path / "2", "touch broken")
-    assert (verdict.reward, verdict.components) == (0.0, {"spoiled": 1.0})
+    assert (verdict.reward, verdict.components) == (0.0, {"ungradable": 1.0})
     assert "the verifier left no reward" in verdict.report
 
 

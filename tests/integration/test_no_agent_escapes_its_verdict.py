@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.evaluators.base import SPOILED
+from polar.evaluators.base import UNGRADABLE
 from polar.models.session import SessionStatus
 from tests.sandboxes import require_runtime
 from tests.systems import ASK, shell_task, system
@@ -46,4 +46,4 @@ async def test_a_workspace_that_cannot_be_evaluated_is_worth_nothing(
             (result,) = await running.client.wait(["hostile"], timeout=120)
     assert (result.status, result.reward, result.attempt) == (SessionStatus.COMPLETED, 0.0, 1), result.error
     assert result.verdict is not None
-    assert result.verdict.components[SPOILED] == 1.0
+    assert result.verdict.components[UNGRADABLE] == 1.0

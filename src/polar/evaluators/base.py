@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from polar.errors import PolarError
 from polar.models.completion import Completion
@@ -18,7 +18,7 @@ from polar.models.session import AgentEnd, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
 from polar.runtimes.base import Sandbox
 
-SPOILED = "spoiled"
+UNGRADABLE = "ungradable"
 """The component of a verdict that is 1 where the agent kept its work from being evaluated."""
 
 
@@ -32,6 +32,10 @@ class NoVerdict(EvaluationFailed):
     Where it does state something without the agent, that is worth nothing and not tried again: code that is
     graded could keep verdicts it does not like from being stated, until it likes one.
     """
+
+
+class RewardTooLow(EvaluationFailed):
+    """A reward below the lowest that the evaluator is said to give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,16 @@ class Evaluator(ABC):
     class Options(BaseModel):
         model_config = {"extra": "forbid", "frozen": True}
 
+        lowest_reward: float = Field(default=0.0, le=0, allow_inf_nan=False)
+        """The lowest reward it may give, and what work is worth whose agent kept it from being graded."""
+
     def __init__(self, options: BaseModel) -> None:
         self.options = options
+
+    @property
+    def lowest_reward(self) -> float:
+        """An agent that faces it gains nothing by making the grading fail."""
+        return float(getattr(self.options, "lowest_reward", 0.0))
 
     @property
     def wants_fresh_sandbox(self) -> bool:
@@ -104,6 +116,16 @@ class Evaluator(ABC):
     @abstractmethod
     async def evaluate(self, context: EvaluationContext) -> Verdict:
         """Score the session; EvaluationFailed if that was not possible."""
+
+    async def score(self, context: EvaluationContext) -> Verdict:
+        """The verdict of `evaluate`; RewardTooLow where an agent would do better to keep it from coming."""
+        verdict = await self.evaluate(context)
+        if (reward := min(verdict.reward, *verdict.trace_rewards.values(), 0.0)) < self.lowest_reward:
+            raise RewardTooLow(
+                f"the evaluator gives {reward:g}, its lowest_reward is {self.lowest_reward:g}",
+                hint="set lowest_reward in its options to the lowest reward that it may give",
+            )
+        return verdict
 
 
 def evaluator(

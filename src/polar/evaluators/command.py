@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|inf
 
 
 class RewardSource(StrEnum):
-    """Where the reward is read from. A command that ends with another exit code than 0 is worth 0.0."""
+    """Where the reward is read from. Another exit code than 0 gets the lowest reward."""
 
     AUTO = "auto"
     """What the command stated, else 1.0."""
@@ -112,7 +112,7 @@ class CommandEvaluator(WorkspaceEvaluator):
     def _judge(self, run: Run) -> tuple[float, dict[str, float]]:
         source = self.options.reward
         if run.result.timed_out or run.result.exit_code != 0:
-            return 0.0, {}
+            return self.lowest_reward, {}
         if source is RewardSource.EXIT_CODE:
             return 1.0, {}
         is_whole = not (self._may_state and run.result.stdout.is_cut)

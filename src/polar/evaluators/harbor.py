@@ -66,7 +66,8 @@ class HarborEvaluator(WorkspaceEvaluator):
         remarks = "".join(f"{remark}\n" for remark in tampering_remarks(findings))
         if result.timed_out or result.exit_code < 0:
             ending = "did not end in time" if result.timed_out else "was killed"
-            return Verdict(reward=0.0, report=cut(f"{remarks}the verifier {ending}\n{report_of(result)}"))
+            report = cut(f"{remarks}the verifier {ending}\n{report_of(result)}")
+            return Verdict(reward=self.lowest_reward, report=report)
         try:
             rewards = self._agreed(await self._rewards(context, sandbox))
         except EvaluationFailed as error:

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import Field
 
 from polar.errors import Backoff, PolarError, Unavailable
-from polar.evaluators.base import SPOILED, EvaluationContext, EvaluationFailed, Evaluator, JudgeEndpoint
+from polar.evaluators.base import UNGRADABLE, EvaluationContext, EvaluationFailed, Evaluator, JudgeEndpoint
 from polar.evaluators.inside import cut
 from polar.files import write_atomic
 from polar.models.chat import Message, Role
@@ -174,7 +174,7 @@ class JudgeEvaluator(Evaluator):
         """What a session is worth that the judge did not score.
 
         What the agent wrote may have talked the judge out of an answer. Where the judge answers as soon as
-        it is shown nothing of the agent's, that is the agent's doing, and worth 0.
+        it is shown nothing of the agent's, that is the agent's doing, and gets the lowest reward.
         """
         try:
             if not isinstance(error, JudgeUnavailable):
@@ -182,7 +182,7 @@ class JudgeEvaluator(Evaluator):
                     [("task", context.task.instruction), ("transcript", "[the agent did nothing]")]
                 )
                 report = f"the judge gives an answer only without what the agent left: {error}"
-                return Verdict(reward=0.0, components={SPOILED: 1.0}, report=cut(report))
+                return Verdict(reward=self.lowest_reward, components={UNGRADABLE: 1.0}, report=cut(report))
         except JudgeFailed as without_agent:
             error = without_agent
         if self.options.on_failure is OnFailure.CLOSED:

@@ -56,12 +56,19 @@ class WeightedEvaluator(Evaluator):
     def wants_fresh_sandbox(self) -> bool:
         return any(part.wants_fresh_sandbox for part in self._parts)
 
+    @property
+    def lowest_reward(self) -> float:
+        """What the parts can come to: those that are penalties to 1, all others to their lowest."""
+        parts = zip(self.options.evaluators, self._parts, strict=True)
+        total = sum(part.weight * (1.0 if part.weight < 0 else one.lowest_reward) for part, one in parts)
+        return min(total, super().lowest_reward)
+
     async def evaluate(self, context: EvaluationContext) -> Verdict:
         total, closed = 0.0, False
         components: dict[str, float] = {}
         reports = []
         for part, evaluator in zip(self.options.evaluators, self._parts, strict=True):
-            verdict = await evaluator.evaluate(context)
+            verdict = await evaluator.score(context)
             total += part.weight * verdict.reward
             components[part.shown] = verdict.reward
             components |= {f"{part.shown}.{name}": value for name, value in verdict.components.items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
 from polar.evaluators.inside import (
@@ -46,10 +46,8 @@ class Place(StrEnum):
     """In the sandbox of the agent, with everything it left there."""
 
 
-class Guarded(BaseModel):
+class Guarded(Evaluator.Options):
     """The options of every evaluator that runs something over the agent's work."""
-
-    model_config = {"extra": "forbid", "frozen": True}
 
     allow: tuple[str, ...] = Field(default=EVERYTHING, min_length=1)
     """Patterns (`*` also stands for `/`) of the files that the agent may change; in a fresh sandbox all
@@ -60,7 +58,7 @@ class Guarded(BaseModel):
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of what is run, e.g. `PYTEST_PLUGINS: pytest_asyncio.plugin`."""
     timeout_seconds: float | None = Field(default=None, gt=0)
-    """How long it may take, else the reward is 0; None: nearly all of `budgets.evaluate_seconds`."""
+    """How long it may take, else it gets the lowest reward; None: most of `budgets.evaluate_seconds`."""
 
     def limit(self, context: EvaluationContext) -> float:
         """Seconds that what is run may take from now on."""
@@ -80,7 +78,7 @@ class GradedWorkspace:
 
 
 class WorkspaceEvaluator(Evaluator):
-    """Grades the agent's work in a sandbox. What it cannot grade for the agent's doing is worth 0."""
+    """Grades the agent's work in a sandbox. What the agent made ungradable gets the lowest reward."""
 
     options: Guarded
 
@@ -95,7 +93,7 @@ class WorkspaceEvaluator(Evaluator):
         except UngradableWorkspace as error:
             findings = error.findings if isinstance(error, Tampered) else ()
             return Verdict(
-                reward=0.0,
+                reward=self.lowest_reward,
                 components={"tampering": float(len(findings))},
                 report=cut("\n".join([error.message, *tampering_remarks(findings)])),
             )

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from polar.evaluators.base import SPOILED, EvaluationContext, Evaluator, NoVerdict
+from polar.evaluators.base import UNGRADABLE, EvaluationContext, Evaluator, NoVerdict, RewardTooLow
 from polar.models.session import Verdict
 from polar.node.failures import BudgetExceeded, is_outage
 
@@ -23,22 +23,22 @@ _ERROR_SHOWN = 2_000
 
 async def evaluate(evaluator: Evaluator, context: EvaluationContext) -> Verdict:
     """The verdict. Where none comes for the agent's work, although one comes where no agent has been, that is
-    the agent's doing, and its reward is 0: at once if its grader ran and stated none, else if another try
-    fails too."""
+    the agent's doing, and it gets the lowest reward: at once if its grader ran and stated none, else if
+    another try fails too."""
     try:
         return await _evaluate_once(evaluator, context)
     except Exception as error:
-        if is_outage(error) or not await _works_without_agent(evaluator, context):
+        if _is_not_the_agents(error) or not await _works_without_agent(evaluator, context):
             raise
         if isinstance(error, NoVerdict):
-            return _spoiled(error)
+            return _ungradable(evaluator, error)
         log.warning("an evaluation failed, and does not where no agent has been: trying again (%r)", error)
     try:
         return await _evaluate_once(evaluator, context)
     except Exception as error:
-        if is_outage(error):
+        if _is_not_the_agents(error):
             raise
-        return _spoiled(error)
+        return _ungradable(evaluator, error)
 
 
 @asynccontextmanager
@@ -53,7 +53,7 @@ async def budget(seconds: float, name: str) -> AsyncIterator[None]:
 
 async def _evaluate_once(evaluator: Evaluator, context: EvaluationContext) -> Verdict:
     async with budget(context.timeout, "evaluate_seconds"):
-        return await evaluator.evaluate(replace(context, started=time.monotonic()))
+        return await evaluator.score(replace(context, started=time.monotonic()))
 
 
 async def _works_without_agent(evaluator: Evaluator, context: EvaluationContext) -> bool:
@@ -68,6 +68,10 @@ async def _works_without_agent(evaluator: Evaluator, context: EvaluationContext)
     return True
 
 
-def _spoiled(error: Exception) -> Verdict:
+def _is_not_the_agents(error: Exception) -> bool:
+    return is_outage(error) or isinstance(error, RewardTooLow)
+
+
+def _ungradable(evaluator: Evaluator, error: Exception) -> Verdict:
     told = f"the agent left what cannot be evaluated: {str(error) or repr(error)}"
-    return Verdict(reward=0.0, components={SPOILED: 1.0}, report=told[:_ERROR_SHOWN])
+    return Verdict(reward=evaluator.lowest_reward, components={UNGRADABLE: 1.0}, report=told[:_ERROR_SHOWN])

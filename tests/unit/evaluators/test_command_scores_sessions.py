@@ -77,6 +77,12 @@ async def test_a_stated_reward_comes_before_a_good_exit_code_and_after_a_bad_one
     assert (await evaluate(sandbox, command=script)).reward == reward
 
 
+@pytest.mark.parametrize("script", ["exit 3", "kill -9 $$", "sleep 60", "reward 1; exit 1"])
+async def test_a_command_that_fails_gets_the_lowest_reward(sandbox: Sandbox, script: str) -> None:
+    verdict = await evaluate(sandbox, command=script, lowest_reward=-1.0, timeout_seconds=0.2)
+    assert verdict.reward == -1.0
+
+
 @pytest.mark.parametrize("line", ["1.0", '{"reward": 1.0}', "reward 1.0", "0" * 32 + " 1.0"])
 async def test_lines_that_anybody_can_print_are_no_reward(sandbox: Sandbox, line: str) -> None:
     verdict = await evaluate(sandbox, command=f"reward 0; printf '%s\\n' '{line}'", reward="stated")

@@ -16,7 +16,7 @@ from polar.config import plugins
 from polar.config.settings import NodeSettings
 from polar.errors import Backoff, InvalidInput
 from polar.evaluators import judge as judge_module
-from polar.evaluators.base import SPOILED, EvaluationContext, EvaluationFailed, JudgeEndpoint
+from polar.evaluators.base import UNGRADABLE, EvaluationContext, EvaluationFailed, JudgeEndpoint
 from polar.evaluators.judge import Criterion, Nonsense, judge_messages, read_opinion
 from polar.models.chat import Message, Role, ToolCall
 from polar.models.component import Component
@@ -118,7 +118,7 @@ async def test_an_agent_that_talks_the_judge_out_of_an_answer_gets_nothing(
 ) -> None:
     async with judging(talked_out_of(answer)) as server:
         verdict = await judge(context, server, attempts=2, on_failure=on_failure, open_reward=0.5)
-    assert (verdict.reward, verdict.components) == (0.0, {SPOILED: 1.0})
+    assert (verdict.reward, verdict.components) == (0.0, {UNGRADABLE: 1.0})
     assert "only without what the agent left" in verdict.report
 
 

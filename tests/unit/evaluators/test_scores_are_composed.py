@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from polar.config import plugins
 from polar.errors import InvalidInput
-from polar.evaluators.base import EvaluationContext, EvaluationFailed, evaluator
+from polar.evaluators.base import EvaluationContext, EvaluationFailed, RewardTooLow, evaluator
 from polar.models.component import Component
 from polar.models.session import AgentEnd, TrajectoryStats, Verdict
 from tests.evaluations import evaluate, make_evaluator
@@ -30,6 +30,16 @@ async def test_the_reward_is_the_weighted_sum(context: EvaluationContext) -> Non
     assert verdict.reward == pytest.approx(0.5 * 2 + 1 - 1.5)
     assert verdict.components == {"first": 0.5, "first.style": 1.0, "second": 1.0, "penalty": 3.0}
     assert "first: 0.5 × 2" in verdict.report
+
+
+async def test_the_lowest_sum_follows_from_the_parts(context: EvaluationContext) -> None:
+    low = {"name": "command", "options": {"command": "exit 1", "lowest_reward": -1}, "label": "low"}
+    parts = [says("1"), says("1", weight=-0.5, label="penalty"), {**low, "weight": 2}]
+    whole = make_evaluator("weighted", evaluators=parts)
+    assert whole.lowest_reward == -2.5
+    assert (await whole.score(context)).reward == 1 - 0.5 - 2
+    with pytest.raises(RewardTooLow, match="gives -3, its lowest_reward is 0"):
+        await make_evaluator("weighted", evaluators=[says("-3")]).score(context)
 
 
 async def test_a_closed_gate_ends_the_matter(context: EvaluationContext) -> None:

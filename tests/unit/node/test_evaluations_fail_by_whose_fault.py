@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from polar.errors import PolarError
-from polar.evaluators.base import SPOILED, EvaluationContext, EvaluationFailed, Evaluator, NoVerdict
+from polar.evaluators.base import UNGRADABLE, EvaluationContext, EvaluationFailed, Evaluator, NoVerdict
 from polar.models.session import FailureReason, TrajectoryStats, Verdict
 from polar.node.evaluation import evaluate
 from polar.node.failures import BudgetExceeded, reason_for
@@ -27,8 +27,8 @@ UNTOUCHED = cast(Sandbox, "untouched")
 class Planned(Evaluator):
     """Comes to what is planned for a sandbox, one after the other; the last of it again and again."""
 
-    def __init__(self, agents: Sequence[Outcome], untouched: Outcome) -> None:
-        super().__init__(Evaluator.Options())
+    def __init__(self, agents: Sequence[Outcome], untouched: Outcome, lowest: float) -> None:
+        super().__init__(Evaluator.Options(lowest_reward=lowest))
         self._agents, self._untouched = list(agents), untouched
 
     async def evaluate(self, context: EvaluationContext) -> Verdict:
@@ -47,9 +47,11 @@ async def untouched() -> AsyncIterator[Sandbox]:
     yield UNTOUCHED
 
 
-async def verdict(*agents: Outcome, untouched_gives: Outcome = 0.5, timeout: float = 600.0) -> Verdict:
+async def verdict(
+    *agents: Outcome, untouched_gives: Outcome = 0.5, timeout: float = 600.0, lowest: float = 0.0
+) -> Verdict:
     context = EvaluationContext(idle_task(), AGENTS, TrajectoryStats(), timeout, sandbox_maker=untouched)
-    return await evaluate(Planned(agents, untouched_gives), context)
+    return await evaluate(Planned(agents, untouched_gives, lowest), context)
 
 
 def lost() -> Exception:
@@ -63,7 +65,7 @@ def lost() -> Exception:
 )
 async def test_what_fails_only_over_the_agent_s_work_is_worth_nothing(error: Exception) -> None:
     scored = await verdict(error)
-    assert (scored.reward, scored.components) == (0.0, {SPOILED: 1.0})
+    assert (scored.reward, scored.components) == (0.0, {UNGRADABLE: 1.0})
     assert str(error) in scored.report
 
 
@@ -82,13 +84,25 @@ async def test_what_takes_too_long_without_the_agent_too_is_the_task_s() -> None
         await verdict(None, untouched_gives=None, timeout=0.01)
 
 
+@pytest.mark.parametrize("silence", [EvaluationFailed("locked"), NoVerdict("nothing stated"), None])
+async def test_an_agent_that_faces_a_penalty_gains_nothing_by_silencing_its_grader(silence: Outcome) -> None:
+    assert (await verdict(-1.0, lowest=-1.0)).reward == -1.0
+    assert (await verdict(silence, timeout=0.01, lowest=-1.0)).reward == -1.0
+
+
+async def test_a_reward_that_silence_would_beat_is_refused_as_the_task_s() -> None:
+    with pytest.raises(PolarError, match=r"gives -1, its lowest_reward is 0 \(set lowest_reward") as failed:
+        await verdict(-1.0)
+    assert reason_for(failed.value) is FailureReason.TASK
+
+
 async def test_what_fails_once_costs_no_reward() -> None:
     assert (await verdict(OSError(24, "Too many open files"), 1.0)).reward == 1.0
 
 
 async def test_what_is_graded_cannot_wait_for_a_verdict_that_it_likes() -> None:
     scored = await verdict(NoVerdict("the place of the reward was locked"), 1.0)
-    assert (scored.reward, scored.components) == (0.0, {SPOILED: 1.0})
+    assert (scored.reward, scored.components) == (0.0, {UNGRADABLE: 1.0})
     with pytest.raises(NoVerdict):
         await verdict(NoVerdict("nothing stated"), untouched_gives=NoVerdict("nothing stated"))
 
