@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Self
 
 from polar.errors import NotFound, Unavailable
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec, TaskStatus
-from polar.models.views import ResultPage, TaskView
+from polar.models.views import ResultPage, TaskBatchView, TaskView
 from polar.trajectory.learnable import Group
 from tests.fakes.recordings import encoded
 from tests.fakes.scripted_rollouts import group
@@ -34,6 +34,8 @@ class RolloutClient:
         """How the ids of tasks end that take longer than those after them."""
         self._running: list[tuple[int, SessionResult]] = []
         """Until how many tasks are submitted, if nobody waits for it."""
+        self.cursors: list[int] = []
+        """Where the feed was read from, each time."""
         self.lost: set[str] = set()
         """Sessions whose recording is gone."""
         self.all_are_stale = False
@@ -66,18 +68,26 @@ class RolloutClient:
             self._end(due)
         return TaskView(spec=task, status=TaskStatus.QUEUED, created_at=0.0)
 
+    async def submit_batches(self, tasks: Sequence[TaskSpec]) -> AsyncIterator[TaskBatchView]:
+        known = tuple(task.id for task in tasks if task.id in self.groups)
+        yield TaskBatchView(tasks=tuple([await self.submit(task) for task in tasks]), known=known)
+
+    async def newest_result(self) -> int:
+        self._answer()
+        return len(self.feed)
+
     async def result_pages(
-        self, task_ids: Collection[str], *, follow: bool = False
+        self, task_ids: Collection[str], *, cursor: int = 0, follow: bool = False
     ) -> AsyncIterator[ResultPage]:
         self._answer()
-        cursor = 0
+        self.cursors.append(cursor)
         while True:
             if cursor < len(self.feed):
                 result = self.feed[cursor]
                 cursor += 1
                 if result.task_id in task_ids:
                     stale = (result.session_id,) if self.all_are_stale else ()
-                    yield ResultPage(results=(result,), cursor=cursor, stale=stale)
+                    yield ResultPage(results=(result,), cursor=cursor, end=len(self.feed), stale=stale)
             elif self._running:
                 self._end(self._running[0])
             else:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import defaultdict
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Container, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import orjson
 
@@ -107,7 +108,7 @@ async def roll_out(
         result = result.model_copy(update={"sample": sample})
         ended(RolledOut(result, recording, task=task, was_found=was_found, retries=tried))
 
-    async def follow(group: asyncio.TaskGroup, batch: Sequence[TaskSpec]) -> None:
+    async def roll_out_batch(group: asyncio.TaskGroup, batch: Sequence[TaskSpec]) -> None:
         by_id = {task.id: task for task in batch}
         async for result, was_found in ended_sessions(client, batch):
             if (result.task_id, result.sample) not in skip:
@@ -116,7 +117,7 @@ async def roll_out(
     async def work() -> None:
         for batch in batches:
             async with asyncio.TaskGroup() as group:
-                await follow(group, batch)
+                await roll_out_batch(group, batch)
 
     batches = iter([tasks] if at_once is None else [[task] for task in tasks])
     workers = 1 if at_once is None else min(at_once, MOST_TASKS_AT_ONCE, len(tasks))
@@ -137,29 +138,32 @@ def _first(group: ExceptionGroup[Exception]) -> Exception:
 
 
 async def ended_sessions(
-    client: AsyncClient, tasks: Sequence[TaskSpec], submitted: Collection[str] = ()
+    client: AsyncClient, tasks: Sequence[TaskSpec]
 ) -> AsyncGenerator[tuple[SessionResult, bool], None]:
-    """Submit tasks and yield results in the order in which sessions end, with whether they had ended before.
+    """Submit tasks and yield results in the order in which sessions end, and whether they had before."""
+    found = {}
+    for task in tasks:
+        view = await retry_async(partial(client.submit, task))
+        found[task.id] = sum(count for status, count in view.sessions.items() if status.ended)
+    seen: Counter[str] = Counter()
+    async for result in follow(client, list(found)):
+        seen[result.task_id] += 1
+        yield result, seen[result.task_id] <= found[result.task_id]
 
-    The tasks whose ids are in `submitted` are followed too. A server that cannot be reached is waited for.
-    """
-    seen: dict[str, set[str]] = defaultdict(set)
-    found: dict[str, int] = {}
+
+async def follow(
+    client: AsyncClient, task_ids: Collection[str], cursor: int = 0
+) -> AsyncGenerator[SessionResult, None]:
+    """The results of tasks after `cursor`, until all have ended; waits for a server that is away."""
     pauses = errors.RESTART.pauses()
     while True:
         try:
-            for task in tasks:
-                if task.id not in found:
-                    view = await client.submit(task)
-                    found[task.id] = sum(count for status, count in view.sessions.items() if status.ended)
             # With stale results, which have ended like the others: whoever learns from them tells their age.
-            async for page in client.result_pages([*submitted, *found], follow=True):
+            async for page in client.result_pages(task_ids, cursor=cursor, follow=True):
                 pauses = errors.RESTART.pauses()
                 for result in page.results:
-                    known = seen[result.task_id]
-                    if result.session_id not in known:
-                        known.add(result.session_id)
-                        yield result, len(known) <= found.get(result.task_id, 0)
+                    yield result
+                cursor = page.cursor
             return
         except Unavailable as error:
             pause = next(pauses, None)

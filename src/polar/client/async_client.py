@@ -189,6 +189,10 @@ class AsyncClient(Connection):
             suspects = running if nothing_came else running & seen
             running = (running - suspects) | await self._running(suspects)
 
+    async def newest_result(self) -> int:
+        """The cursor after which only results that are still to come are found."""
+        return (await self._get("/results", ResultPage, {"limit": 1})).end
+
     async def _running(self, task_ids: Collection[str]) -> set[str]:
         """Those of the tasks that have not ended."""
         views = [await self.task(id) for id in sorted(task_ids)]

@@ -103,6 +103,7 @@ class Client:
     events = _blocking(AsyncClient.events)
     results = _iterating(AsyncClient.results)
     result_pages = _iterating(AsyncClient.result_pages)
+    newest_result = _blocking(AsyncClient.newest_result)
     wait = _blocking(AsyncClient.wait)
     policy = _blocking(AsyncClient.policy)
     pause_policy = _blocking(AsyncClient.pause_policy)

@@ -89,6 +89,8 @@ class ResultPage(Frozen):
     results: tuple[SessionResult, ...]
     cursor: int
     """Pass as `cursor` to get what comes after; unchanged when nothing came."""
+    end: int
+    """The newest result's place in the feed, of all tasks: what is still to come comes after it."""
     policy_version: int = 0
     """The policy's when the page was made, where there are results."""
     stale: tuple[Id, ...] = ()

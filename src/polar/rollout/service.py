@@ -120,7 +120,7 @@ class RolloutService:
 
         async def read_or_end() -> ResultPage | None:
             is_end = await self.store.results.is_end(cursor, task_ids=task_ids)
-            page = ResultPage(results=(), cursor=cursor) if is_end else await read()
+            page = await read()
             return page if is_end or page.results else None
 
         page = await self._ended.long_poll(read, lambda page: bool(page.results), wait_seconds, gone)

@@ -139,12 +139,13 @@ class Results(Repository):
         task_ids: Collection[str] | None = None,
     ) -> ResultPage:
         """The results stored after `cursor`; None: of all tasks."""
-        is_complete = results.c.seq <= horizon(connection, Feed.RESULTS)
-        query = _after(cursor, task_ids).where(is_complete).order_by(results.c.seq).limit(limit)
+        end = horizon(connection, Feed.RESULTS)
+        query = _after(cursor, task_ids).where(results.c.seq <= end).order_by(results.c.seq).limit(limit)
         rows = connection.execute(query).all()
         return ResultPage(
             results=tuple(SessionResult.model_validate_json(row.result) for row in rows),
             cursor=rows[-1].seq if rows else cursor,
+            end=end,
         )
 
     @reads

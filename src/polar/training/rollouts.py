@@ -11,8 +11,9 @@ from contextlib import aclosing
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from polar.app.rollouts import ended_sessions, read_recording, training_task
+from polar.app.rollouts import ended_sessions, follow, read_recording, training_task
 from polar.client import AsyncClient
+from polar.errors import retry_async
 from polar.evals.statistics import mean_of_outcomes
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec
@@ -40,6 +41,8 @@ class Scheduled(NamedTuple):
     task: int
     due: int
     """The step after which its first tokens might be too stale."""
+    cursor: int
+    """Where the feed ended when it was submitted: its results come after that."""
 
 
 class RolloutSource:
@@ -47,8 +50,8 @@ class RolloutSource:
 
     What is in flight while a step is trained is `ahead` steps of groups: none when synchronous. A group is
     due `ahead` steps after it was submitted. Slow ones are overtaken as long as they will still find a place
-    in time; then they are waited for. The server keeps the order in which sessions ended, and each step reads
-    it again for what is in flight: so does a run that goes on.
+    in time; then they are waited for. The server keeps the order in which sessions ended. Each step reads it
+    again from where the oldest task in flight was submitted: so does a run that goes on.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class RolloutSource:
         """Turns of resting tasks since the last step."""
         self._step = 0
         """The step that is being supplied."""
+        self._cursor = 0
+        """A place in the feed before the results of every task whose turn is still to come."""
 
     def take(self, versions: PolicyVersions) -> Material:
         groups = asyncio.run(self._groups())
@@ -84,6 +89,7 @@ class RolloutSource:
             "in_flight": {id: tuple(turn) for id, turn in self._in_flight.items()},
             "resting": dict(self._resting),
             "step": self._step,
+            "cursor": self._cursor,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -93,15 +99,15 @@ class RolloutSource:
         self._in_flight = {id: Scheduled(*turn) for id, turn in state["in_flight"].items()}
         self._resting = dict(state["resting"])
         self._step = state["step"]
+        self._cursor = state["cursor"]
 
     async def _groups(self) -> list[Group]:
         """A step's groups, and a spare one for each whose rewards are all equal, as long as there are any."""
         taken: list[Group] = []
         async with self._connect() as client:
             while missing := self._missing(taken):
-                submitted = list(self._in_flight)
-                tasks = self._scheduled(missing)
-                async with aclosing(self._complete(client, tasks, submitted)) as complete:
+                await self._submit(client, missing)
+                async with aclosing(self._complete(client)) as complete:
                     await self._choose(client, complete, taken)
         return taken
 
@@ -113,12 +119,24 @@ class RolloutSource:
         """How many more tasks should be in flight."""
         return missing + self._settings.groups * self._settings.ahead - len(self._in_flight)
 
-    def _scheduled(self, missing: int) -> list[TaskSpec]:
+    async def _submit(self, client: AsyncClient, missing: int) -> None:
+        """Have as many tasks in flight as there should be."""
+        newest = await retry_async(client.newest_result)
+        tasks = self._scheduled(missing, newest)
+        known = await retry_async(lambda: _submit(client, tasks))
+        # These were submitted before the run went on from a checkpoint. What follows a new task is new.
+        for id in known:
+            self._in_flight[id] = self._in_flight[id]._replace(cursor=self._cursor)
+        if len(known) < len(tasks):
+            self._cursor = newest
+
+    def _scheduled(self, missing: int, cursor: int) -> list[TaskSpec]:
         """The tasks whose turn it is, without those that rest."""
         tasks = []
         while self._lacking(missing) > 0:
             prefix = f"{self._run}-{self._order.position}"
-            turn = Scheduled(self._order.round, self._order.next(), self._step + self._settings.ahead)
+            due = self._step + self._settings.ahead
+            turn = Scheduled(self._order.round, self._order.next(), due, cursor)
             if turn.round <= self._resting.get(turn.task, -1):
                 self._passed_over += 1
                 continue
@@ -128,12 +146,11 @@ class RolloutSource:
             tasks.append(spec)
         return tasks
 
-    async def _complete(
-        self, client: AsyncClient, tasks: Sequence[TaskSpec], submitted: Sequence[str]
-    ) -> AsyncGenerator[Complete, None]:
+    async def _complete(self, client: AsyncClient) -> AsyncGenerator[Complete, None]:
         """The tasks in flight as they become complete."""
         results: dict[str, list[SessionResult]] = defaultdict(list)
-        async for result, _ in ended_sessions(client, tasks, submitted):
+        cursor = min(turn.cursor for turn in self._in_flight.values())
+        async for result in follow(client, list(self._in_flight), cursor):
             ended = results[result.task_id]
             ended.append(result)
             if len(ended) == self._rollouts.samples:
@@ -180,6 +197,11 @@ class RolloutSource:
             return Group(task_id, tuple(map(EndedSession, results, recordings)))
         self._resting[turn.task] = turn.round + self._rollouts.rest
         return group
+
+
+async def _submit(client: AsyncClient, tasks: Sequence[TaskSpec]) -> set[str]:
+    """Submit tasks: the ids of those that the server had already."""
+    return {id async for batch in client.submit_batches(tasks) for id in batch.known}
 
 
 class HeldOut:

@@ -23,9 +23,10 @@ class ReversingClient(RolloutClient):
     """The scripted server, whose results come in the opposite order."""
 
     async def result_pages(
-        self, task_ids: Collection[str], *, follow: bool = False
+        self, task_ids: Collection[str], *, cursor: int = 0, follow: bool = False
     ) -> AsyncIterator[ResultPage]:
-        for page in reversed([one async for one in super().result_pages(task_ids, follow=follow)]):
+        pages = super().result_pages(task_ids, cursor=cursor, follow=follow)
+        for page in reversed([one async for one in pages]):
             yield page
 
 

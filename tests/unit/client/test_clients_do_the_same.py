@@ -154,6 +154,16 @@ def test_wait_for_more_tasks_than_a_url_can_name(
     assert [result.task_id for result in client.wait(["a", "c"])] == ["a", "c"]
 
 
+def test_the_newest_result_is_where_only_what_is_to_come_is_found(client: Any, plane: Any) -> None:
+    assert client.newest_result() == 0
+    client.submit(idle_task("a", samples=2))
+    plane.finish(1)
+    newest = client.newest_result()
+    assert list(client.results(cursor=newest)) == []
+    plane.finish(1)
+    assert [result.session_id for result in client.results(cursor=newest)] == ["a.1"]
+
+
 def test_wait_gives_up_in_time(client: Any) -> None:
     client.submit(idle_task("a"))
     with pytest.raises(Unavailable, match="did not end in time"):

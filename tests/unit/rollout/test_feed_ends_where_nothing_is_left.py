@@ -87,7 +87,7 @@ async def test_what_stays_held_back_is_said_to_be_unavailable(
     store: Store, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "ORDER_SECONDS", 0.0)
-    assert [page async for page in client.result_pages()] == [ResultPage(results=(), cursor=0)]
+    assert [page async for page in client.result_pages()] == [ResultPage(results=(), cursor=0, end=0)]
     await complete_one(store)
     with pytest.raises(Unavailable, match="cannot be shown yet"):
         await client.wait(["task"], timeout=60)

@@ -230,7 +230,7 @@ def page(*versions: int | None) -> ResultPage:
         )
         for at, version in enumerate(versions)
     )
-    return ResultPage(results=results, cursor=9)
+    return ResultPage(results=results, cursor=9, end=9)
 
 
 def test_results_of_too_old_a_policy_are_named_and_the_fresh_ones_told_apart() -> None:

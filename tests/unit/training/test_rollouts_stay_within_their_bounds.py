@@ -15,7 +15,8 @@ from polar.training.material import Material, PolicyVersions
 from polar.training.rollouts import RolloutSource
 from polar.training.settings import GrpoSettings
 from polar.trajectory.learnable import Excluded
-from tests.fakes.rollout_client import RolloutClient
+from tests.fakes.rollout_client import ANSWERS, REWARDS, RolloutClient
+from tests.fakes.scripted_rollouts import group
 from tests.systems import shell_task
 
 TASKS = [shell_task(f"t{number}", "true") for number in range(3)]
@@ -59,6 +60,17 @@ def test_a_server_that_calls_results_stale_neither_keeps_nor_delays_them() -> No
     for step in range(1, 5):
         assert len(names(made.take(PolicyVersions(0)))) == 2 * GROUPS
         assert len(client.submitted) == GROUPS * (step + 2)
+
+
+def test_a_step_reads_the_feed_from_where_its_oldest_task_was_submitted() -> None:
+    client = RolloutClient()
+    client.feed = [one.result for one in group(ANSWERS, REWARDS, task_id="of-another-run").samples] * 500
+    made = source(client)
+    for _ in range(5):
+        made.take(PolicyVersions(0))
+    assert min(client.cursors) == 1000
+    in_flight = GROUPS * 3 * len(REWARDS)
+    assert client.cursors[-1] >= len(client.feed) - in_flight
 
 
 def test_every_task_is_rolled_out_in_each_round_and_sampled_as_the_trainer_computes() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from polar.models.session import SessionResult
-from polar.models.task import TaskSpec, TaskStatus
-from polar.models.views import ResultPage, TaskView
+from polar.models.task import TaskSpec
+from polar.models.views import ResultPage, TaskBatchView
 from polar.training.material import PolicyVersions
 from polar.training.rollouts import RolloutSource
 from polar.training.settings import GrpoSettings
@@ -49,19 +49,24 @@ class SimulatedServer:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def submit(self, task: TaskSpec) -> TaskView:
-        self._waiting += [(task.id, number) for number in range(task.samples)]
-        self._start()
-        return TaskView(spec=task, status=TaskStatus.QUEUED, created_at=0.0)
+    async def submit_batches(self, tasks: Sequence[TaskSpec]) -> AsyncIterator[TaskBatchView]:
+        for task in tasks:
+            self._waiting += [(task.id, number) for number in range(task.samples)]
+            self._start()
+        yield TaskBatchView(tasks=())
 
-    async def result_pages(self, task_ids: Collection[str], *, follow: bool) -> AsyncIterator[ResultPage]:
-        cursor = 0
+    async def newest_result(self) -> int:
+        return len(self._feed)
+
+    async def result_pages(
+        self, task_ids: Collection[str], *, cursor: int, follow: bool
+    ) -> AsyncIterator[ResultPage]:
         while True:
             while cursor == len(self._feed):
                 self._end_next()
             cursor += 1
             if self._feed[cursor - 1].task_id in task_ids:
-                yield ResultPage(results=(self._feed[cursor - 1],), cursor=cursor)
+                yield ResultPage(results=(self._feed[cursor - 1],), cursor=cursor, end=len(self._feed))
 
     async def recording(self, session_id: str) -> bytes:
         recording = self._samples[session_id].recording

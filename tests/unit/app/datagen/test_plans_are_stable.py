@@ -102,13 +102,13 @@ class Restarting:
         self.submitted.append(task.id)
         return TaskView(spec=task, status=TaskStatus.RUNNING, created_at=0.0, sessions={})
 
-    async def result_pages(self, ids: list[str], *, follow: bool) -> AsyncIterator[ResultPage]:
+    async def result_pages(self, ids: list[str], *, cursor: int, follow: bool) -> AsyncIterator[ResultPage]:
         assert follow
         self.results_given += 1
-        for sample in range(min(self.results_given, 3)):
+        for sample in range(cursor, min(self.results_given, 3)):
             given = {"session_id": f"{ids[0]}.{sample}", "task_id": ids[0], "sample": sample}
             result = recording().result.model_copy(update=given)
-            yield ResultPage(results=(result,), cursor=sample + 1)
+            yield ResultPage(results=(result,), cursor=sample + 1, end=3)
         if self.results_given < 3:
             raise Unavailable("gone")
 
