@@ -71,7 +71,7 @@ class DatasetGeneration:
     def sessions(self, client: Client) -> Iterator[TaskSessions]:
         """What has ended by now, in the order of the plan, read from the server a task at a time."""
         for name, task in self.plan.items():
-            results = [self._last(client, task, result) for result in client.results([task.id])]
+            results = [self._last(client, task, result) for result in _ended(client, task.id)]
             if results:
                 results.sort(key=lambda result: result.sample)
                 yield TaskSessions(name, task.harness.name, task.metadata, _read(client, results))
@@ -82,9 +82,14 @@ class DatasetGeneration:
         for number in range(1, self.retries + 1):
             if result.status is not SessionStatus.FAILED:
                 break
-            for later in client.results([retry_of(task, sample, number).id]):
+            for later in _ended(client, retry_of(task, sample, number).id):
                 result = later.model_copy(update={"sample": sample})
         return result
+
+
+def _ended(client: Client, task_id: str) -> list[SessionResult]:
+    """All results of a task, however stale: a dataset keeps the version of each token."""
+    return [result for page in client.result_pages([task_id]) for result in page.results]
 
 
 def _read(client: Client, results: Iterable[SessionResult]) -> Iterator[EndedSession]:

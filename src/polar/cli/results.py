@@ -61,7 +61,9 @@ def results(
       polar results --out data --task fix-typo --follow
     """
     with Client(server, token) as client:
-        feed = client.results(task or None, follow=follow)
+        # With those whose tokens `server.max_staleness` calls too old to train on: they have ended as well.
+        pages = client.result_pages(task or None, follow=follow)
+        feed: Iterator[SessionResult] = (result for page in pages for result in page.results)
         if follow:
             feed = _until_interrupted(feed)
         if out is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -15,11 +15,11 @@ from polar import errors
 from polar.app.datagen import DatasetGeneration, Tally, plan, shown
 from polar.app.rollouts import RolledOut, retry_of
 from polar.errors import Backoff, Unavailable
-from polar.models.session import SessionStatus
+from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import SamplingPin, TaskSpec, TaskStatus
 from polar.models.views import ResultPage, TaskView
 from polar.tasksets.expressions import parse_acceptance
-from tests.fakes.recordings import recording
+from tests.fakes.recordings import encoded, recording
 from tests.systems import shell_task
 
 ACCEPT = parse_acceptance("reward >= 1")
@@ -89,6 +89,27 @@ def test_without_a_terminal_lines_come_seldom_and_the_last_always(capsys: pytest
             changed()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" sessions")[0] for line in lines] == ["3/3", "3/3"]
+
+
+class StaleResults:
+    """A server for whose `max_staleness` every result is too old."""
+
+    def result_pages(self, ids: list[str]) -> Iterator[ResultPage]:
+        given = {"session_id": f"{ids[0]}.0", "task_id": ids[0]}
+        result = recording().result.model_copy(update=given)
+        yield ResultPage(results=(result,), cursor=1, end=1, stale=(result.session_id,))
+
+    def results(self, ids: list[str]) -> Iterator[SessionResult]:
+        return (result for page in self.result_pages(ids) for result in page.fresh)
+
+    def recording(self, session_id: str) -> bytes:
+        return encoded(recording())
+
+
+def test_a_dataset_holds_what_was_sampled_by_older_policies_too() -> None:
+    client: Any = StaleResults()
+    generation = DatasetGeneration(plan([shell_task("a", "true")]), ACCEPT, 0, 4)
+    assert [len(list(task.attempts)) for task in generation.sessions(client)] == [1]
 
 
 class Restarting:
