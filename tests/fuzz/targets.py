@@ -148,6 +148,8 @@ _CALLS: tuple[tuple[str, str, Any], ...] = (
     ("POST", f"{_VERTEX}/anthropic/models/scripted:rawPredict", _MESSAGES),
     ("POST", f"{_VERTEX}/anthropic/models/scripted:streamRawPredict", _MESSAGES),
     ("POST", f"{_VERTEX}/anthropic/models/count-tokens:rawPredict", _MESSAGES),
+    ("POST", "/model/scripted/invoke", _MESSAGES),
+    ("POST", "/model/scripted/invoke-with-response-stream", _MESSAGES),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/scripted", None),
     ("GET", "/v1beta/models", None),
@@ -209,7 +211,7 @@ class GatewayTarget(Target):
         method, path, document = chance.choice(_CALLS)
         if isinstance(document, dict) and "stream" in document and chance.random() < 0.3:
             document = document | {"stream": True}
-        match chance.randrange(9):
+        match chance.randrange(10):
             case 0:
                 return Request(method, f"/k/{self.key}{path}"), document
             case 1:
@@ -218,6 +220,11 @@ class GatewayTarget(Target):
                 return Request(method, path, headers=(("x-goog-api-key", self.key),)), document
             case 3:
                 return Request(method, path, headers=(("api-key", self.key),)), document
+            case 4:
+                signed = (
+                    f"AWS4-HMAC-SHA256 Credential={self.key}/20261116/r/bedrock/aws4_request, Signature=0"
+                )
+                return Request(method, path, headers=(("Authorization", signed),)), document
             case _:
                 return Request(method, path, headers=(("Authorization", f"Bearer {self.key}"),)), document
 

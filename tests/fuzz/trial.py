@@ -140,7 +140,7 @@ def _fault(reply: Reply, method: str) -> str | None:
             told = json.loads(reply.body)
         except ValueError:
             return f"{reply.status} is not told in JSON: {reply.body[:300]!r}"
-        if not isinstance(told, dict) or "error" not in told:
+        if not isinstance(told, dict) or told.keys().isdisjoint({"error", "message"}):
             return f"{reply.status} without an error: {reply.body[:300]!r}"
     return None
 

@@ -48,6 +48,8 @@ _HEADERS: tuple[tuple[str, str], ...] = (
     ("session-id", "\x7f"),
     ("Authorization", "Bearer"),
     ("Authorization", "Basic \xff"),
+    ("Authorization", "AWS4-HMAC-SHA256 Credential="),
+    ("api-key", "\xff"),
     ("x-api-key", "\xc3\x28"),
     ("x-goog-api-key", ""),
     ("Transfer-Encoding", "identity"),

@@ -1,4 +1,4 @@
-"""The official clients of Azure and Vertex AI work against the gateway, given its address and a key.
+"""The official clients of Azure, Vertex AI and Bedrock work against the gateway, given its address and a key.
 
 Each plays the same two turns with a tool. What counts is that the client is content and that the second turn
 extends the tokens of the first, as for the provider's own client.
@@ -6,20 +6,27 @@ extends the tokens of the first, as for the provider's own client.
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import boto3
 import openai
 import pytest
-from anthropic import AsyncAnthropicFoundry, AsyncAnthropicVertex
+from anthropic import AsyncAnthropicBedrock, AsyncAnthropicFoundry, AsyncAnthropicVertex
+from botocore.config import Config
+from botocore.exceptions import ClientError, EventStreamError
 from google import genai
 from google.genai import errors, types
 from google.oauth2.credentials import Credentials
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 
+from polar.engines.base import EngineError
 from polar.gateway.server import new_key
 from polar.models.completion import Completion
+from tests.fakes.scripted_engine import Answer
 from tests.gateways import CALL, MODEL, SCHEMA, Service, served
 
 SAID = (CALL, "Two files.")
@@ -268,3 +275,89 @@ async def test_vertex_refuses_as_anthropic_does(tmp_path: Path) -> None:
         async with vertex(service) as client:
             with pytest.raises(anthropic.NotFoundError):
                 await client.messages.create(model="claude-9", max_tokens=9, messages=ASK)
+
+
+BY_KEY = {"api_key": "{key}"}
+SIGNED = {"aws_access_key": "{key}", "aws_secret_key": "any", "aws_session_token": "any"}
+
+
+def bedrock(service: Service, credentials: dict[str, str], key: str | None = None) -> AsyncAnthropicBedrock:
+    given: Any = {name: value.format(key=key or service.key) for name, value in credentials.items()}
+    return AsyncAnthropicBedrock(base_url=service.url, aws_region="us-east-1", max_retries=0, **given)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("credentials", [BY_KEY, SIGNED], ids=["bearer", "signed"])
+async def test_bedrock_serves_anthropic_s_models(
+    tmp_path: Path, streamed: bool, credentials: dict[str, str]
+) -> None:
+    async with served(tmp_path, *SAID) as service, bedrock(service, credentials) as client:
+        await messages_with_a_tool(client, streamed=streamed)
+        assert_one_conversation(await service.captured())
+
+
+async def test_bedrock_refuses_in_its_own_shape(tmp_path: Path) -> None:
+    async with served(tmp_path, max_context=400) as service:
+        for credentials in (BY_KEY, SIGNED):
+            async with bedrock(service, credentials, new_key()) as stranger:
+                with pytest.raises(anthropic.PermissionDeniedError) as refused:
+                    await stranger.messages.create(model=MODEL, max_tokens=9, messages=ASK)
+            assert refused.value.response.headers["x-amzn-ErrorType"] == "UnrecognizedClientException"
+        async with bedrock(service, BY_KEY) as client:
+            with pytest.raises(anthropic.NotFoundError):
+                await client.messages.create(model="anthropic.claude-9", max_tokens=9, messages=ASK)
+            with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+                await client.messages.create(
+                    model=MODEL, max_tokens=9, messages=[{"role": "user", "content": "x " * 900}]
+                )
+
+
+def runtime(service: Service) -> Any:
+    return boto3.client(
+        "bedrock-runtime",
+        endpoint_url=service.url,
+        region_name="us-east-1",
+        aws_access_key_id=service.key,
+        aws_secret_access_key="any",
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+
+
+def invoked(**fields: Any) -> str:
+    return json.dumps({"anthropic_version": "bedrock-2023-05-31", "max_tokens": 99, "messages": ASK} | fields)
+
+
+async def test_boto3_invokes_models(tmp_path: Path) -> None:
+    name = "us.anthropic/claude:1"
+    async with served(tmp_path, "Hello, wörld 🙂.", name=name) as service:
+        client = runtime(service)
+
+        def whole() -> Any:
+            return json.loads(client.invoke_model(modelId=name, body=invoked())["body"].read())
+
+        def events() -> list[Any]:
+            stream = client.invoke_model_with_response_stream(modelId=name, body=invoked())["body"]
+            return [json.loads(event["chunk"]["bytes"]) for event in stream]
+
+        assert (await asyncio.to_thread(whole))["content"] == [{"type": "text", "text": "Hello, wörld 🙂."}]
+        seen = await asyncio.to_thread(events)
+        assert [seen[0]["type"], seen[-1]["type"]] == ["message_start", "message_stop"]
+        texts = [event["delta"]["text"] for event in seen if event["type"] == "content_block_delta"]
+        assert (len(texts) > 2, "".join(texts)) == (True, "Hello, wörld 🙂.")
+        assert len(await service.captured()) == 2
+
+
+async def test_boto3_raises_what_bedrock_would(tmp_path: Path) -> None:
+    failing = Answer("One two three", failure=EngineError("gone"), fail_at=2)
+    async with served(tmp_path, failing) as service:
+        client = runtime(service)
+
+        def events() -> list[Any]:
+            return list(client.invoke_model_with_response_stream(modelId=MODEL, body=invoked())["body"])
+
+        with pytest.raises(EventStreamError, match="internalServerException"):
+            await asyncio.to_thread(events)
+        with pytest.raises(ClientError) as refused:
+            await asyncio.to_thread(client.invoke_model, modelId=MODEL, body=invoked(messages=[]))
+        assert refused.value.response["Error"]["Code"] == "ValidationException"
+        assert "messages" in refused.value.response["Error"]["Message"]

@@ -46,9 +46,7 @@ _ERRORS: dict[Refusal, tuple[int, str]] = {
     Refusal.INTERNAL: (500, "api_error"),
 }
 """Status and type of each refusal."""
-_WORTH_RETRYING = frozenset(
-    {Refusal.OVER_QUOTA, Refusal.ENGINE_FAILED, Refusal.ENGINE_DOWN, Refusal.INTERNAL}
-)
+WORTH_RETRYING = frozenset({Refusal.OVER_QUOTA, Refusal.ENGINE_FAILED, Refusal.ENGINE_DOWN, Refusal.INTERNAL})
 
 
 def _vertex_routes(models: str) -> tuple[Route, ...]:
@@ -114,7 +112,7 @@ class AnthropicMessages(Dialect):
     def error(self, error: RequestRefused) -> HttpAnswer:
         request_id = f"req_{secrets.token_hex(12)}"
         # Claude Code tries most errors again, for minutes, unless it is told not to.
-        retry = "true" if error.refusal in _WORTH_RETRYING else "false"
+        retry = "true" if error.refusal in WORTH_RETRYING else "false"
         headers = {"request-id": request_id, "x-should-retry": retry}
         body = orjson.dumps(_error_body(error, request_id))
         return HttpAnswer(_ERRORS[error.refusal][0], body, headers)
@@ -136,7 +134,7 @@ class MessageStream(StreamEncoder):
     def start(self) -> bytes:
         # How long the prompt is stands in the last event: headers go out before it is known here.
         empty = {"content": []} | _stop(None, None) | {"usage": _usage(Usage(0, 0))}
-        return _event("message_start", {"message": _envelope(self._identity) | empty})
+        return self._event("message_start", {"message": _envelope(self._identity) | empty})
 
     def text(self, text: str) -> bytes:
         opening = self._into({"type": "text", "text": ""})
@@ -155,13 +153,13 @@ class MessageStream(StreamEncoder):
 
     def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
         body = {"delta": _stop(finish_reason, stop_sequence), "usage": _usage(usage)}
-        return self._close() + _event("message_delta", body) + _event("message_stop", {})
+        return self._close() + self._event("message_delta", body) + self._event("message_stop", {})
 
     def error(self, error: RequestRefused) -> bytes:
-        return _event("error", _error_body(error, f"req_{self._identity.id}"))
+        return self._event("error", _error_body(error, f"req_{self._identity.id}"))
 
     def keep_alive(self) -> bytes:
-        return _event("ping", {})
+        return self._event("ping", {})
 
     def _into(self, block: dict[str, Any]) -> bytes:
         """Open a block, unless one of its type is open."""
@@ -181,18 +179,17 @@ class MessageStream(StreamEncoder):
         return self._delta({"type": "signature_delta", "signature": signature}) + self._end()
 
     def _begin(self, content_block: dict[str, Any]) -> bytes:
-        return _event("content_block_start", {"index": self._blocks, "content_block": content_block})
+        return self._event("content_block_start", {"index": self._blocks, "content_block": content_block})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event("content_block_delta", {"index": self._blocks, "delta": delta})
+        return self._event("content_block_delta", {"index": self._blocks, "delta": delta})
 
     def _end(self) -> bytes:
         index, self._blocks = self._blocks, self._blocks + 1
-        return _event("content_block_stop", {"index": index})
+        return self._event("content_block_stop", {"index": index})
 
-
-def _event(type_: str, body: dict[str, Any]) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (type_.encode(), orjson.dumps({"type": type_} | body))
+    def _event(self, type_: str, body: dict[str, Any]) -> bytes:
+        return b"event: %s\ndata: %s\n\n" % (type_.encode(), orjson.dumps({"type": type_} | body))
 
 
 def _envelope(identity: CallIdentity) -> dict[str, Any]:
@@ -264,11 +261,11 @@ def _usage(usage: Usage) -> dict[str, int]:
 
 
 def _error_body(error: RequestRefused, request_id: str) -> dict[str, Any]:
-    said = {"type": _ERRORS[error.refusal][1], "message": _sentence(error)}
+    said = {"type": _ERRORS[error.refusal][1], "message": sentence(error)}
     return {"type": "error", "error": said, "request_id": request_id}
 
 
-def _sentence(error: RequestRefused) -> str:
+def sentence(error: RequestRefused) -> str:
     if error.refusal is not Refusal.CONTEXT_OVERFLOW or error.limit is None:
         return error.message
     # By these words Claude Code knows that it has to compact, and by how much.
