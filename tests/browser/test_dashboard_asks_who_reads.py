@@ -90,7 +90,7 @@ def test_an_admin_drains_a_node_and_lets_it_work_again(run: Fleet, reader: Opens
     expect(watching.locator("[data-stage=queued] .count")).to_have_text("1")
     page.get_by_role("button", name="Resume local").click()
     page.get_by_role("dialog").get_by_role("button", name="Resume").click()
-    expect(row).to_contain_text("alive")
+    expect(row).to_contain_text("running")
     expect(watching.locator("[data-stage=running] .count")).to_have_text("1")
     run.do(client.cancel("next"))
 

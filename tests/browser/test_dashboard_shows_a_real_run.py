@@ -53,14 +53,14 @@ def test_overview_counts_what_happened(run: Fleet, reader: Opens) -> None:
     expect(page.locator("[data-stage=ended] .count")).to_have_text(str(ended))
     usable = round(100 * counted[SessionStatus.COMPLETED] / ended)
     expect(page.locator("[data-figure=acceptance] .value")).to_have_text(f"{usable} % of {ended} in an hour")
-    expect(page.get_by_role("row", name="local")).to_contain_text("alive")
+    expect(page.get_by_role("row", name="local")).to_contain_text("running")
     expect(page.get_by_role("row", name="local")).to_contain_text("in step")
     expect(page.locator("main .head")).to_contain_text("policy version 1")
 
 
 def test_group_shows_rewards_and_advantages(reader: Opens) -> None:
     page = reader().open("/tasks/repair-app", "main tbody tr")
-    expect(page.get_by_text("4 of 4 scored · mean 0.5 · spread 0.5")).to_be_visible()
+    expect(page.get_by_text("4 of 4 scored · mean 0.5 · standard deviation 0.5")).to_be_visible()
     rows = page.get_by_role("table", name="Samples").locator("tbody tr")
     assert rows.count() == 4
     found = {tuple(row.locator("td").nth(at).inner_text() for at in (3, 4)) for row in rows.all()}

@@ -130,7 +130,7 @@ async def test_nodes_are_shown_drained_and_resumed(served: Served) -> None:
         await client.follow_policy("west", PolicyReport())
     assert (await served.ok("nodes")).splitlines()[-1].split() == [
         "west",
-        "alive",
+        "running",
         "0",
         "0/3",
         "0/4",
@@ -139,7 +139,7 @@ async def test_nodes_are_shown_drained_and_resumed(served: Served) -> None:
     ]
     assert "drained" in await served.ok("nodes", "drain", "west")
     assert json.loads(await served.ok("nodes", "--json"))["is_draining"]
-    assert "alive" in await served.ok("nodes", "resume", "west")
+    assert "running" in await served.ok("nodes", "resume", "west")
     assert "no node 'east' has joined" in await served.fails("nodes", "drain", "east")
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import polar
+from polar.models.dashboard import NodeOverview
+from polar.models.session import SessionStatus
 
 SOURCE = Path(polar.__file__).parent
 DOCS = SOURCE.parents[1] / "docs"
@@ -22,6 +24,7 @@ NAMES = {
     "Flights": "RequestCoalescer",
     "Gateways": "Gateway",
     "Messenger": "WebhookSender",
+    "SPOILED": "UNGRADABLE",
     "Script": "Paginator",
     "Setback": "RetryableFailure",
     "Spoiled": "UngradableWorkspace",
@@ -33,14 +36,21 @@ NAMES = {
     "remembered": "memoized",
     "sessions_a_second": "sessions_per_second",
     "shop": "services",
+    "spread": "standard_deviation",
+    "untold": "unreported",
 }
 """Identifiers, with what to write instead."""
+
+PARTICIPLES = {"held", "kept", "marked", "placed", "spoiled", "told"}
+"""No names of functions, which say what they do."""
 
 PHRASES = {
     "from which on": "the minimum at which",
     "has not the form of": "is not",
     "how many it were": "how many there were",
+    "nodes that are alive": "nodes that are running",
     "opens nothing any more": "is invalid or expired",
+    "so many": "the number of",
     "warm_start/": "examples/warm-start",
 }
 """In pages, docstrings and messages."""
@@ -71,6 +81,28 @@ def test_a_retired_name_is_nowhere(name: str) -> None:
     assert name not in identifiers(), f"{identifiers()[name]}: write {NAMES[name]}"
     quoted = [str(path) for path, text in texts().items() if path.suffix == ".md" and f"`{name}`" in text]
     assert not quoted, f"write {NAMES[name]}"
+
+
+def test_functions_are_named_after_what_they_do() -> None:
+    found = [
+        f"{file.relative_to(SOURCE)}: {node.name}"
+        for file in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.strip("_") in PARTICIPLES
+    ]
+    assert not found
+
+
+def test_states_of_nodes_are_called_what_the_pages_call_them() -> None:
+    sessions = dict.fromkeys((SessionStatus.RUNNING,), 1)
+    shown = {
+        NodeOverview(name="n", seconds_silent=0, version=0, sessions=leased, trouble=trouble, **flags).state
+        for leased in ({}, sessions)
+        for trouble in (None, "its disk is short")
+        for flags in ({}, {"is_silent": True}, {"is_draining": True})
+    }
+    table = (DOCS / "dashboard.md").read_text().split("| a node is | when |")[1].split("\n\n")[0]
+    assert shown == set(re.findall(r"^\| \*([a-z]+)\* \|", table, re.MULTILINE))
 
 
 @pytest.mark.parametrize("phrase", PHRASES)

@@ -31,7 +31,7 @@ from polar.errors import InvalidInput, NotInstalled
 from polar.gateway.server import Gateway
 from polar.models.access import TokenRole
 from polar.node.node import Node, join
-from polar.node.services import held, node_directory
+from polar.node.services import lock_directory, node_directory
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
 from polar.rendering.tokenizer import read_tokenizer
@@ -212,7 +212,7 @@ async def joined(
     async with AsyncClient(url, token, ca=pinned(pin) if pin else settings.node.ca) as client:
         welcome = await join(client, settings.node)
         # Before the engine, which takes long to start, and before anybody is told that the node works.
-        with held(node_directory(data_dir, settings.node.name)):
+        with lock_directory(node_directory(data_dir, settings.node.name)):
             async with data_plane(settings, say) as plane:
                 say(f"starting the node {settings.node.name}")
                 parts = (settings.node, data_dir, client, plane.gateway, plane.model)

@@ -103,7 +103,7 @@ class TaskReport:
             Trouble.UNSOLVABLE: self._short_of_passing(),
             Trouble.FREE: self._free(),
             Trouble.CHEATABLE: ", ".join(one.trial for one in self.successful_attacks),
-            Trouble.FLAKY: " and ".join(filter(None, map(_spread, (self.nothing, self.solution)))),
+            Trouble.FLAKY: " and ".join(filter(None, map(_disagreement, (self.nothing, self.solution)))),
         }
         return {trouble: seen for trouble, seen in found.items() if seen}
 
@@ -132,7 +132,7 @@ def _rewards(outcomes: Sequence[TrialOutcome]) -> list[float]:
     return [one.reward for one in outcomes if one.reward is not None]
 
 
-def _spread(outcomes: Sequence[TrialOutcome]) -> str:
+def _disagreement(outcomes: Sequence[TrialOutcome]) -> str:
     rewards = _rewards(outcomes)
     if not rewards or max(rewards) - min(rewards) <= EQUAL:
         return ""
@@ -223,9 +223,9 @@ async def validate(
     jobs: int,
     attacks: bool = True,
     pass_reward: float = 1.0,
-    told: Callable[[TaskReport], None] = lambda _report: None,
+    note: Callable[[TaskReport], None] = lambda _report: None,
 ) -> list[TaskReport]:
-    """The report of each task in order, told as it is made; at most `jobs` sandboxes work at a time."""
+    """The report of each task in order, passed to `note` once it is made; at most `jobs` run at a time."""
     seats = asyncio.Semaphore(jobs)
 
     async def score(task: TaskSpec, trial: Trial, name: str) -> TrialOutcome:
@@ -244,7 +244,7 @@ async def validate(
             for part in ("nothing", "solution", "attacks")
         }
         made = TaskReport(task.id, **parts, pass_reward=pass_reward)
-        told(made)
+        note(made)
         return made
 
     return await _gathered([report(number, task) for number, task in enumerate(tasks)])

@@ -82,7 +82,7 @@ def submit(
             views = [client.task(task.id) for task in tasks]
     print_list(views, task_table, as_json=as_json)
     if not as_json and (known or not wait):
-        print_parts(f"\n{_told(tasks, known)}" + ("" if wait else ". Watch with: polar sessions"))
+        print_parts(f"\n{_summary(tasks, known)}" + ("" if wait else ". Watch with: polar sessions"))
     if failed := failures(results):
         say(failed, typer.colors.RED)
         raise typer.Exit(1)
@@ -130,7 +130,7 @@ def _follow(client: Client, tasks: Sequence[TaskSpec]) -> list[SessionResult]:
     return found
 
 
-def _told(tasks: Sequence[TaskSpec], known: frozenset[str]) -> str:
+def _summary(tasks: Sequence[TaskSpec], known: frozenset[str]) -> str:
     new = [task for task in tasks if task.id not in known]
     old = [task for task in tasks if task.id in known]
     there = f"{_count(old)} already there"

@@ -131,7 +131,7 @@ def validate(
     node = load_settings(config).node
     reports: list[TaskReport] = []
 
-    def told(report: TaskReport) -> None:
+    def note(report: TaskReport) -> None:
         reports.append(report)
         say(f"{len(reports)}/{len(found)} {report.task_id}: {', '.join(report.troubles) or 'sound'}")
 
@@ -144,7 +144,7 @@ def validate(
                 jobs=jobs or os.cpu_count() or 1,
                 attacks=attacks,
                 pass_reward=pass_reward,
-                told=told,
+                note=note,
             )
 
     until_interrupted(work())

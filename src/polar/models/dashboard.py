@@ -27,8 +27,8 @@ class NodeOverview(Frozen):
 
     name: str
     """As it joined."""
-    is_alive: bool
-    """Whether it has reported within the time in which nodes do."""
+    is_silent: bool = False
+    """Whether it has not reported within the time in which nodes do."""
     is_draining: bool = False
     """Whether it is leased nothing more, and finishes what it holds."""
     trouble: str | None = None
@@ -46,11 +46,11 @@ class NodeOverview(Frozen):
 
     @property
     def state(self) -> str:
-        """In a word: silent, alive, troubled, draining, or drained once it holds nothing."""
-        if not self.is_alive:
+        """In a word: silent, running, troubled, draining, or drained once it holds nothing."""
+        if self.is_silent:
             return "silent"
         if not self.is_draining:
-            return "troubled" if self.trouble else "alive"
+            return "troubled" if self.trouble else "running"
         return "draining" if self.sessions else "drained"
 
 
@@ -164,7 +164,7 @@ class SampleView(Frozen):
 
     session: SessionRow
     advantage: float | None = None
-    """Its reward against the group's mean, in standard deviations; None where the group has no spread."""
+    """Its reward against the group's mean, in standard deviations; None where all are equal."""
 
 
 class GroupView(Frozen):
@@ -194,8 +194,8 @@ class GroupView(Frozen):
     """Paths that were put into the workspace."""
     mean: float | None = None
     """Of the rewards; None: there is none yet."""
-    spread: float | None = None
-    """The rewards' standard deviation."""
+    standard_deviation: float | None = None
+    """Of the rewards."""
     samples: tuple[SampleView, ...]
 
 

@@ -89,7 +89,7 @@ class NodePolicy(Frozen):
 
 
 class PolicyView(Frozen):
-    """The policy as it is asked for, and the nodes that are alive."""
+    """The policy as it is asked for, and the nodes that are not silent."""
 
     version: Version
     """What engines are to sample with."""

@@ -82,7 +82,7 @@ class Node:
         self._draining = asyncio.Event()
         self._admission = Admission(settings, self._services.directory, self._tell_of_trouble)
         self._services.metrics.watch(self._admission)
-        self._untold_trouble = False
+        self._unreported_trouble = False
 
     async def metric_families(self) -> Iterable[Metric]:
         return self._services.metrics.registry.collect()
@@ -196,7 +196,7 @@ class Node:
         return self._runs.get(run.lease.session_id) is run
 
     def _tell_of_trouble(self) -> None:
-        self._untold_trouble = True
+        self._unreported_trouble = True
         self._beat_now.set()
 
     def _tell_soon(self, session_id: str) -> None:
@@ -302,7 +302,7 @@ class Node:
                     runs = {id: run for id, run in runs.items() if id in changed}
                 else:
                     all_at = loop.time() + pause
-                if not runs and not self._untold_trouble:
+                if not runs and not self._unreported_trouble:
                     continue
                 try:
                     # A connection that is dead without a sign must not cost the leases.
@@ -318,16 +318,16 @@ class Node:
                 key=run.lease.key,
                 status=run.status,
                 progress=self._gateway.progress(session_id),
-                entered=run.untold(),
+                entered=run.unreported(),
             )
             for session_id, run in runs.items()
         )
         trouble = self._admission.trouble
         heartbeat = Heartbeat(sessions=beats, trouble=trouble and trouble[:LONGEST_TROUBLE])
         answer = await self._client.heartbeat(self._settings.name, heartbeat)
-        self._untold_trouble = self._admission.trouble != trouble
+        self._unreported_trouble = self._admission.trouble != trouble
         for beat in beats:
-            runs[beat.session_id].told(len(beat.entered))
+            runs[beat.session_id].mark_reported(len(beat.entered))
         for session_id, run in runs.items():
             # A session that came back meanwhile under another lease is not the one that was told of.
             if not self._is_latest(run) or run.task is None:

@@ -95,8 +95,8 @@ def node_directory(data_dir: Path, name: str) -> Path:
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Hold a node's directory while the body runs: two processes in it would reap each other's sandboxes.
+def lock_directory(directory: Path) -> Iterator[None]:
+    """Lock a node's directory while the body runs: two processes in it would reap each other's sandboxes.
 
     The system releases it when the process dies.
     """

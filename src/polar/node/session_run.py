@@ -64,7 +64,7 @@ class SessionRun:
     _span: tracing.SessionSpan = field(init=False)
     _entered: float = field(default_factory=time.monotonic)
     _seconds: dict[SessionStatus, float] = field(default_factory=dict)
-    _untold: list[tuple[SessionStatus, float]] = field(default_factory=list)
+    _unreported: list[tuple[SessionStatus, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._artifacts = Artifacts(self.services.settings.artifact_bytes, self._beside("artifacts"))
@@ -86,7 +86,7 @@ class SessionRun:
         return self.services.captures_dir / f"{self.name}.{suffix}"
 
     @property
-    def kept(self) -> Path:
+    def evaluation_dir(self) -> Path:
         return self.services.kept_dir / self.name
 
     async def run(self, seat: Seat) -> SessionResult:
@@ -153,7 +153,7 @@ class SessionRun:
             trace_ends=built.trace_ends,
             completions=self._completions,
             sandbox_maker=fresh.sandbox,
-            artifacts=self.kept,
+            artifacts=self.evaluation_dir,
             cache=self.services.cache_dir,
             judges=self.services.judges,
         )
@@ -199,7 +199,7 @@ class SessionRun:
                 self.capture,
                 self.lease.task.builder,
                 self._artifacts,
-                ((logs, "logs"), (self.kept, "evaluation")),
+                ((logs, "logs"), (self.evaluation_dir, "evaluation")),
             )
         except Exception as error:
             log.exception("session %s could not be packed", self.lease.session_id)
@@ -208,7 +208,7 @@ class SessionRun:
             delivery = Delivery(key=self.lease.key, result=failed)
         self.services.metrics.ended.labels(delivery.result.status).inc()
         self._span.end(delivery.result)
-        return delivery.model_copy(update={"entered": self.untold()})
+        return delivery.model_copy(update={"entered": self.unreported()})
 
     def _shown_verdict(self) -> Verdict | None:
         """The verdict, whose report may quote what the agent left."""
@@ -220,7 +220,7 @@ class SessionRun:
         """Remove what is left of the session on this machine, once all of it is stored."""
         logs = self.services.host.logs
         own_logs = (logs / self.name, *logs.glob(f"{self.name}.*"))
-        for directory in (self._beside("artifacts"), self.kept, *own_logs):
+        for directory in (self._beside("artifacts"), self.evaluation_dir, *own_logs):
             shutil.rmtree(directory, ignore_errors=True)
         for suffix in ("log", "recording", "zip"):
             self._beside(suffix).unlink(missing_ok=True)
@@ -229,20 +229,20 @@ class SessionRun:
         """This node has nothing more to do with the session, whether there is a result or not."""
         self._span.end(None)
 
-    def untold(self) -> tuple[StageEntry, ...]:
+    def unreported(self) -> tuple[StageEntry, ...]:
         """Stages entered that the server has not heard of."""
         now = time.monotonic()
-        return tuple(StageEntry(status=status, seconds_ago=now - at) for status, at in self._untold)
+        return tuple(StageEntry(status=status, seconds_ago=now - at) for status, at in self._unreported)
 
-    def told(self, count: int) -> None:
+    def mark_reported(self, count: int) -> None:
         """Take note that the server has heard of the first `count` of them."""
-        del self._untold[:count]
+        del self._unreported[:count]
 
     def _enter(self, status: SessionStatus) -> None:
         self._close_stage()
         self.status = status
         self._span.enter(status)
-        self._untold.append((status, self._entered))
+        self._unreported.append((status, self._entered))
         self.changed()
 
     def _close_stage(self) -> None:

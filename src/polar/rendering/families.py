@@ -80,7 +80,7 @@ class _Candidates:
         from polar.rendering.adapter import PACKAGE_FAMILIES, adapted_renderer
 
         if family == TEMPLATE:
-            return _told(self._general())
+            return _warned_about(self._general())
         renderer: Renderer | None = None
         if family in (CHATML, QWEN25):
             renderer = self._chatml(ToolForm.HERMES if family == QWEN25 else self._own_tools)
@@ -108,7 +108,7 @@ class _Candidates:
                 return renderer
         general, why = self._general_or_why()
         if general is not None and general.call_form is not None:
-            return _told(general)
+            return _warned_about(general)
         for family, renderer in self._of_package():
             found[family] = self._differences(family, renderer)
             if not found[family]:
@@ -118,7 +118,7 @@ class _Candidates:
             return self.named(nearest)
         if general is not None:
             # Made again: the others have used the same tokenizer.
-            return _told(self._general())
+            return _warned_about(self._general())
         raise InvalidInput(
             f"model {model}: no renderer gives the ids of its chat template, and {why}",
             hint=_MORE_FAMILIES if nearest is None else _nearest_hint(nearest, found[nearest]),
@@ -179,7 +179,7 @@ class _Candidates:
         return differences
 
 
-def _told(renderer: TemplateRenderer) -> TemplateRenderer:
+def _warned_about(renderer: TemplateRenderer) -> TemplateRenderer:
     """The renderer, after the log says what its template lacks."""
     if renderer.call_form is None:
         log.warning("the model's chat template shows no calls: it is offered no tools")

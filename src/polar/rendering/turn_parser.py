@@ -72,7 +72,7 @@ class TurnParser(ResponseParser):
         if self._part is _Part.THOUGHT:
             return MessageDelta(rest.content, rest.reasoning + self._thought.feed(held))
         last = self._answered(held)
-        end = self._kept(self._reader.finish()) if self._reader else MessageDelta()
+        end = self._note_calls(self._reader.finish()) if self._reader else MessageDelta()
         return MessageDelta(
             rest.content + last.content + end.content,
             rest.reasoning,
@@ -112,9 +112,9 @@ class TurnParser(ResponseParser):
         return MessageDelta(said.content, self._thought.feed(thought), said.tool_calls)
 
     def _answered(self, text: str) -> MessageDelta:
-        return self._kept(self._reader.feed(text) if self._reader else MessageDelta(text))
+        return self._note_calls(self._reader.feed(text) if self._reader else MessageDelta(text))
 
-    def _kept(self, delta: MessageDelta) -> MessageDelta:
+    def _note_calls(self, delta: MessageDelta) -> MessageDelta:
         calls = delta.tool_calls[: 1 - len(self._calls)] if self._has_one_call else delta.tool_calls
         self._calls += calls
         return MessageDelta(self._answer.feed(delta.content), tool_calls=calls)

@@ -292,7 +292,7 @@ class RolloutService:
 
 
 async def repeat(purpose: str, act: Callable[[], Awaitable[None]], seconds: float) -> None:
-    """Do something for ever, with pauses of so many seconds; failing once is no reason to stop."""
+    """Do something for ever, with pauses in between; failing once is no reason to stop."""
     while True:
         try:
             await act()

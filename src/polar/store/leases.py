@@ -30,7 +30,7 @@ from polar.models.views import HeartbeatAnswer, SessionBeat
 from polar.store.database import BATCH, Repository, batches, reads, writes
 from polar.store.feeds import event, record
 from polar.store.nodes import is_drained, report_trouble
-from polar.store.sessions import HELD, cancel_rows, end, ended_by_server
+from polar.store.sessions import LEASED, cancel_rows, end, ended_by_server
 from polar.store.tables import IS_QUEUED, sessions, tasks
 
 _STAGES = tuple(SessionStatus)
@@ -179,7 +179,7 @@ def is_newest(row: Any, key: LeaseKey) -> bool:
 
 def is_held(row: Any, key: LeaseKey) -> bool:
     """Whether the lease with this key is the session's own."""
-    return row.status in HELD and is_newest(row, key)
+    return row.status in LEASED and is_newest(row, key)
 
 
 def fenced_off(session_id: str) -> Conflict:
@@ -317,7 +317,7 @@ def _row(connection: Connection, session_id: str) -> Row[Any]:
 
 def _furthest(stored: SessionStatus, reported: SessionStatus) -> SessionStatus:
     """Where a held session is: heartbeats may skip stages and may arrive late, so it only moves on."""
-    return max(stored, reported, key=_STAGES.index) if reported in HELD else stored
+    return max(stored, reported, key=_STAGES.index) if reported in LEASED else stored
 
 
 def _result_of_silent(row: Row[Any], max_attempts: int) -> SessionResult | None:

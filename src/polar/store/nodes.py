@@ -89,7 +89,7 @@ class Nodes(Repository):
         silent = max(self._database.now() - report.seen_at, 0.0) if report is not None else FORGOTTEN_SECONDS
         return NodeOverview(
             name=name,
-            is_alive=silent <= SILENT_SECONDS,
+            is_silent=silent > SILENT_SECONDS,
             is_draining=row is not None and row.drained_at is not None,
             trouble=row.trouble if row is not None else None,
             seconds_silent=silent,

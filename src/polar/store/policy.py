@@ -159,8 +159,8 @@ class Policies(Repository):
 
     def _reports(self, connection: Connection) -> Sequence[Row[Any]]:
         """The last reports of the live nodes."""
-        alive = policy_nodes.c.seen_at > self._database.now() - SILENT_SECONDS
-        return connection.execute(select(policy_nodes).where(alive).order_by(policy_nodes.c.node)).all()
+        is_heard = policy_nodes.c.seen_at > self._database.now() - SILENT_SECONDS
+        return connection.execute(select(policy_nodes).where(is_heard).order_by(policy_nodes.c.node)).all()
 
     def _current(self, connection: Connection) -> Wanted:
         """What is wanted, locked, after ending a pause whose time is over."""

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, func, select
 
 from polar.store.blobs import BlobName, Blobs
 from polar.store.database import batches
-from polar.store.sessions import HELD
+from polar.store.sessions import LEASED
 from polar.store.store import Store
 from polar.store.tables import events, results, sessions
 
@@ -76,7 +76,7 @@ def _known(
     # First what is held: what a node delivers between the two is then found among the results.
     held = connection.execute(
         select(sessions.c.id, sessions.c.fencing_token).where(
-            sessions.c.id.in_(ids), sessions.c.status.in_(HELD)
+            sessions.c.id.in_(ids), sessions.c.status.in_(LEASED)
         )
     ).all()
     ended = connection.execute(

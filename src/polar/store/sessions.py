@@ -17,7 +17,7 @@ from polar.store.database import Repository, reads, writes
 from polar.store.feeds import Feed, announce, event, record
 from polar.store.tables import results, sessions, tasks
 
-HELD = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN})
+LEASED = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN})
 """The statuses of a session that a node holds a lease on."""
 
 _LONGEST_PLAIN_TASK_ID = 128 - len(".1023")
@@ -132,7 +132,7 @@ def cancel_rows(
 ) -> int:
     """End the waiting sessions among `rows` and ask for the end of the held ones; how many that were."""
     waiting = [row for row in rows if row.status == SessionStatus.QUEUED]
-    held = [row for row in rows if row.status in HELD]
+    held = [row for row in rows if row.status in LEASED]
     end(connection, [(row, ended_by_server(row, SessionStatus.CANCELLED, reason)) for row in waiting], now)
     if held:
         connection.execute(

@@ -55,7 +55,7 @@ def test_everything_has_its_line() -> None:
             "nodes": (
                 NodeOverview(
                     name="gpu-1\x1b[2J",
-                    is_alive=False,
+                    is_silent=True,
                     version=6,
                     seconds_silent=90,
                     sessions={SessionStatus.RUNNING: 3},

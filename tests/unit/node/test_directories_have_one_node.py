@@ -9,7 +9,7 @@ import pytest
 from polar.app.stack import running
 from polar.config.settings import EngineSettings, ServerSettings, Settings
 from polar.errors import PolarError
-from polar.node.services import held, node_directory
+from polar.node.services import lock_directory, node_directory
 
 
 async def test_a_second_system_is_refused_before_its_engine_is_asked_for(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ async def test_a_second_system_is_refused_before_its_engine_is_asked_for(tmp_pat
     )
     said: list[str] = []
     with (
-        held(node_directory(tmp_path, settings.node.name)),
+        lock_directory(node_directory(tmp_path, settings.node.name)),
         pytest.raises(PolarError, match=r"a node called local is running here already .*another --data-dir"),
     ):
         async with running(settings, said.append):
@@ -28,5 +28,5 @@ async def test_a_second_system_is_refused_before_its_engine_is_asked_for(tmp_pat
 
 def test_a_directory_is_free_again(tmp_path: Path) -> None:
     for _ in range(2):
-        with held(tmp_path / "n"):
+        with lock_directory(tmp_path / "n"):
             pass

@@ -38,8 +38,8 @@ async def test_a_node_stays_drained_when_it_joins_again(store: Store) -> None:
     assert await store.nodes.join("north", PLACES | {SessionStatus.RUNNING: 8})
     await store.policy.report("north", PolicyReport(step=0))
     (north,) = await store.nodes.all()
-    assert (north.is_alive, north.is_draining, north.places) == (
-        True,
+    assert (north.is_silent, north.is_draining, north.places) == (
+        False,
         True,
         PLACES | {SessionStatus.RUNNING: 8},
     )

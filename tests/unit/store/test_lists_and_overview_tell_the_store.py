@@ -123,14 +123,14 @@ async def test_nodes_are_those_that_report_or_hold_sessions(store: Store, clock:
     clock.now += 30
     await store.policy.report("west", PolicyReport(step=0, version=3))
     north, south, west = await store.nodes.all()
-    assert (north.name, north.is_alive, north.sessions) == ("north", False, {SessionStatus.INIT: 1})
-    assert (south.name, south.is_alive, south.seconds_silent, south.error) == (
+    assert (north.name, north.is_silent, north.sessions) == ("north", True, {SessionStatus.INIT: 1})
+    assert (south.name, south.is_silent, south.seconds_silent, south.error) == (
         "south",
-        False,
+        True,
         30,
         "no memory",
     )
-    assert (west.name, west.is_alive, west.version, west.error) == ("west", True, 3, None)
+    assert (west.name, west.is_silent, west.version, west.error) == ("west", False, 3, None)
 
 
 async def test_latest_events_and_their_end(store: Store) -> None:

@@ -61,7 +61,7 @@ class RayCluster:
         if asked:
             ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_SECONDS)
         self._seen = {name: seen for name, seen in self._seen.items() if name in asked}
-        return tuple(self._placed(name, answer) for name, answer in asked.items())
+        return tuple(self._node_from(name, answer) for name, answer in asked.items())
 
     def start(self, name: str, machine: Machine, settings: dict[str, Any]) -> None:
         """Place a node on a machine; Ray restarts it there while that lives."""
@@ -97,7 +97,7 @@ class RayCluster:
             request_resources(bundles=[self._need] * nodes)
             self._wished = nodes
 
-    def _placed(self, name: str, answer: Any) -> PlacedNode:
+    def _node_from(self, name: str, answer: Any) -> PlacedNode:
         unknown = PlacedNode(name, "", "", NodeState.SILENT)
         before, at = self._seen.setdefault(name, (unknown, time.monotonic()))
         silence = time.monotonic() - at

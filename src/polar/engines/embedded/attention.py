@@ -146,9 +146,9 @@ class _Singles:
         grouped = query[self.first_row : self.first_row + self.count]
         grouped = grouped.reshape(self.count, keys.shape[1], heads // keys.shape[1], size)
         if not self.is_dense:
-            spread = grouped.new_zeros(self.high - self.low, *grouped.shape[1:])
-            spread[self.at] = grouped
-            grouped = spread
+            padded = grouped.new_zeros(self.high - self.low, *grouped.shape[1:])
+            padded[self.at] = grouped
+            grouped = padded
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask, scale=scale)
         if not self.is_dense:
             out = out[self.at]

@@ -202,7 +202,7 @@ def _group(task: TaskView, sessions: Sequence[SessionRow]) -> GroupView:
     """The samples with their advantages, as GRPO has them: in standard deviations from the mean."""
     rewards = [one.reward for one in sessions if one.reward is not None]
     mean = fmean(rewards) if rewards else None
-    spread = pstdev(rewards) if rewards else None
+    deviation = pstdev(rewards) if rewards else None
     spec = task.spec
     return view(
         GroupView,
@@ -215,12 +215,12 @@ def _group(task: TaskView, sessions: Sequence[SessionRow]) -> GroupView:
         builder=spec.builder.name,
         files=tuple(spec.files),
         mean=mean,
-        spread=spread,
+        standard_deviation=deviation,
         samples=tuple(
             SampleView(
                 session=one,
-                advantage=(one.reward - mean) / spread
-                if one.reward is not None and mean is not None and spread
+                advantage=(one.reward - mean) / deviation
+                if one.reward is not None and mean is not None and deviation
                 else None,
             )
             for one in sessions

@@ -34,11 +34,7 @@ def look(at: float, results: int, tokens: int, fast: int = 0) -> Look:
     overview = Overview(
         at=at,
         sessions={SessionStatus.RUNNING: 3},
-        nodes=(
-            NodeOverview(
-                name="n", is_alive=True, seconds_silent=0.0, version=7, sessions={SessionStatus.RUNNING: 3}
-            ),
-        ),
+        nodes=(NodeOverview(name="n", seconds_silent=0.0, version=7, sessions={SessionStatus.RUNNING: 3}),),
         policy=PolicyView(version=7, is_paused=True),
         minutes=(
             Minute(at=0.0, ended=100, usable=100, mean_reward=1.0),

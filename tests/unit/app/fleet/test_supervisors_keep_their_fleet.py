@@ -128,7 +128,7 @@ def test_a_node_that_is_drained_on_the_server_is_stood_in_for_until_it_is_resume
 
     look()
     assert look() == ["ready", "ready"]
-    told.append(NodeOverview(name="host-1", is_alive=True, is_draining=True, seconds_silent=0, version=0))
+    told.append(NodeOverview(name="host-1", is_draining=True, seconds_silent=0, version=0))
     look()
     assert look() == ["aside", "ready", "ready"]
     told.clear()
@@ -140,7 +140,7 @@ def test_a_fleet_with_a_node_on_every_machine_misses_none_that_is_set_aside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = RememberedCluster(2)
-    drained = NodeOverview(name="host-1", is_alive=True, is_draining=True, seconds_silent=0, version=0)
+    drained = NodeOverview(name="host-1", is_draining=True, seconds_silent=0, version=0)
     supervisor, _ = supervised(cluster, Clock(), monkeypatch, [drained])
     supervisor.look()
     for name in cluster.placed:

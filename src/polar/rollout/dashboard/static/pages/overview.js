@@ -56,7 +56,7 @@ function policyText(policy) {
 
 function pipeline({ sessions, nodes }) {
   const places = (stage) =>
-    nodes.reduce((sum, node) => sum + (node.is_alive ? (node.places[stage] ?? 0) : 0), 0);
+    nodes.reduce((sum, node) => sum + (node.is_silent ? 0 : (node.places[stage] ?? 0)), 0);
   const ended = ["completed", "failed", "cancelled"].reduce((sum, name) => sum + (sessions[name] ?? 0), 0);
   const step = (name, value, href) =>
     h(
@@ -138,9 +138,9 @@ function nodes(context, { nodes: list, policy }) {
 }
 
 function nodeState(node) {
-  if (!node.is_alive)
+  if (node.is_silent)
     return h("span", { class: "state silent" }, `silent ${seconds(node.seconds_silent)}`);
-  if (!node.is_draining) return state(node.trouble ? "troubled" : "alive");
+  if (!node.is_draining) return state(node.trouble ? "troubled" : "running");
   return state(POOLS.some((name) => node.sessions[name]) ? "draining" : "drained");
 }
 

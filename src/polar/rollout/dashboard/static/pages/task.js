@@ -47,11 +47,11 @@ function sections(context, task, chosen, refresh, router) {
   ];
 }
 
-function groupLine({ mean, spread, samples: all }) {
+function groupLine({ mean, standard_deviation: deviation, samples: all }) {
   const scored = all.filter(({ session }) => session.reward !== null).length;
   if (mean === null) return h("p", { class: "soft small" }, "No sample has a reward yet.");
-  const learnable = spread ? "" : " All rewards are equal, so the group teaches nothing.";
-  const text = `${count(scored)} of ${count(all.length)} scored · mean ${number(mean)} · spread ${number(spread)}.`;
+  const learnable = deviation ? "" : " All rewards are equal, so the group teaches nothing.";
+  const text = `${count(scored)} of ${count(all.length)} scored · mean ${number(mean)} · standard deviation ${number(deviation)}.`;
   return h("p", { class: "soft small" }, text + learnable);
 }
 

@@ -49,7 +49,7 @@ function rows(tasks) {
     { name: "Ended", number: true, wide: true },
     { name: "Rewards" },
     { name: "Mean", number: true },
-    { name: "Spread", number: true, wide: true },
+    { name: "Std dev", number: true, wide: true },
     { name: "Submitted", number: true, wide: true },
   ];
   return table(
@@ -61,7 +61,7 @@ function rows(tasks) {
         (sum, name) => sum + (task.sessions[name] ?? 0),
         0,
       );
-      const { mean, spread } = moments(task.rewards);
+      const { mean, deviation } = moments(task.rewards);
       return [
         h("a", { href: `/tasks/${part(task.id)}`, "data-line": "link" }, task.id),
         state(task.status),
@@ -69,7 +69,7 @@ function rows(tasks) {
         `${count(ended)} of ${count(all)}`,
         task.rewards.length ? rewardBars(task.rewards.slice(0, 16)) : h("span", { class: "soft" }, "–"),
         number(mean, 2),
-        number(spread, 2),
+        number(deviation, 2),
         h("time", { title: moment(task.created_at) }, ago(task.created_at)),
       ];
     }),
@@ -77,8 +77,8 @@ function rows(tasks) {
 }
 
 function moments(rewards) {
-  if (!rewards.length) return { mean: null, spread: null };
+  if (!rewards.length) return { mean: null, deviation: null };
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
   const variance = rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / rewards.length;
-  return { mean, spread: Math.sqrt(variance) };
+  return { mean, deviation: Math.sqrt(variance) };
 }
