@@ -18,14 +18,15 @@ import argparse
 import json
 import shutil
 from bisect import bisect_left
+from functools import partial
 from pathlib import Path
 
 from polar.app.own_system import DATA
-from polar.client import Client
+from polar.client import AsyncClient, Client
 from polar.tasksets.files import load_tasks
-from polar.training.rollouts import HELD_OUT, HeldOut
-from polar.training.run import rollout_server
-from polar.training.settings import GrpoSettings, load_run
+from polar.training.rollouts import HeldOut
+from polar.training.run import server_beside_trainer
+from polar.training.settings import GrpoSettings, HeldOutSettings, load_run
 
 
 def main() -> None:
@@ -53,20 +54,20 @@ def main() -> None:
     checkpoints = sorted(asked.warm_start.glob("checkpoints/step-*/weights"))
     weights = settings.out / DATA / "weights"
     with (
-        rollout_server(settings, rollouts, tasks, print) as place,
+        server_beside_trainer(settings, rollouts, tasks, print) as place,
         Client(place.url, place.token) as client,
         (asked.warm_start / ("held-out.jsonl" if asked.held_out else "choice.jsonl")).open(
             "w", buffering=1
         ) as told,
     ):
-        temperature = settings.objective.temperature
-        trials = HeldOut(client, tasks, samples, temperature, settings.out / HELD_OUT)
+        measured = HeldOutSettings(tasks=rollouts.tasks, samples=samples)
+        trials = HeldOut(measured, partial(AsyncClient, place.url, place.token), tasks, settings)
 
         def solved(checkpoint: Path) -> float:
             name = checkpoint.parent.name
             shutil.copytree(checkpoint, weights / name, dirs_exist_ok=True)
             client.update_policy((weights / name).absolute())
-            share = trials.numbers(int(name.removeprefix("step-")))["held_out_success"]
+            share = trials(int(name.removeprefix("step-")), True)["held_out_success"]
             told.write(json.dumps({"checkpoint": name, "solved": share}) + "\n")
             print(f"{name}: {share:.1%} of {len(tasks)} tasks", flush=True)
             return share

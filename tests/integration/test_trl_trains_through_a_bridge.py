@@ -16,7 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from polar.bridges.trl import REWARD, Rollouts, reward
 from polar.client import Client
 from polar.tasksets.files import load_tasks
-from polar.training.run import rollout_server
+from polar.training.run import server_beside_trainer
 from polar.training.settings import GrpoSettings, RolloutSettings
 from tests.fakes.tiny_llama import write_tiny_llama
 from tests.systems import ASK
@@ -80,7 +80,7 @@ def test_a_trainer_learns_from_sessions_and_its_weights_reach_the_engine(
     monkeypatch.chdir(tmp_path)
     settings, own = write_run(tmp_path)
     tasks = load_tasks(*own.tasks)
-    with rollout_server(settings, own, tasks, lambda _: None) as place:
+    with server_beside_trainer(settings, own, tasks, lambda _: None) as place:
         weights = settings.out / ".polar" / "weights"
         bridge = Watched(Rollouts(tasks, server=place.url, token=place.token, weights=weights))
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)

@@ -56,31 +56,24 @@ def own_settings(out: Path, config: Path | None, engine: dict[str, Any], concurr
 
 @asynccontextmanager
 async def rollout_server(
-    url: str | None, token: str | None, settings: Settings | None, tasks: Sequence[TaskSpec], say: Say
+    place: ServerAddress | Settings, tasks: Sequence[TaskSpec], say: Say, *, policy: Path | None = None
 ) -> AsyncIterator[ServerAddress]:
-    """The server at `url`, or a system of these settings started for the tasks and ended with the body."""
-    if url is not None:
-        yield ServerAddress(url, token)
+    """The server at this address, or a whole system of these settings for the tasks, ended with the body.
+
+    `policy`: weights that such a system begins with.
+    """
+    if isinstance(place, ServerAddress):
+        yield place
         return
-    assert settings is not None
-    async with own_system(settings, tasks, say) as address:
-        yield address
-
-
-@asynccontextmanager
-async def own_system(
-    settings: Settings, tasks: Sequence[TaskSpec], say: Say, *, policy: Path | None = None
-) -> AsyncIterator[ServerAddress]:
-    """A whole system for these tasks, ended with the body. `policy`: weights to begin with."""
     runtimes = tuple(sorted({task.runtime.name for task in tasks}))
-    await _check_runtimes(runtimes, settings)
+    await _check_runtimes(runtimes, place)
     for name, task in {task.harness.name: task for task in tasks}.items():
         say(f"preparing harness {name} (downloaded once)")
         installation = await plugins.create("harnesses", "harness", task.harness).install()
         say(f"{name} {installation.version}")
-    await _requeue(settings)
-    node = settings.node.model_copy(update={"runtimes": runtimes})
-    async with running(settings.model_copy(update={"node": node}), say, policy=policy) as stack:
+    await _requeue(place)
+    node = place.node.model_copy(update={"runtimes": runtimes})
+    async with running(place.model_copy(update={"node": node}), say, policy=policy) as stack:
         say(f"running at {stack.url}")
         yield ServerAddress(stack.url, stack.token)
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from polar.app.own_system import own_system
+from polar.app.own_system import rollout_server
 from polar.app.rollouts import roll_out
 from polar.assets.shipped import WARM_START
 from polar.client import AsyncClient
@@ -71,7 +71,7 @@ async def run(
     settings = settings.model_copy(update={"node": settings.node.model_copy(update={"runtimes": runtimes})})
     results: list[SessionResult] = []
     async with (
-        own_system(settings, tasks, say, policy=policy) as system,
+        rollout_server(settings, tasks, say, policy=policy) as system,
         AsyncClient(system.url, system.token) as client,
     ):
         sessions = sum(task.samples for task in tasks)

@@ -169,7 +169,7 @@ def _run(
     plan: Plan, journal: Journal, server: str | None, token: str | None, settings: dict[str | None, Settings]
 ) -> None:
     """Show steps and sessions on standard error: a bar in a terminal, else a line for each that ended."""
-    from polar.app.own_system import rollout_server
+    from polar.app.own_system import ServerAddress, rollout_server
 
     done = [attempt.passed(plan.conditions.threshold) for attempt in journal.attempts.values()]
     if done:
@@ -189,8 +189,9 @@ def _run(
             @asynccontextmanager
             async def connect(model: str | None) -> AsyncIterator[AsyncClient]:
                 tasks = [task.spec for task in plan.tasks(model)]
+                place = settings[model] if server is None else ServerAddress(server, token)
                 async with (
-                    rollout_server(server, token, settings.get(model), tasks, tell) as address,
+                    rollout_server(place, tasks, tell) as address,
                     AsyncClient(address.url, address.token) as client,
                 ):
                     await client.health()

@@ -71,7 +71,7 @@ def generate(
       polar generate -t tasks.jsonl --out data --engine-url http://127.0.0.1:8000 --concurrency 32
     """
     from polar.app import datagen
-    from polar.app.own_system import DATA, only_writer, own_settings, rollout_server
+    from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, rollout_server
     from polar.tasksets.parquet_file import make_directory
 
     condition = parse_acceptance(accept)
@@ -97,9 +97,8 @@ def generate(
     generation = datagen.DatasetGeneration(plan, condition, retries, concurrency or TASKS_AT_ONCE)
 
     async def work() -> None:
-        async with rollout_server(
-            server, token, settings, loaded.tasks, lambda step: say(f"• {step}")
-        ) as address:
+        place = settings if server is None else ServerAddress(server, token)
+        async with rollout_server(place, loaded.tasks, lambda step: say(f"• {step}")) as address:
             written = await datagen.generate(generation, address, out, made_with, console(stderr=True))
         _print(written, out, as_json)
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, own_system
+from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, rollout_server
 from polar.app.stack import Say
 from polar.app.weights import EngineWeights, forget_shared
 from polar.client import AsyncClient, Client
@@ -85,7 +85,7 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
         case GrpoSettings(rollouts=RolloutSettings() as rollouts):
             tasks = load_tasks(*rollouts.tasks)
             forget_shared(settings.out, weights := _weights(settings, rollouts))
-            address = stack.enter_context(rollout_server(settings, rollouts, tasks, say))
+            address = stack.enter_context(server_beside_trainer(settings, rollouts, tasks, say))
             client = stack.enter_context(Client(address.url, address.token))
             connect = partial(AsyncClient, address.url, address.token)
             held_out = None
@@ -131,10 +131,10 @@ def _learner(settings: RunSettings, found: Checkpoint | None) -> Learner:
 
 
 @contextmanager
-def rollout_server(
+def server_beside_trainer(
     settings: GrpoSettings, rollouts: RolloutSettings, tasks: Sequence[TaskSpec], say: Say
 ) -> Iterator[ServerAddress]:
-    """The server that the settings name, or a whole system for this run, on a thread beside the trainer."""
+    """The server that the settings name, or a whole system for this run, on a thread of its own."""
     if rollouts.server is not None:
         yield ServerAddress(rollouts.server, None)
         return
@@ -144,12 +144,12 @@ def rollout_server(
         "lora_rank": lora.rank if lora else None,
         "weight_transfer": rollouts.transfer,
     }
-    system = own_settings(settings.out, rollouts.config, engine, rollouts.concurrency)
+    own = own_settings(settings.out, rollouts.config, engine, rollouts.concurrency)
     started: Future[ServerAddress] = Future()
     ending: Future[None] = Future()
 
     async def serve() -> None:
-        async with own_system(system, tasks, say) as address:
+        async with rollout_server(own, tasks, say) as address:
             started.set_result(address)
             await asyncio.wrap_future(ending)
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from polar.app import quickstart
-from polar.app.own_system import own_system
+from polar.app.own_system import rollout_server
 from polar.config.settings import NodeSettings, Settings
 from polar.errors import InvalidInput
 from polar.models.component import Component
@@ -69,7 +69,7 @@ async def test_tasks_may_come_before_the_first_node(http: httpx.AsyncClient) -> 
 async def test_a_taskset_does_not_allow_itself_plain_processes(tmp_path: Path) -> None:
     tasks = [task(runtime="process")]
     with pytest.raises(InvalidInput, match="isolates nothing") as refused:
-        async with own_system(Settings(data_dir=tmp_path), tasks, lambda _step: None):
+        async with rollout_server(Settings(data_dir=tmp_path), tasks, lambda _step: None):
             pass
     assert "runtimes: [process]" in str(refused.value.hint)
 

@@ -14,7 +14,7 @@ import pytest
 from polar.app.own_system import ServerAddress
 from polar.errors import NotInstalled
 from polar.training import run
-from polar.training.run import TURN_SECONDS, rollout_server
+from polar.training.run import TURN_SECONDS, server_beside_trainer
 from polar.training.settings import GrpoSettings, RolloutSettings
 
 HERE = ServerAddress("http://127.0.0.1:1", "token")
@@ -32,13 +32,13 @@ def test_threads_take_short_turns_while_both_work_and_no_longer(
     ended = []
 
     @asynccontextmanager
-    async def own_system(*_: object) -> AsyncIterator[ServerAddress]:
+    async def started(*_: object) -> AsyncIterator[ServerAddress]:
         yield HERE
         ended.append(True)
 
-    monkeypatch.setattr(run, "own_system", own_system)
+    monkeypatch.setattr(run, "rollout_server", started)
     before = sys.getswitchinterval()
-    with rollout_server(*settings(tmp_path), [], print) as place:
+    with server_beside_trainer(*settings(tmp_path), [], print) as place:
         assert place == HERE
         assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS)
         assert not ended
@@ -48,13 +48,13 @@ def test_threads_take_short_turns_while_both_work_and_no_longer(
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
-    async def own_system(*_: object) -> AsyncIterator[ServerAddress]:
+    async def started(*_: object) -> AsyncIterator[ServerAddress]:
         raise NotInstalled("runtime bubblewrap: not here")
         yield HERE
 
-    monkeypatch.setattr(run, "own_system", own_system)
+    monkeypatch.setattr(run, "rollout_server", started)
     before = sys.getswitchinterval()
-    with pytest.raises(NotInstalled, match="not here"), rollout_server(*settings(tmp_path), [], print):
+    with pytest.raises(NotInstalled, match="not here"), server_beside_trainer(*settings(tmp_path), [], print):
         pass
     assert sys.getswitchinterval() == before
 
@@ -89,6 +89,6 @@ def test_why_it_cannot_start_is_said_also_while_its_thread_ends(
 
 def test_a_server_that_is_there_is_taken_as_it_is(tmp_path: Path) -> None:
     before = sys.getswitchinterval()
-    with rollout_server(*settings(tmp_path, server="http://127.0.0.1:2"), [], print) as place:
+    with server_beside_trainer(*settings(tmp_path, server="http://127.0.0.1:2"), [], print) as place:
         assert place.url == "http://127.0.0.1:2"
         assert sys.getswitchinterval() == before

@@ -183,7 +183,7 @@ def test_a_run_that_goes_on_starts_no_engine_beside_memory_that_is_gone(
     sink.wait_for_files()
     assert list(weights.rglob(MANIFEST))
     monkeypatch.setattr(run, "load_tasks", lambda *_: [])
-    monkeypatch.setattr(run, "rollout_server", start)
+    monkeypatch.setattr(run, "server_beside_trainer", start)
     with pytest.raises(Started), ExitStack() as stack:
         run._supply(settings, stack, print)
     assert not list(weights.rglob(MANIFEST))
