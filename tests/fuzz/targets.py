@@ -103,6 +103,35 @@ _MESSAGES = {
     "top_k": 5,
     "stream": False,
 }
+_OLLAMA = {
+    "model": "scripted",
+    "messages": [
+        {"role": "system", "content": "You are an agent."},
+        {"role": "user", "content": "Hi", "images": ["AAAA"]},
+        {
+            "role": "assistant",
+            "content": "",
+            "thinking": "hm",
+            "tool_calls": [{"function": {"name": "bash", "arguments": {"command": "ls"}}}],
+        },
+        {"role": "tool", "tool_name": "bash", "content": "README"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "bash", "parameters": _SCHEMA}}],
+    "format": "",
+    "options": {"temperature": 0.7, "top_k": 3, "num_predict": 8, "stop": ["END"], "num_ctx": 4096},
+    "logprobs": True,
+    "keep_alive": "5m",
+    "stream": False,
+}
+_GENERATE = {
+    "model": "scripted",
+    "prompt": "Hi",
+    "system": "Be brief.",
+    "images": ["AAAA"],
+    "raw": False,
+    "options": {"num_predict": 8},
+    "stream": False,
+}
 _GOOGLE = {
     "systemInstruction": {"parts": [{"text": "You are an agent."}]},
     "contents": [
@@ -150,6 +179,10 @@ _CALLS: tuple[tuple[str, str, Any], ...] = (
     ("POST", f"{_VERTEX}/anthropic/models/count-tokens:rawPredict", _MESSAGES),
     ("POST", "/model/scripted/invoke", _MESSAGES),
     ("POST", "/model/scripted/invoke-with-response-stream", _MESSAGES),
+    ("POST", "/api/chat", _OLLAMA),
+    ("POST", "/api/generate", _GENERATE),
+    ("POST", "/api/show", {"model": "scripted", "verbose": True}),
+    ("GET", "/api/tags", None),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/scripted", None),
     ("GET", "/v1beta/models", None),

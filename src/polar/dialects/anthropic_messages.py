@@ -93,7 +93,7 @@ class AnthropicMessages(Dialect):
             content.append({"type": "thinking", "thinking": message.reasoning, "signature": signature})
         if message.content:
             content.append({"type": "text", "text": message.content})
-        content += [_tool_use(call, orjson.Fragment(_input(call))) for call in message.tool_calls]
+        content += [_tool_use(call, orjson.Fragment(object_of(call))) for call in message.tool_calls]
         stop = _stop(answer.finish_reason, answer.stop_sequence)
         return orjson.dumps(
             _envelope(identity) | {"content": content} | stop | {"usage": _usage(answer.usage)}
@@ -148,7 +148,7 @@ class MessageStream(StreamEncoder):
     def tool_call(self, call: ToolCall) -> bytes:
         closing = self._close()
         opening = self._begin(_tool_use(call, {}))
-        given = self._delta({"type": "input_json_delta", "partial_json": _input(call).decode()})
+        given = self._delta({"type": "input_json_delta", "partial_json": object_of(call).decode()})
         return closing + opening + given + self._end()
 
     def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
@@ -212,7 +212,7 @@ def _tool_use(call: ToolCall, given: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
 
-def _input(call: ToolCall) -> bytes:
+def object_of(call: ToolCall) -> bytes:
     """The sampled arguments as JSON that any client reads: an object, always.
 
     What the model got wrong travels as text under a key of ours, by which its echo is known again.

@@ -139,10 +139,14 @@ def _assistant(wire: Fields) -> Message:
 
 def _tool_call(block: Fields) -> ToolCall:
     name = block.name()
-    value: dict[str, Any] = {} if block.child("input") is None else block.get("input")
+    return ToolCall(block.needed_string("id"), name, arguments_of(block, "input"))
+
+
+def arguments_of(call: Fields, name: str) -> str:
+    """The arguments that stand in a field as an object, as they were sampled."""
+    value: dict[str, Any] = {} if call.child(name) is None else call.get(name)
     unparsed = value.get(UNPARSED)
-    arguments = unparsed if len(value) == 1 and isinstance(unparsed, str) else _json(value)
-    return ToolCall(block.needed_string("id"), name, arguments)
+    return unparsed if len(value) == 1 and isinstance(unparsed, str) else _json(value)
 
 
 def _tool_result(block: Fields, deferred: Deferred) -> Message:

@@ -29,7 +29,7 @@ class RouteAction(Enum):
     """How long would the prompt be? Answered truly, never recorded."""
     LIST_MODELS = auto()
     SHOW_MODEL = auto()
-    """The one model that the path's `model` names."""
+    """One model, which the path names, or the body."""
     FIXED = auto()
     """The route's own `fixed` answer, whoever asks."""
 
@@ -146,6 +146,8 @@ def usage_of_all(usages: Sequence[Usage]) -> Usage:
         sum(usage.sampled_tokens for usage in usages),
         max(usage.cached_tokens for usage in usages),
         sum(usage.reasoning_tokens for usage in usages),
+        max(usage.waited_seconds for usage in usages),
+        max(usage.sampling_seconds for usage in usages),
     )
 
 
@@ -235,6 +237,10 @@ class Dialect(ABC):
     def models(self, model: str, max_context: int, created: int) -> bytes:
         """The answer to LIST_MODELS; this and the next two only where a route asks for it."""
         raise NotImplementedError(f"{self.name} has no route that lists models")
+
+    def shown(self, request: HttpRequest) -> str:
+        """The model that SHOW_MODEL asks for."""
+        return request.model or ""
 
     def model(self, model: str, max_context: int, created: int) -> bytes:
         """The answer to SHOW_MODEL."""

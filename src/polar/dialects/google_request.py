@@ -175,7 +175,7 @@ def signature(call_id: str, reasoning: str) -> str:
     return base64.b64encode(f"{_SIGNATURE_MARK}{call_id}\n{reasoning}".encode("utf-8", "replace")).decode()
 
 
-class _Unanswered:
+class Unanswered:
     """A turn's calls that no function has answered yet."""
 
     def __init__(self, calls: Iterable[ToolCall] = ()) -> None:
@@ -197,13 +197,13 @@ class _Unanswered:
 def _turns(contents: Iterable[GoogleFields]) -> Iterator[Message]:
     """Neighbouring contents of one role are one turn: clients coalesce them between requests, and that must
     not change the conversation."""
-    unanswered, calls = _Unanswered(), 0
+    unanswered, calls = Unanswered(), 0
     for is_model, turn in groupby(contents, _is_model):
         if not is_model:
             yield from _heard(turn, unanswered)
             continue
         reply = _reply([part for content in turn for part in content.children("parts")], calls)
-        unanswered = _Unanswered(reply.tool_calls)
+        unanswered = Unanswered(reply.tool_calls)
         calls += len(reply.tool_calls)
         yield reply
 
@@ -215,7 +215,7 @@ def _is_model(content: GoogleFields) -> bool:
     return role == "model"
 
 
-def _heard(contents: Iterable[GoogleFields], unanswered: _Unanswered) -> Iterator[Message]:
+def _heard(contents: Iterable[GoogleFields], unanswered: Unanswered) -> Iterator[Message]:
     texts: list[str] = []
     for content in contents:
         parts = content.children("parts")
@@ -257,7 +257,7 @@ def _reply(parts: Iterable[GoogleFields], calls_before: int) -> Message:
     return Message(Role.ASSISTANT, "".join(texts), reasoning, tuple(calls))
 
 
-def _result(response: GoogleFields, unanswered: _Unanswered) -> Message:
+def _result(response: GoogleFields, unanswered: Unanswered) -> Message:
     id, name = response.string("id") or "", response.string("name")
     call = unanswered.take(id, name or "")
     return Message(Role.TOOL, _shown(response), tool_call_id=call.id if call else id, name=name)

@@ -86,7 +86,7 @@ class OpenAIChat(Dialect):
         if not messages:
             raise malformed("messages", "is required and must hold at least one message")
         options = fields.child("stream_options")
-        tools = _tools(fields)
+        tools = read_tools(fields)
         is_legacy = bool(tools) and not fields.get("tools")
         return ChatRequest(
             model=model,
@@ -301,21 +301,21 @@ def read_sampling(fields: Fields) -> Sampling:
         top_k=fields.integer("top_k", -1),
         seed=fields.integer("seed", -(2**63)),
         max_tokens=fields.integer(limit, 1),
-        stop=_stop(fields),
+        stop=read_stop(fields),
         logit_bias=logit_bias(fields),
         presence_penalty=fields.number("presence_penalty", -2, 2) or 0.0,
         frequency_penalty=fields.number("frequency_penalty", -2, 2) or 0.0,
     )
 
 
-def _stop(fields: Fields) -> tuple[str, ...]:
+def read_stop(fields: Fields) -> tuple[str, ...]:
     value = fields.get("stop")
     stops = [value] if isinstance(value, str) else fields.strings("stop", "a string or an array of strings")
     return tuple(filter(None, stops))
 
 
 @memoized(Fields, "tools", "functions")
-def _tools(fields: Fields) -> tuple[ToolDefinition, ...]:
+def read_tools(fields: Fields) -> tuple[ToolDefinition, ...]:
     functions = [_function(tool) for tool in fields.children("tools")] or fields.children("functions")
     return tuple(tool_definition(function, "parameters") for function in functions)
 

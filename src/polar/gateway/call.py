@@ -154,6 +154,11 @@ class ModelCall:
         tokens, message = self._tokens, self._reply.message
         prompt, follows = self._generation.prompt(tokens.prompt_ids), self._extension.follows
         usage = tokens.usage(len(prompt.ids), self._generation.reasoning_tokens)
+        ended_at = time.time()
+        first_at = tokens.first_at or ended_at
+        usage = replace(
+            usage, waited_seconds=first_at - self.started_at, sampling_seconds=ended_at - first_at
+        )
         completion = Completion(
             id=self.id,
             index=self.session.recorded,
@@ -171,7 +176,7 @@ class ModelCall:
             used=self._generation.sampling,
             started_at=self.started_at,
             first_token_at=tokens.first_at,
-            ended_at=time.time(),
+            ended_at=ended_at,
             untrainable=tokens.untrainable or (None if len(prompt.ids) else "the engine gave no prompt ids"),
             extra={
                 **self._request.hints,

@@ -235,7 +235,9 @@ class Gateway:
             case RouteAction.LIST_MODELS:
                 return json_answer(dialect.models(*shown))
             case RouteAction.SHOW_MODEL:
-                self._refuse_other_models(session, request.match_info["model"])
+                with session.quota.request() as held:
+                    asked = await self._asked(route, request, session, held)
+                    self._refuse_other_models(session, dialect.shown(asked))
                 return json_answer(dialect.model(*shown))
 
     def _refused(self, dialect: Dialect, request: web.Request, error: RequestRefused) -> None:
@@ -268,9 +270,7 @@ class Gateway:
         """The request as it reads with the whole conversation before it, refused if not for our model; and
         the fingerprint by which a retry of it is known."""
         session.refuse_when_over()
-        body = await read_body(request, self._settings, held)
-        recall = session.conversations.recall
-        asked = HttpRequest(route, body, request.match_info, request.query, request.headers, recall=recall)
+        asked = await self._asked(route, request, session, held)
         chat = dialect.parse(asked)
         self._refuse_other_models(session, chat.model)
         chat = replace(
@@ -280,7 +280,14 @@ class Gateway:
             messages=in_call_order(chat.messages),
         )
         held.hold(held.size + memory_of_calls(chat.messages))
-        return chat, fingerprint(request.raw_path, body, request.headers)
+        return chat, fingerprint(request.raw_path, asked.body, request.headers)
+
+    async def _asked(
+        self, route: Route, request: web.Request, session: Session, held: HeldRequest
+    ) -> HttpRequest:
+        body = await read_body(request, self._settings, held)
+        recall = session.conversations.recall
+        return HttpRequest(route, body, request.match_info, request.query, request.headers, recall=recall)
 
     async def _complete(
         self, dialect: Dialect, route: Route, request: web.Request, session: Session

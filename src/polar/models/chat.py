@@ -170,10 +170,14 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one completion."""
+    """What one completion took, in tokens and in time."""
 
     prompt_tokens: int
     sampled_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     """Of the sampled ones, those that the model thought in."""
+    waited_seconds: float = 0.0
+    """From the request to its first token."""
+    sampling_seconds: float = 0.0
+    """From its first token to its last."""

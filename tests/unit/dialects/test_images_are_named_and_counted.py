@@ -7,78 +7,85 @@ from typing import Any
 
 import pytest
 
-from polar.dialects.anthropic_messages import AnthropicMessages
-from polar.dialects.base import Dialect, HttpRequest, RouteAction
-from polar.dialects.google_generate import GoogleGenerate
+from polar.config import plugins
+from polar.dialects.base import Dialect, HttpRequest, Route, RouteAction
 from polar.dialects.openai_chat import OpenAIChat
-from polar.dialects.openai_responses import OpenAIResponses
 from polar.models.chat import ChatRequest, Role
 
 IMAGE = "[image omitted: this model reads only text]"
 DATA = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+MESSAGES = {
+    "max_tokens": 9,
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "See "}, {"type": "image", "source": DATA}]}
+    ],
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "openai_chat": {
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "See "},
+                    {"type": "image_url", "image_url": {"url": "data:,"}},
+                ],
+            }
+        ]
+    },
+    "openai_responses": {
+        "input": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "See "},
+                    {"type": "input_image", "image_url": "data:,"},
+                ],
+            }
+        ]
+    },
+    "anthropic_messages": MESSAGES,
+    "bedrock_messages": MESSAGES,
+    "google_generate": {
+        "contents": [
+            {
+                "role": "user",
+                "parts": [{"text": "See "}, {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}],
+            }
+        ]
+    },
+    "ollama": {
+        "messages": [{"role": "user", "content": "See ", "images": ["AAAA"]}],
+        "prompt": "See ",
+        "images": ["AAAA"],
+    },
+}
+TEXT_ALONE = {"openai_completions"}
+"""Dialects whose requests have no place for anything else."""
+DIALECTS: list[Dialect] = [plugins.load("dialects", name)() for name in plugins.names("dialects")]
+ROUTES = [
+    pytest.param(dialect, route, id=f"{dialect.name} {route.path}")
+    for dialect in DIALECTS
+    for route in dialect.routes
+    if route.action is RouteAction.COMPLETE and dialect.name not in TEXT_ALONE
+]
 
 
-def parse(dialect: Dialect, body: dict[str, Any]) -> ChatRequest:
-    route = next(route for route in dialect.routes if route.action is RouteAction.COMPLETE)
+def parse(dialect: Dialect, route: Route, body: dict[str, Any]) -> ChatRequest:
     return dialect.parse(HttpRequest(route, json.dumps({"model": "m"} | body).encode(), {"model": "m"}))
 
 
 def chat(*parts: dict[str, Any]) -> ChatRequest:
-    return parse(OpenAIChat(), {"messages": [{"role": "user", "content": list(parts)}]})
+    dialect = OpenAIChat()
+    return parse(dialect, dialect.routes[0], {"messages": [{"role": "user", "content": list(parts)}]})
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        chat({"type": "text", "text": "See "}, {"type": "image_url", "image_url": {"url": "data:,"}}),
-        parse(
-            OpenAIResponses(),
-            {
-                "input": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "input_text", "text": "See "},
-                            {"type": "input_image", "image_url": "data:,"},
-                        ],
-                    }
-                ]
-            },
-        ),
-        parse(
-            AnthropicMessages(),
-            {
-                "max_tokens": 9,
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "text", "text": "See "}, {"type": "image", "source": DATA}],
-                    }
-                ],
-            },
-        ),
-        parse(
-            GoogleGenerate(),
-            {
-                "contents": [
-                    {
-                        "role": "user",
-                        "parts": [
-                            {"text": "See "},
-                            {"inlineData": {"mimeType": "image/png", "data": "AAAA"}},
-                        ],
-                    }
-                ]
-            },
-        ),
-    ],
-    ids=["chat", "responses", "messages", "generate"],
-)
-def test_an_image_is_one_placeholder_and_one_count(request_: ChatRequest) -> None:
-    (message,) = request_.messages
+@pytest.mark.parametrize(("dialect", "route"), ROUTES)
+def test_an_image_is_one_placeholder_and_one_count(dialect: Dialect, route: Route) -> None:
+    request = parse(dialect, route, BODIES[dialect.name])
+    (message,) = request.messages
     assert message.role is Role.USER
     assert message.content.replace("\n", "") == f"See {IMAGE}"
-    assert request_.omitted == {"image": 1}
+    assert request.omitted == {"image": 1}
 
 
 def test_kinds_are_counted_under_names_that_no_client_makes_up() -> None:
