@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN = (ROOT, ROOT / "examples" / "file-shell")
+OWN = (ROOT, *(ROOT / "examples" / name for name in ("file-shell", "public-tasks")))
 VENV = ROOT / ".venv"
 BIN = VENV / "bin"
 STAMP = VENV / ".environment"
@@ -59,7 +59,7 @@ def make_environment(extras: list[str]) -> None:
 
 
 def install_polar() -> None:
-    """The project and the plug-in of its examples, from this clone; again when their metadata has changed."""
+    """The project and the plug-ins of its examples, from this clone; again when their metadata changed."""
     metadata = hashlib.sha256(b"".join((path / "pyproject.toml").read_bytes() for path in OWN)).hexdigest()[
         :16
     ]

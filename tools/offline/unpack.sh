@@ -50,8 +50,8 @@ for wheel in sorted((bundle / "joined" / "wheels").glob("*.whl")):
             target.write_bytes(archive.read(member))
             if member.external_attr >> 16 & 0o111:
                 target.chmod(0o755)
-# Polar and the plug-in of its examples are used as they lie here; their extensions are found by these files.
-for home in (root, root / "examples" / "file-shell"):
+# Polar and the plug-ins of its examples are used as they lie here; their extensions are found by these files.
+for home in (root, root / "examples" / "file-shell", root / "examples" / "public-tasks"):
     project = tomllib.loads((home / "pyproject.toml").read_text())["project"]
     info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir(exist_ok=True)
@@ -67,7 +67,7 @@ for home in (root, root / "examples" / "file-shell"):
 PY
 
 cat > "$bundle/env" <<ENV
-export PYTHONPATH="$bundle/site:$root/src:$root/examples/file-shell\${PYTHONPATH:+:\$PYTHONPATH}"
+export PYTHONPATH="$bundle/site:$root/src:$root/examples/file-shell:$root/examples/public-tasks\${PYTHONPATH:+:\$PYTHONPATH}"
 export POLAR_CACHE="$bundle/cache"
 export HF_HUB_OFFLINE=1
 export PYTHON3="$python"
