@@ -94,14 +94,31 @@ def _response_format(output: JsonOutput) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
+def weight_version(named: Any) -> int:
+    """SGLang's is free text, "default" until somebody sets it: no number is what the server started with.
+
+    Behind a + may stand what else is known of the weights.
+    """
+    number = str(named).partition("+")[0]
+    return int(number) if number.isdecimal() else 0
+
+
 class ChatReader(Reader[ChatChunk]):
     """Tokens whose ids or logprobs are missing or do not add up do not fail the answer: it is delivered,
     and its last chunk says why it can never be trained."""
 
     def __init__(
-        self, url: str, version: Callable[[], int], stops: tuple[str, ...], *, has_tokens: bool = True
+        self,
+        url: str,
+        version: Callable[[], int],
+        stops: tuple[str, ...],
+        *,
+        has_tokens: bool = True,
+        named: Callable[[Any], int] = weight_version,
     ) -> None:
+        """`named` reads the version in what SGLang calls its weights."""
         super().__init__(url, version)
+        self._named_version = named
         self._stops = stops
         self._begun_with = version()
         self._has_tokens = has_tokens
@@ -198,7 +215,7 @@ class ChatReader(Reader[ChatChunk]):
 
     def _version(self, event: dict[str, Any], meta: Any) -> int:
         if isinstance(meta, dict) and (named := meta.get("weight_version")) is not None:
-            return weight_version(named)
+            return self._named_version(named)
         return int(event.get("policy_version", self._known_version()))
 
 
@@ -241,9 +258,3 @@ def _usage(usage: dict[str, Any]) -> Usage:
         prompt.get("cached_tokens") or 0,
         sampled.get("reasoning_tokens") or 0,
     )
-
-
-def weight_version(named: Any) -> int:
-    """SGLang's is free text, "default" until somebody sets it: no number is what the server started with."""
-    is_number = isinstance(named, int) or (isinstance(named, str) and named.isdecimal())
-    return int(named) if is_number else 0

@@ -319,7 +319,10 @@ def reason_in(body: bytes) -> str:
             error = document.get("error")
             inner = error if isinstance(error, dict) else document
             message = (
-                inner.get("message") or inner.get("detail") or (error if isinstance(error, str) else None)
+                inner.get("message")
+                or inner.get("detail")
+                or inner.get("error_message")
+                or (error if isinstance(error, str) else None)
             )
             code = inner.get("code")
             if message:

@@ -1,10 +1,11 @@
-"""What vLLM and SGLang share: they are tried out at start, give tokens, tokenise, and can be paused."""
+"""What vLLM and SGLang share: they are tried out at start, give tokens, tokenise, can be paused, and sample
+with adapters that are loaded under way."""
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -20,8 +21,9 @@ from polar.engines.base import (
     GenerateRequest,
     Mode,
     TokenChunk,
+    WeightUpdate,
 )
-from polar.engines.http import HttpEngine, NotAccepted, Question, reason_in
+from polar.engines.http import ORDER_SECONDS, HttpEngine, NotAccepted, Question, reason_in
 from polar.models.chat import ChatRequest, Sampling, ToolDefinition
 from polar.models.session import PROCESSED, RAW
 from polar.telemetry.readings import Readings, read
@@ -34,6 +36,10 @@ PROBE_TEMPERATURES = (1.0, 2.0)
 """What an engine that does not say so is asked at, to see whether temperature counts in its logprobs."""
 PROBE_TOLERANCE = 0.05
 """Logprobs of one token that are closer than this are the same: engines round, and add up in any order."""
+LET_GO_SECONDS = 2.0
+"""How long letting an older adapter go is waited for: SGLang first lets end what others sample with it."""
+ADAPTER = "polar-"
+"""How the names of adapters begin; the version follows."""
 _PROBE_TOOL = ToolDefinition("probe", "Does nothing.", {"type": "object", "properties": {}})
 
 
@@ -43,7 +49,15 @@ class ModelServer(HttpEngine):
     chat_requirement: ClassVar[str]
     """What the server must be for chat mode: the hint when its check fails."""
     resume_path: ClassVar[str]
+    adapter_paths: ClassVar[str]
+    """What stands before `/load_lora_adapter` and `/unload_lora_adapter`."""
+    adapter_needs: ClassVar[str]
+    """How the server must be started to load adapters."""
 
+    _adapter: str | None = None
+    """The name under which requests ask for the adapter in use; None: the model's own weights are."""
+    _known_in = 0
+    """The epoch of the connections in which the server was last asked for its version."""
     _logprobs_mode: str | None = None
     """What `check` has found out."""
 
@@ -136,6 +150,56 @@ class ModelServer(HttpEngine):
         # A server without pauses is not paused.
         if status not in (200, 404):
             raise EngineError(f"the engine at {self.url} does not resume: {reason_in(answer)}")
+
+    def begins_anew(self, update: WeightUpdate) -> bool:
+        return update.is_adapter or self._adapter is not None
+
+    def _version_of_tokens(self) -> Callable[[], int]:
+        """A request that names an adapter keeps it."""
+        version = self.policy_version
+        return (lambda: self.policy_version) if self._adapter is None else (lambda: version)
+
+    async def _load_beside(self, update: WeightUpdate, *, is_replaced: bool) -> str:
+        """Load an adapter beside the one before, whose last requests may not have ended, and let older ones
+        go; the name of the new one. `is_replaced`: whether the weights below it are not the first ones."""
+        if is_replaced:
+            raise EngineError(
+                f"the engine at {self.url} has other weights than the adapter was trained on: its own were"
+                " replaced",
+                hint="`polar policy update` returns to them, or start it anew",
+            )
+        name, loaded = f"{ADAPTER}{update.version}", await self._loaded_adapters()
+        if loaded.get(name) != update.path:
+            if name in loaded:
+                # Of the same number, but of another run.
+                await self._let_go(name)
+            await self._load(name, update.path)
+        for old in loaded.keys() - {name, self._adapter}:
+            await self._let_go(old)
+        return name
+
+    async def _load(self, name: str, path: str | None) -> None:
+        body = {"lora_name": name, "lora_path": path}
+        order = f"{self.adapter_paths}/load_lora_adapter"
+        status, answer = await self._ask("POST", order, body, seconds=ORDER_SECONDS)
+        # Another client of this engine may have been quicker.
+        if status != 200 and (await self._loaded_adapters()).get(name) != path:
+            raise EngineError(
+                f"the engine at {self.url} does not load the adapter {path}: {reason_in(answer)}",
+                hint=self.adapter_needs,
+            )
+
+    async def _let_go(self, name: str) -> None:
+        order = f"{self.adapter_paths}/unload_lora_adapter"
+        try:
+            await self._ask("POST", order, {"lora_name": name}, seconds=LET_GO_SECONDS)
+        except EngineDown as error:
+            log.info("the engine at %s has not let %s go yet: %s", self.url, name, error)
+
+    async def _loaded_adapters(self) -> dict[str, Any]:
+        """Ours, by name, with where they come from."""
+        cards = (await self._get("/v1/models"))["data"]
+        return {card["id"]: card.get("root") for card in cards if card["id"].startswith(ADAPTER)}
 
     async def _served_model(self) -> tuple[dict[str, Any], int]:
         """The list of models as the server gives it, and the context of the first, whose name is kept."""

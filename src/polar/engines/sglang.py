@@ -14,15 +14,17 @@ from polar.engines import chat_wire
 from polar.engines.base import (
     ChatCall,
     ChatChunk,
+    EngineDown,
     EngineError,
     GenerateRequest,
     Mode,
     ModelInfo,
+    RequestUnfit,
     TokenChunk,
     WeightUpdate,
 )
 from polar.engines.http import Asked, Chunk, Question, TokenReader, reason_in
-from polar.engines.model_server import ModelServer
+from polar.engines.model_server import ADAPTER, ModelServer
 from polar.models.chat import FinishReason
 from polar.models.policy import PauseMode
 
@@ -35,6 +37,9 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _PAUSES = {PauseMode.KEEP: "retract", PauseMode.DRAIN: "retract", PauseMode.ABORT: "abort"}
 """Requests that are retracted go back to the queue with their tokens, and are computed anew after the pause:
 in place they would keep what the old weights computed, and the cache could not be flushed."""
+_ON_TOP = "+adapter-"
+"""In the name of weights that an adapter is used with: before it stands their own version, behind it the
+adapter's. So tokens of either have the right one, whoever asked for them."""
 _PAUSABLE = "it must be SGLang 0.5 or newer, reached directly"
 
 
@@ -45,10 +50,19 @@ class SglangEngine(ModelServer):
         " or set engine.mode to tokens"
     )
     resume_path = "/continue_generation"
+    adapter_paths = ""
+    adapter_needs = (
+        "start SGLang with --enable-lora --max-loras-per-batch 2, a --max-lora-rank not below the adapter's,"
+        " and --lora-target-modules all, or train all weights"
+    )
 
     _first_name: str | None = None
     _first_path: str | None = None
     """What the model is called, and where its weights are, as long as none were replaced."""
+    _is_replaced = False
+    """Whether SGLang has other weights than its first, below any adapter."""
+    _base_version = 0
+    """That of the weights below any adapter."""
 
     def __init__(self, url: str, api_key: str | None = None, **settings: Any) -> None:
         super().__init__(url, api_key, **settings)
@@ -60,12 +74,17 @@ class SglangEngine(ModelServer):
         self, asked: Asked, question: Callable[[Asked], Awaitable[Question[Chunk]]]
     ) -> AsyncGenerator[Chunk, None]:
         has_ended = False
+        adapter = self._adapter
         self._asked += 1
         try:
             async with aclosing(super()._answer(asked, question)) as chunks:
                 async for chunk in chunks:
                     has_ended = chunk.finish_reason is not None
                     yield chunk
+        except RequestUnfit:
+            if adapter is not None and not await self._samples_with(adapter):
+                raise EngineDown(f"the engine at {self.url} no longer samples with {adapter}") from None
+            raise
         except (GeneratorExit, asyncio.CancelledError):
             if not has_ended:
                 await self._abort(asked.request_id)
@@ -76,17 +95,34 @@ class SglangEngine(ModelServer):
                 self._answered.set()
 
     async def _tokens_of(self, request: GenerateRequest) -> Question[TokenChunk]:
-        return Question("/generate", _request_body(request), _SglangReader(self.url, self._version))
+        body = _request_body(request) | await self._weights_of_now()
+        reader = _SglangReader(self.url, self._version_of_tokens(), self._reads_version())
+        return Question("/generate", body, reader)
 
     async def _chat_of(self, call: ChatCall) -> Question[ChatChunk]:
         """Always in one piece: SGLang refuses to give token ids with a chat that streams."""
-        body = _chat_body(call, await self._served_name())
+        body = _chat_body(call, await self._served_name()) | await self._weights_of_now()
+        version, named = self._version_of_tokens(), self._reads_version()
         return Question(
-            chat_wire.PATH, body, chat_wire.ChatReader(self.url, self._version, call.sampling.stop)
+            chat_wire.PATH, body, chat_wire.ChatReader(self.url, version, call.sampling.stop, named=named)
         )
 
-    def _version(self) -> int:
-        return self.policy_version
+    async def _weights_of_now(self) -> dict[str, str]:
+        """What a request says to be sampled with the adapter in use, if one is."""
+        epoch = self._connections.epoch
+        if self._adapter is not None and epoch != self._known_in:
+            # SGLang may have been started anew, without it.
+            await self.model_info()
+            self._known_in = epoch
+        return {} if self._adapter is None else {"lora_path": self._adapter}
+
+    async def _samples_with(self, adapter: str) -> bool:
+        await self.model_info()
+        return self._adapter == adapter
+
+    def _reads_version(self) -> Callable[[Any], int]:
+        """How the version of tokens that are asked for now is read in the name of the weights."""
+        return chat_wire.weight_version if self._adapter is None else _adapters_version(self.policy_version)
 
     async def score(self, ids: list[int]) -> list[float]:
         body = {
@@ -97,6 +133,7 @@ class SglangEngine(ModelServer):
             "logprob_start_len": 0,
             "stream": False,
         }
+        body |= await self._weights_of_now()
         return _prompt_logprobs(await self._document("/generate", body), ids)
 
     async def _likeliest(self, probe: GenerateRequest) -> float:
@@ -109,9 +146,15 @@ class SglangEngine(ModelServer):
         _, context = await self._served_model()
         info = await self._get("/model_info", older="/get_model_info")
         # A server that started anew has no version, and the weights that it starts with.
-        self.policy_version = chat_wire.weight_version(info.get("weight_version"))
-        if not str(info.get("weight_version")).isdecimal():
-            self._first_name, self._first_path = self._model, info.get("model_path")
+        named = str(info.get("weight_version"))
+        adapter = named.partition(_ON_TOP)[2]
+        self._adapter = f"{ADAPTER}{adapter}" if adapter.isdecimal() else None
+        self.policy_version = chat_wire.weight_version(named if self._adapter is None else adapter)
+        self._is_replaced, self._base_version = named.isdecimal(), chat_wire.weight_version(named)
+        if not self._is_replaced:
+            self._first_path = info.get("model_path")
+        if not self._base_version:
+            self._first_name = self._model
         # After an update it calls itself by the path of the new weights.
         name = self._first_name or info.get("tokenizer_path") or self._model
         # SGLang refuses a prompt and max_new_tokens that together fill the context to the last token.
@@ -128,16 +171,28 @@ class SglangEngine(ModelServer):
     async def update_weights(self, update: WeightUpdate) -> None:
         if (await self.model_info()).policy_version == update.version:
             return
+        first = f"{update.version}+first"
         if update.is_adapter:
-            raise EngineError(
-                f"{update.path} holds an adapter, which SGLang would take for a model's weights",
-                hint="train all weights (no model.lora), or sample with vLLM or the embedded engine",
-            )
-        body = {
-            "model_path": update.path or self._first_weights(),
-            "weight_version": str(update.version),
-            "flush_cache": True,
-        }
+            name = await self._load_beside(update, is_replaced=self._is_replaced)
+            await self._name_weights(f"{self._base_version}{_ON_TOP}{update.version}")
+            self._adapter = name
+        elif update.path is None and self._adapter is not None:
+            # The model's own weights are there as they were.
+            await self._name_weights(first)
+            self._adapter = None
+        elif update.path is None:
+            await self._reload(self._first_weights(), first)
+        else:
+            await self._reload(update.path, str(update.version))
+        self.policy_version = update.version
+
+    async def _name_weights(self, name: str) -> None:
+        # Unless told otherwise, it would end all that is being sampled.
+        body = {"new_version": name, "abort_all_requests": False}
+        await self._order("/update_weight_version", body, needs=_PAUSABLE)
+
+    async def _reload(self, path: str, name: str) -> None:
+        body = {"model_path": path, "weight_version": name, "flush_cache": True}
         answer = await self._order("/update_weights_from_disk", body, needs=_PAUSABLE)
         try:
             said = orjson.loads(answer)
@@ -146,7 +201,7 @@ class SglangEngine(ModelServer):
             is_done, reason = False, reason_in(answer)
         if not is_done:
             raise EngineError(f"the engine at {self.url} keeps its weights: {reason}")
-        self.policy_version = update.version
+        self._adapter = None
 
     def _first_weights(self) -> str:
         if self._first_path is None:
@@ -183,6 +238,12 @@ class _SglangReader(TokenReader):
 
     _version = 0
 
+    def __init__(
+        self, url: str, version: Callable[[], int], named: Callable[[Any], int] = chat_wire.weight_version
+    ) -> None:
+        super().__init__(url, version)
+        self._named_version = named
+
     def read(self, event: dict[str, Any]) -> TokenChunk | None:
         self.raise_error(event, status=400)
         meta = event.get("meta_info")
@@ -196,7 +257,7 @@ class _SglangReader(TokenReader):
         named = meta.get("weight_version")
         # Where the server does not say, the version is the last that is known.
         known = max(self._version, self._known_version())
-        self._version = known if named is None else chat_wire.weight_version(named)
+        self._version = known if named is None else self._named_version(named)
         chunk = TokenChunk(ids, logprobs, self._version, finish, int(meta.get("cached_tokens") or 0))
         if finish is not None:
             self._held = chunk
@@ -247,6 +308,17 @@ class _SglangReader(TokenReader):
         status = detail.get("status_code")
         message = f"ended the completion with {kind!r}: {detail.get('message') or 'no reason given'}"
         raise self.failure(status if isinstance(status, int) else 503, message)
+
+
+def _adapters_version(version: int) -> Callable[[Any], int]:
+    """That of all tokens of a request that names an adapter, while that is on the weights it belongs to."""
+
+    def read(named: Any) -> int:
+        if str(named).isdecimal():
+            raise EngineError(f"the weights below adapter {version} were replaced while it was sampled with")
+        return version
+
+    return read
 
 
 def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +29,7 @@ from polar.engines.base import (
     WeightUpdate,
 )
 from polar.engines.http import ORDER_SECONDS, Question, TokenReader, reason_in
-from polar.engines.model_server import ModelServer
+from polar.engines.model_server import ADAPTER, ModelServer
 from polar.models.chat import FinishReason
 from polar.models.policy import PauseMode
 from polar.rendering.constraints import Constraint
@@ -47,15 +46,9 @@ _TRANSFER = (
     """start vLLM with VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_INSECURE_SERIALIZATION=1 and"""
     """ --weight-transfer-config '{"backend": "ipc"}', on the trainer's GPU"""
 )
-_RUNTIME_LORA = (
-    "start vLLM with --enable-lora --max-loras 2, a --max-lora-rank not below the adapter's, and"
-    " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or train all weights"
-)
 
 _OURS = {"return_token_ids": True, "min_p": 0.0, "repetition_penalty": 1.0}
 """What every request says: vLLM fills what is left out from the model's generation_config."""
-_ADAPTER = "polar-"
-"""How the names of adapters begin; the version follows."""
 _REPLACING = "+replacing-"
 """In the name of weights while some of them may be old and others new: before it stands the version to come,
 behind it who replaces them."""
@@ -73,15 +66,16 @@ class VllmEngine(ModelServer):
         "polar engine, or vLLM 0.10.2 or newer with a chat template, reached directly: a router may strip ids"
     )
     resume_path = "/resume"
+    adapter_paths = "/v1"
+    adapter_needs = (
+        "start vLLM with --enable-lora --max-loras 2, a --max-lora-rank not below the adapter's, and"
+        " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or train all weights"
+    )
 
     _root: str | None = None
     """Where vLLM's first weights are."""
     _names_version = False
     """Whether it is `polar engine`, whose answers name the version of each token."""
-    _adapter: str | None = None
-    """The name under which requests ask for the adapter in use; None: the model's own weights are."""
-    _known_in = 0
-    """The epoch of the connections in which vLLM was last asked for its version."""
     _named: tuple[bytes, str] | None = None
     """When vLLM was started and what its weights are called since, where it has no names for weights."""
 
@@ -125,11 +119,6 @@ class VllmEngine(ModelServer):
             await self._recognise()
         return self._adapter or await self._served_name()
 
-    def _version_of_tokens(self) -> Callable[[], int]:
-        """A request that names an adapter keeps it."""
-        version = self.policy_version
-        return (lambda: self.policy_version) if self._adapter is None else (lambda: version)
-
     async def model_info(self) -> ModelInfo:
         document, context = await self._served_model()
         card = document["data"][0]
@@ -158,7 +147,7 @@ class VllmEngine(ModelServer):
         self.policy_version = update.version
 
     def begins_anew(self, update: WeightUpdate) -> bool:
-        return not self._names_version and (update.is_adapter or self._adapter is not None)
+        return not self._names_version and super().begins_anew(update)
 
     async def _replace(self, update: WeightUpdate) -> None:
         if update.is_adapter:
@@ -173,24 +162,9 @@ class VllmEngine(ModelServer):
             self._adapter = None
 
     async def _load_adapter(self, update: WeightUpdate) -> None:
-        """Beside the one before, whose last requests may not have ended; older ones are let go."""
         named = await self._weight_name()
-        if named is not None and (named.isdecimal() or _REPLACING in named):
-            raise EngineError(
-                f"the engine at {self.url} has other weights than the adapter was trained on: its own were"
-                " replaced",
-                hint="`polar policy update` returns to them, or start it anew",
-            )
-        name, document = f"{_ADAPTER}{update.version}", await self._get("/v1/models")
-        listed = {card["id"]: card.get("root") for card in document["data"]}
-        # Of the same number, but of another run.
-        is_there = listed.get(name) == update.path
-        for old in listed:
-            if old.startswith(_ADAPTER) and old != self._adapter and not (old == name and is_there):
-                await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": old})
-        if not is_there:
-            body = {"lora_name": name, "lora_path": update.path}
-            await self._order("/v1/load_lora_adapter", body, needs=_RUNTIME_LORA)
+        is_replaced = named is not None and (named.isdecimal() or _REPLACING in named)
+        name = await self._load_beside(update, is_replaced=is_replaced)
         # Where vLLM (before 0.32) has no names for weights, the adapter's own is enough: a server that was
         # started anew does not know it, and refuses the request.
         if named is not None:
@@ -265,7 +239,7 @@ class VllmEngine(ModelServer):
         elif named is not None and self.policy_version:
             version, _, kind = named.partition("+")
             self.policy_version = int(version) if version.isdecimal() else 0
-            self._adapter = f"{_ADAPTER}{version}" if kind == "adapter" else None
+            self._adapter = f"{ADAPTER}{version}" if kind == "adapter" else None
         return self.policy_version
 
     async def _another_loads(self, version: int, *, was_seen: bool = False) -> bool:
