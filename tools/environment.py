@@ -148,7 +148,8 @@ def link_environment(cached: Path) -> None:
     link_tree(cached / "site-packages", site_packages())
     for script in sorted((cached / "bin").iterdir()):
         target = BIN / script.name
-        if script.is_symlink() or target.exists():
+        # Of modules among the scripts, such as jmespath's, Python keeps what it compiled in a directory.
+        if not script.is_file() or script.is_symlink() or target.exists():
             continue
         if script.read_bytes()[:2] == b"#!":
             # A script names the interpreter of the environment it was made in.
