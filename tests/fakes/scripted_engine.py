@@ -10,7 +10,9 @@ from tokenizers import Tokenizer
 
 from polar.engines.base import Engine, EngineError, GenerateRequest, ModelInfo, TokenChunk, WeightUpdate
 from polar.models.chat import FinishReason
+from polar.models.completion import Routing
 from polar.models.policy import PauseMode
+from tests.fakes.routing import routing_of
 
 END = "<|im_end|>"
 
@@ -55,11 +57,12 @@ class ScriptedEngine(Engine):
         name: str = "scripted",
         max_context: int = 8192,
         policy_version: int = 0,
+        records_routing: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.script = list(script)
         self.repeat_last = repeat_last
-        self.info = ModelInfo(name, max_context, policy_version)
+        self.info = ModelInfo(name, max_context, policy_version, records_routing=records_routing)
         self.policy_version = policy_version
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
@@ -102,12 +105,17 @@ class ScriptedEngine(Engine):
                     logprobs=[logprob_of(id) for id in piece],
                     policy_version=self.policy_version,
                     finish_reason=(FinishReason.LENGTH if cut else FinishReason.STOP) if last else None,
+                    routing=self._routing(request, ids) if last else None,
                 )
         except (GeneratorExit, asyncio.CancelledError):
             if not finished:
                 self.aborted.append(request.request_id)
                 self.abort.set()
             raise
+
+    def _routing(self, request: GenerateRequest, sampled: list[int]) -> Routing | None:
+        context = [*request.prompt_ids, *sampled]
+        return routing_of(context, request.routed_from) if self.info.records_routing else None
 
     async def model_info(self) -> ModelInfo:
         return replace(self.info, policy_version=self.policy_version)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -10,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
@@ -188,6 +191,22 @@ def event(ids: list[int] | None, logprobs: list[float] | None, finish: str | Non
     return {"object": "text_completion", "choices": [choice]} | root
 
 
+def routed_event(
+    ids: list[int], logprobs: list[float], finish: str | None = None, experts: Any = None
+) -> Any:
+    """One chunk of tokens with the experts that an array holds, as vLLM streams them."""
+    file = io.BytesIO()
+    np.save(file, np.zeros(0) if experts is None else experts)
+    choice = {
+        "index": 0,
+        "logprobs": {"content": [{"token": "token_id:1", "logprob": each} for each in logprobs]},
+        "finish_reason": finish,
+        "token_ids": ids,
+        "routed_experts": None if experts is None else base64.b64encode(file.getvalue()).decode(),
+    }
+    return {"request_id": "generate-tokens-r1", "choices": [choice], "usage": None}
+
+
 def usage(tokens: int, cached: int = 0) -> Any:
     return {
         "choices": [],
@@ -204,6 +223,7 @@ async def vllm_wire(
     app.router.add_get("/v1/models", wire.models)
     app.router.add_post("/v1/completions", wire.completions)
     app.router.add_post("/v1/chat/completions", wire.completions)
+    app.router.add_post("/inference/v1/generate", wire.completions)
     app.router.add_post("/tokenize", wire.tokenize)
     if takes_adapters:
         app.router.add_post("/v1/load_lora_adapter", wire.load_adapter)

@@ -276,6 +276,11 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
                 "engine.history: in chat mode the engine's template decides what is kept",
                 hint="set engine.mode to tokens, or engine.history to template",
             )
+        if renderer is None and settings.engine.record_routing:
+            raise InvalidInput(
+                "engine.record_routing: in chat mode engines do not tell the experts of a stream",
+                hint="set engine.mode to tokens, or leave record_routing out",
+            )
         await engine.check(Mode.TOKENS if renderer else Mode.CHAT)
         # The check has found out more.
         model = replace(await engine.model_info(), renderer=renderer.name if renderer else None)

@@ -228,6 +228,9 @@ def misaligned(trace: Trace) -> Iterator[str]:
         yield "tokens that were not sampled have logprobs or versions"
     if not np.isfinite(trace.logprobs).all():
         yield "a logprob is not finite"
+    tokens = len(trace.prompt_ids) + len(trace.response_ids)
+    if trace.routing is not None and len(trace.routing) != tokens:
+        yield f"the experts of {len(trace.routing)} tokens are known, of {tokens}"
 
 
 def spans_of(trace: Trace, completions: Mapping[str, Completion]) -> list[Span]:

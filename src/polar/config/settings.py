@@ -190,6 +190,10 @@ class EngineSettings(Frozen):
     `polar train` and the warm start set it. The embedded engine loads any."""
     weight_transfer: Literal["files", "cuda-ipc"] = "files"
     """How a vLLM which is started here takes all weights; `polar train` sets it by `rollouts.transfer`."""
+    record_routing: bool = False
+    """Record which experts each token of a mixture of experts went to, so that a trainer can send it to the
+    same. In tokens mode, by vLLM or SGLang with --enable-return-routed-experts, which a vLLM that is started
+    here is given."""
     options: tuple[str, ...] = ()
     """More arguments for the command line of an engine that is started here."""
     start_seconds: float = Field(default=600.0, gt=0)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from polar.errors import PolarError, Unavailable
 from polar.models.chat import ChatRequest, FinishReason, Sampling, Usage
-from polar.models.completion import Ids
+from polar.models.completion import Ids, Routing
 from polar.models.policy import PauseMode
 from polar.rendering.base import MessageDelta
 from polar.rendering.constraints import Constraint
@@ -43,6 +43,9 @@ class GenerateRequest:
     constraint: Constraint | None = None
     session: str = ""
     """Whose request it is: requests of one session share a prefix, and so belong on one replica."""
+    routed_from: int = 0
+    """The first token of the prompt whose experts are wanted, from an engine that records them; those before
+    it are recorded already."""
 
     @property
     def is_guided(self) -> bool:
@@ -64,6 +67,8 @@ class TokenChunk:
     """Set on the last chunk only."""
     cached_tokens: int = 0
     """Prompt tokens served from the prefix cache, where the engine says so (first chunk)."""
+    routing: Routing | None = field(default=None, compare=False)
+    """On the last chunk, of an engine that records it: as in `Completion.routing`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,8 @@ class ModelInfo:
     before it; None: the engine neither says so nor shows it to `check`."""
     renderer: str | None = None
     """What renders its prompts in tokens mode; None: the engine itself."""
+    records_routing: bool = False
+    """Whether it tells which experts each token went to."""
 
 
 @dataclass(frozen=True, slots=True)

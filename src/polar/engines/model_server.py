@@ -49,6 +49,8 @@ class ModelServer(HttpEngine):
     chat_requirement: ClassVar[str]
     """What the server must be for chat mode: the hint when its check fails."""
     resume_path: ClassVar[str]
+    routing_requirement: ClassVar[str]
+    """What it must be to tell which experts tokens went to."""
     adapter_paths: ClassVar[str]
     """What stands before `/load_lora_adapter` and `/unload_lora_adapter`."""
     adapter_needs: ClassVar[str]
@@ -60,6 +62,14 @@ class ModelServer(HttpEngine):
     """The epoch of the connections in which the server was last asked for its version."""
     _logprobs_mode: str | None = None
     """What `check` has found out."""
+
+    def __init__(
+        self, url: str, api_key: str | None = None, *, record_routing: bool = False, **settings: Any
+    ) -> None:
+        super().__init__(url, api_key, **settings)
+        self._records_routing = record_routing
+        self._experts: int | None = None
+        """How many each token goes to, in all layers, as `check` has found out."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         return self._answer(request, self._tokens_of)
@@ -90,8 +100,7 @@ class ModelServer(HttpEngine):
             raise
         except EngineError as error:
             raise EngineError(
-                f"the engine at {self.url} cannot be used: {error}",
-                hint=f"it must be {self.chat_requirement if is_chat else self.requirement}",
+                f"the engine at {self.url} cannot be used: {error}", hint=f"it must be {self._needed(mode)}"
             ) from error
         self._logprobs_mode = await self._shown_logprobs_mode()
         if is_chat:
@@ -104,8 +113,19 @@ class ModelServer(HttpEngine):
     async def _try_tokens(self) -> str | None:
         """What is wrong with a sampled token, if anything."""
         async with aclosing(self.generate(_probe(temperature=1.0))) as chunks:
-            sampled = sum([len(chunk.ids) async for chunk in chunks])
-        return None if sampled else "it samples without returning token ids"
+            got = [chunk async for chunk in chunks]
+        if not any(chunk.ids for chunk in got):
+            return "it samples without returning token ids"
+        if self._records_routing:
+            if got[-1].routing is None:
+                return "it does not tell which experts tokens went to (engine.record_routing)"
+            self._experts = got[-1].routing[0].size
+        return None
+
+    def _needed(self, mode: Mode) -> str:
+        if mode is Mode.CHAT:
+            return self.chat_requirement
+        return self.routing_requirement if self._records_routing else self.requirement
 
     async def _shown_logprobs_mode(self) -> str | None:
         """Of which distribution logprobs are: the likeliest token is the same at any temperature, and its

@@ -190,6 +190,8 @@ def _continued(request: GenerateRequest, sampled: list[int]) -> GenerateRequest:
         request_id=f"{request.request_id}-{len(sampled)}",
         prompt_ids=np.concatenate([np.asarray(request.prompt_ids, np.int32), np.asarray(sampled, np.int32)]),
         sampling=replace(sampling, max_tokens=left, seed=seed),
+        # Of what stands before, the experts may be computed anew, and not be those that it was sampled with.
+        routed_from=len(request.prompt_ids) + len(sampled) - 1,
     )
 
 

@@ -36,6 +36,7 @@ from polar.engines.base import (
     TokenChunk,
     WeightUpdate,
 )
+from polar.engines.model_server import ModelServer
 from polar.errors import Backoff, InvalidInput
 from polar.models.chat import ChatRequest
 from polar.models.policy import PauseMode
@@ -329,7 +330,14 @@ def engine_client(settings: EngineSettings, urls: Sequence[str]) -> Engine:
     """The client of the one engine, or of all replicas as if they were one."""
     client = plugins.load("engines", settings.client)
     named = settings.model if "model" in settings.model_fields_set else None
+    if settings.record_routing and not issubclass(client, ModelServer):
+        raise InvalidInput(
+            f"engine.record_routing: an engine of kind {settings.kind} tells no experts",
+            hint="vllm and sglang do",
+        )
+    more = {"record_routing": True} if settings.record_routing else {}
     engines: dict[str, Engine] = {
-        url: client(url, settings.api_key, model=named, max_context=settings.max_context) for url in urls
+        url: client(url, settings.api_key, model=named, max_context=settings.max_context, **more)
+        for url in urls
     }
     return engines[urls[0]] if len(urls) == 1 else Replicas(engines)

@@ -25,7 +25,9 @@ from polar.engines.base import (
 )
 from polar.engines.http import Asked, Chunk, Question, TokenReader, reason_in
 from polar.engines.model_server import ADAPTER, ModelServer
+from polar.engines.routing import from_numbers
 from polar.models.chat import FinishReason
+from polar.models.completion import Routing
 from polar.models.policy import PauseMode
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,10 @@ class SglangEngine(ModelServer):
     chat_requirement = (
         "SGLang 0.5.17 or newer, whose chat API returns token ids, reached directly: its router strips them;"
         " or set engine.mode to tokens"
+    )
+    routing_requirement = (
+        "SGLang 0.5.12 or newer with a mixture of experts, started with --enable-return-routed-experts, and"
+        " reached directly"
     )
     resume_path = "/continue_generation"
     adapter_paths = ""
@@ -96,8 +102,11 @@ class SglangEngine(ModelServer):
 
     async def _tokens_of(self, request: GenerateRequest) -> Question[TokenChunk]:
         body = _request_body(request) | await self._weights_of_now()
-        reader = _SglangReader(self.url, self._version_of_tokens(), self._reads_version())
-        return Question("/generate", body, reader)
+        if self._records_routing:
+            body |= {"return_routed_experts": True, "routed_experts_start_len": request.routed_from}
+        rows = len(request.prompt_ids) - request.routed_from
+        version, named = self._version_of_tokens(), self._reads_version()
+        return Question("/generate", body, _SglangReader(self.url, version, named, rows, self._experts))
 
     async def _chat_of(self, call: ChatCall) -> Question[ChatChunk]:
         """Always in one piece: SGLang refuses to give token ids with a chat that streams."""
@@ -158,7 +167,13 @@ class SglangEngine(ModelServer):
         # After an update it calls itself by the path of the new weights.
         name = self._first_name or info.get("tokenizer_path") or self._model
         # SGLang refuses a prompt and max_new_tokens that together fill the context to the last token.
-        return ModelInfo(name, context - 1, self.policy_version, self._logprobs_mode)
+        return ModelInfo(
+            name,
+            context - 1,
+            self.policy_version,
+            self._logprobs_mode,
+            records_routing=self._records_routing,
+        )
 
     async def pause(self, mode: PauseMode) -> None:
         if mode is PauseMode.DRAIN:
@@ -237,12 +252,23 @@ class _SglangReader(TokenReader):
     the server's own count of tokens tells which."""
 
     _version = 0
+    _sampled_before = 0
+    """How many tokens the weights sampled that were replaced under way."""
 
     def __init__(
-        self, url: str, version: Callable[[], int], named: Callable[[Any], int] = chat_wire.weight_version
+        self,
+        url: str,
+        version: Callable[[], int],
+        named: Callable[[Any], int] = chat_wire.weight_version,
+        prompt_rows: int = 0,
+        experts: int | None = None,
     ) -> None:
         super().__init__(url, version)
         self._named_version = named
+        self._prompt_rows = prompt_rows
+        """Of how many tokens of the prompt the experts are asked for."""
+        self._experts = experts
+        """Of each token, in all layers, where that is known."""
 
     def read(self, event: dict[str, Any]) -> TokenChunk | None:
         self.raise_error(event, status=400)
@@ -257,12 +283,25 @@ class _SglangReader(TokenReader):
         named = meta.get("weight_version")
         # Where the server does not say, the version is the last that is known.
         known = max(self._version, self._known_version())
-        self._version = known if named is None else self._named_version(named)
-        chunk = TokenChunk(ids, logprobs, self._version, finish, int(meta.get("cached_tokens") or 0))
+        version = known if named is None else self._named_version(named)
+        if version != self._version:
+            self._version, self._sampled_before = version, self._tokens - len(ids)
+        cached = int(meta.get("cached_tokens") or 0)
+        routing = self._routing(meta.get("routed_experts"))
+        chunk = TokenChunk(ids, logprobs, self._version, finish, cached, routing)
         if finish is not None:
             self._held = chunk
             return None
         return chunk if ids else None
+
+    def _routing(self, told: Any) -> Routing | None:
+        """Of tokens before weights were replaced, they are those of the new ones: they are left out."""
+        if not isinstance(told, str):
+            return None
+        found = from_numbers(told, self._prompt_rows + self._tokens - 1, self._experts)
+        if found is None or not self._sampled_before:
+            return found
+        return found[self._prompt_rows + self._sampled_before - 1 :]
 
     def _new_tokens(
         self, event: dict[str, Any], meta: dict[str, Any], *, is_last: bool

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,9 @@ from polar.engines.base import (
 )
 from polar.engines.http import ORDER_SECONDS, Question, TokenReader, reason_in
 from polar.engines.model_server import ADAPTER, ModelServer
+from polar.engines.routing import from_npy
 from polar.models.chat import FinishReason
+from polar.models.completion import Routing
 from polar.models.policy import PauseMode
 from polar.rendering.constraints import Constraint
 
@@ -47,6 +50,8 @@ _TRANSFER = (
     """ --weight-transfer-config '{"backend": "ipc"}', on the trainer's GPU"""
 )
 
+GENERATE = "/inference/v1/generate"
+"""Tokens in and out with their experts, also in a stream: completions tell those in one piece only."""
 _OURS = {"return_token_ids": True, "min_p": 0.0, "repetition_penalty": 1.0}
 """What every request says: vLLM fills what is left out from the model's generation_config."""
 _REPLACING = "+replacing-"
@@ -64,6 +69,10 @@ class VllmEngine(ModelServer):
     requirement = "polar engine, or vLLM 0.10.2 or newer, which returns token ids and logprobs"
     chat_requirement = (
         "polar engine, or vLLM 0.10.2 or newer with a chat template, reached directly: a router may strip ids"
+    )
+    routing_requirement = (
+        "vLLM 0.24 or newer with a mixture of experts, started with --enable-return-routed-experts, and"
+        " reached directly"
     )
     resume_path = "/resume"
     adapter_paths = "/v1"
@@ -86,6 +95,9 @@ class VllmEngine(ModelServer):
 
     async def _tokens_of(self, request: GenerateRequest) -> Question[TokenChunk]:
         body = _request_body(request, await self._sampled_name(request.session))
+        if self._records_routing:
+            reader = _RoutedReader(self.url, self._version_of_tokens(), request, self._experts)
+            return Question(GENERATE, _routed_body(body, request), reader)
         return Question("/v1/completions", body, _VllmReader(self.url, self._version_of_tokens()))
 
     async def _chat_of(self, call: ChatCall) -> Question[ChatChunk]:
@@ -127,7 +139,13 @@ class VllmEngine(ModelServer):
         self._root = card.get("root")
         self.policy_version = await self._last_version() if version is None else int(version)
         mode = card.get("logprobs_mode", self._logprobs_mode)
-        return ModelInfo(self._model, context, self.policy_version, None if mode is None else str(mode))
+        return ModelInfo(
+            self._model,
+            context,
+            self.policy_version,
+            None if mode is None else str(mode),
+            records_routing=self._records_routing,
+        )
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:
         await self._outlast_pause()
@@ -336,13 +354,39 @@ class _VllmReader(TokenReader):
                     "the engine sent text without token ids", hint="it must support return_token_ids"
                 )
             ids = []
-        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        logprobs = self._logprobs(choice.get("logprobs") or {})
         if len(ids) != len(logprobs) or None in logprobs:
             raise EngineError(f"the engine sent {len(ids)} token ids with {len(logprobs)} usable logprobs")
         reason = choice.get("finish_reason")
         if reason is not None and reason not in _FINISH:
             raise EngineError(f"the engine ended the completion with {reason!r}")
-        return TokenChunk(ids, logprobs, version, _FINISH[reason] if reason is not None else None)
+        finish = _FINISH[reason] if reason is not None else None
+        return TokenChunk(ids, logprobs, version, finish, routing=self._routing(choice, len(ids)))
+
+    def _logprobs(self, told: dict[str, Any]) -> list[Any]:
+        return told.get("token_logprobs") or []
+
+    def _routing(self, choice: dict[str, Any], new: int) -> Routing | None:
+        return None
+
+
+class _RoutedReader(_VllmReader):
+    """The last event of tokens holds the experts of all tokens that went through the model."""
+
+    def __init__(
+        self, url: str, version: Callable[[], int], request: GenerateRequest, experts: int | None
+    ) -> None:
+        super().__init__(url, version)
+        self._prompt_rows = len(request.prompt_ids) - request.routed_from
+        self._experts = experts
+
+    def _logprobs(self, told: dict[str, Any]) -> list[Any]:
+        return [entry.get("logprob") for entry in told.get("content") or []]
+
+    def _routing(self, choice: dict[str, Any], new: int) -> Routing | None:
+        told = choice.get("routed_experts")
+        rows = self._prompt_rows + self._tokens + new - 1
+        return None if told is None else from_npy(told, rows, self._experts)
 
 
 def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:
@@ -372,6 +416,20 @@ def _request_body(request: GenerateRequest, model: str) -> dict[str, Any]:
         "frequency_penalty": 0.0,
         **chat_wire.sampling_fields(request.sampling),
         **{name: value for name, value in wishes.items() if value is not None},
+    }
+
+
+_APART = ("model", "stream", "stream_options", "request_id")
+"""What of a request says nothing of the sampling."""
+
+
+def _routed_body(body: dict[str, Any], request: GenerateRequest) -> dict[str, Any]:
+    """A request for completions as one for tokens with their experts."""
+    apart = {name: body.pop(name) for name in _APART}
+    del body["return_token_ids"]
+    return apart | {
+        "token_ids": body.pop("prompt"),
+        "sampling_params": body | {"routed_experts_prompt_start": request.routed_from},
     }
 
 

@@ -183,8 +183,10 @@ class ModelCall:
                 **{f"{OMITTED}{kind}": str(count) for kind, count in self._request.omitted.items()},
                 **self._generation.record,
                 **tokens.counts,
+                **tokens.unrouted(len(prompt.ids), self._generation.routed_from),
                 **(extra or {}),
             },
+            routing=tokens.routing,
         )
         whole = finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
         if not whole and not tokens.first_at:

@@ -10,7 +10,7 @@ import numpy as np
 
 from polar.engines.base import ChatChunk, EngineError, TokenChunk
 from polar.models.chat import Message, Role, ToolCall, Usage
-from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, Ids
+from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, UNROUTED, Ids, Routing
 from polar.rendering.base import MessageDelta
 
 _NO_IDS: Ids = np.empty(0, np.int32)
@@ -27,6 +27,7 @@ class SampledTokens:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.first_at = 0.0
+        self.routing: Routing | None = None
         self.untrainable: str | None = None
         self._cached = 0
         self._counted: Usage | None = None
@@ -52,6 +53,7 @@ class SampledTokens:
         self.logprobs += tokens.logprobs
         self.versions += [tokens.policy_version] * len(tokens.ids)
         self._cached = max(self._cached, tokens.cached_tokens)
+        self.routing = tokens.routing if self.routing is None else self.routing
         return len(tokens.ids)
 
     @property
@@ -77,6 +79,14 @@ class SampledTokens:
         if not self.ids:
             counts |= {COUNTED: counted.sampled_tokens, COUNTED_PROMPT: counted.prompt_tokens}
         return {name: str(count) for name, count in counts.items() if count}
+
+    def unrouted(self, prompt_tokens: int, routed_from: int | None) -> dict[str, str]:
+        """For the record: of how many tokens the engine was to tell the experts, and did not."""
+        if routed_from is None or not self.ids:
+            return {}
+        asked = prompt_tokens - routed_from + len(self.ids) - 1
+        told = 0 if self.routing is None else len(self.routing)
+        return {UNROUTED: str(asked - told)} if told < asked else {}
 
 
 class SampledMessage:

@@ -48,6 +48,8 @@ class Prompt:
     ids: Ids
     messages: tuple[Message, ...]
     """The whole request; what the policy sampled stands as it was sampled, not as it was echoed."""
+    recorded: int = 0
+    """How many of its first tokens are those of the turn that it extends."""
 
 
 class AnswerGeneration(ABC):
@@ -61,6 +63,8 @@ class AnswerGeneration(ABC):
     """Strings that end the turn, beside those the harness asked for."""
     untrainable_when_cut: str | None = None
     """Why an answer that is cut here, before the engine has ended it, cannot be trained; None: it can."""
+    routed_from: int | None = None
+    """The first token of the prompt whose experts the engine is to tell; None: it does not tell them."""
 
     @abstractmethod
     def room(self, session: Session) -> int | None:
@@ -174,6 +178,9 @@ class _TokenGeneration(AnswerGeneration):
             self._parser = limited(self._renderer.parser(request.tools, prompt.ids), request.tool_choice)
         self._prompt = prompt
         self._constraint = constraint
+        if self._model.records_routing:
+            # The last token of the turn before was sampled, and is only now computed.
+            self.routed_from = max(prompt.recorded - 1, 0)
         if constraint is None and _ends_at_first_call(request, self._renderer):
             self.own_stops = (FIRST_CALL_ENDS,)
 
@@ -188,6 +195,7 @@ class _TokenGeneration(AnswerGeneration):
             self._renderer.stop_token_ids,
             self._constraint,
             session=session,
+            routed_from=self.routed_from or 0,
         )
         async with aclosing(self._engine.generate(request)) as chunks:
             async for chunk in chunks:
@@ -248,7 +256,7 @@ def extend(request: ChatRequest, extension: Extension, renderer: Renderer) -> Pr
     if bridge is None:
         return None
     ids = np.concatenate([turn.prompt_ids(), turn.sampled_ids, np.array(bridge, np.int32)])
-    return Prompt(ids, turn.messages + new)
+    return Prompt(ids, turn.messages + new, turn.length)
 
 
 def render(request: ChatRequest, extension: Extension, renderer: Renderer) -> Prompt:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,25 @@ from polar.models.chat import FinishReason, Message, Sampling, ToolDefinition
 Ids = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
 Versions = NDArray[np.int32]
+Routing = NDArray[np.unsignedinteger[Any]]
+"""[tokens, layers, experts]: which experts each token of a mixture of experts went to, in one byte or two.
+Layers without experts are zeros. A token whose experts are not known is all zeros, which no other is: the
+experts of a layer differ. (Where each token goes to one expert alone, a token that went to the first one in
+every layer is taken for unknown.)"""
+
+
+def joined_routing(parts: Sequence[tuple[int, Routing | None]]) -> Routing | None:
+    """Of tokens that follow each other, given as how many they are and what is known of them."""
+    known = [routing for _, routing in parts if routing is not None]
+    if not known:
+        return None
+    shape = known[0].shape[1:]
+    return np.concatenate(
+        [
+            np.zeros((count, *shape), np.uint8) if routing is None else routing.reshape(count, *shape)
+            for count, routing in parts
+        ]
+    )
 
 
 COUNTED = "sampled_tokens"
@@ -23,6 +44,9 @@ COUNTED_PROMPT = "prompt_tokens"
 
 OUTAGE = "outage"
 """In `Completion.extra`, with any value: the engine could not answer, through no fault of the request."""
+
+UNROUTED = "unrouted_tokens"
+"""In `Completion.extra`: of how many tokens that it added the engine was to tell the experts, and did not."""
 
 CACHED = "cached_tokens"
 """In `Completion.extra`: how much of the prompt the engine took from its prefix cache, where it says so."""
@@ -72,6 +96,9 @@ class Completion:
     untrainable: str | None = None
     """Why this completion can never be trained (fail closed), or None."""
     extra: dict[str, str] = field(default_factory=dict)
+    routing: Routing | None = None
+    """Of the last tokens of prompt and answer, without the very last: that one was sampled and not computed.
+    As many as the engine told of; None: of none."""
 
     @property
     def sampled_tokens(self) -> int:

@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.models.completion import Ids, Logprobs, Versions
+from polar.models.completion import Ids, Logprobs, Routing, Versions
 from polar.models.session import TrajectoryStats
 
 
@@ -62,6 +62,15 @@ class Trace:
     """From this position of the response on, tokens stand after others than the policy saw."""
     share: float = 1.0
     """What part of the session's reward is this trace's."""
+    routing: Routing | None = None
+    """Of every token of prompt and response; None: of none is it known."""
+
+    @property
+    def unrouted_tokens(self) -> int:
+        """Of a trace with routing, how many tokens have none. The last one needs none: nothing follows it."""
+        if self.routing is None:
+            return 0
+        return int(np.count_nonzero(~self.routing[:-1].any((1, 2))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +88,8 @@ class Segment:
     """Only on sampled segments: who sampled them."""
     exact: bool = True
     """Whether the path that ends here is what the policy saw; False only with `approximate`."""
+    routing: Routing | None = None
+    """Same length as ids; None: of none is it known."""
 
 
 @dataclass(frozen=True, slots=True)

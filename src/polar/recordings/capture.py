@@ -22,7 +22,7 @@ import zstandard
 
 from polar.errors import PolarError
 from polar.models.chat import ToolDefinition
-from polar.models.completion import Completion
+from polar.models.completion import Completion, Routing
 from polar.recordings.codec import (
     Array,
     Columns,
@@ -93,7 +93,8 @@ class CaptureWriter:
         )
         known = self._tree.messages_of(message_base(turn.link))
         record = header(completion, turn.link, self._tree.ids, known, tools)
-        self._write(frame({"record": "completion"} | record, *columns(completion, turn.link)))
+        *numbers, routing = columns(completion, turn.link)
+        self._write(frame({"record": "completion"} | record, *numbers, routing=routing))
         self._tree.add(turn)
         return turn
 
@@ -189,8 +190,8 @@ class _Codecs(threading.local):
 _CODECS = _Codecs()
 
 
-def frame(document: dict[str, Any], *arrays: Array) -> bytes:
-    payload = _CODECS.compressor.compress(packed(document, arrays))
+def frame(document: dict[str, Any], *arrays: Array, routing: Routing | None = None) -> bytes:
+    payload = _CODECS.compressor.compress(packed(document, arrays, routing))
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 

@@ -6,6 +6,7 @@ completion before it does not hold.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 import orjson
 
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, ToolDefinition
-from polar.models.completion import Completion, CompletionKind, Ids, Logprobs, Versions
+from polar.models.completion import Completion, CompletionKind, Ids, Logprobs, Routing, Versions
 from polar.models.session import Fault
 from polar.recordings.growth import Context, extended
 from polar.recordings.tree import Continuation, Link, TokenTree
@@ -39,6 +40,9 @@ class Columns(NamedTuple):
     sampled: Ids
     logprobs: Logprobs
     versions: Versions
+    routing: Routing | None = None
+    """Of the last tokens but one, at most as many as it adds: its own last token is computed by whoever
+    follows it, and the last of the completion before it by this one."""
 
 
 _PLAIN = (
@@ -50,11 +54,13 @@ _DTYPES = (np.int32, np.int32, np.float32, np.int32)
 
 
 def columns(completion: Completion, link: Link) -> Columns:
+    routing, added = completion.routing, link.given + len(completion.sampled_ids)
     return Columns(
         np.ascontiguousarray(completion.prompt_ids[len(completion.prompt_ids) - link.given :], np.int32),
         np.ascontiguousarray(completion.sampled_ids, np.int32),
         np.ascontiguousarray(completion.logprobs, np.float32),
         np.ascontiguousarray(completion.policy_versions, np.int32),
+        None if routing is None else routing[max(len(routing) - added, 0) :],
     )
 
 
@@ -175,6 +181,7 @@ class TreeReader:
             sampled_ids=numbers.sampled,
             logprobs=numbers.logprobs,
             policy_versions=numbers.versions,
+            routing=None if numbers.routing is None or not len(numbers.routing) else numbers.routing,
             messages=read.messages,
             parent=None if parent is None else self._read[parent].plain["id"],
             tools=() if tools is None else self.tools.get(tools, ()),
@@ -217,14 +224,20 @@ def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
     return count
 
 
-def packed(document: dict[str, Any], arrays: Sequence[Array] = ()) -> bytes:
-    """A JSON document and arrays of four-byte numbers, to be compressed.
+def packed(document: dict[str, Any], arrays: Sequence[Array] = (), routing: Routing | None = None) -> bytes:
+    """A JSON document, arrays of four-byte numbers, and the experts of tokens where there are any, to be
+    compressed.
 
     Arrays lie byte plane by byte plane: the high bytes of token ids are mostly zero and those of logprobs
     alike, which a compressor only sees when they stand together.
     """
-    text = orjson.dumps(document | {"lengths": [len(array) for array in arrays]})
-    planes = (array.view(np.uint8).reshape(-1, 4).T.tobytes() for array in arrays)
+    document = document | {"lengths": [len(array) for array in arrays]}
+    planes = [array.view(np.uint8).reshape(-1, 4).T.tobytes() for array in arrays]
+    if routing is not None:
+        # Little-endian, whoever writes it.
+        document["routing"] = {"shape": routing.shape, "bytes": routing.itemsize}
+        planes.append(routing.astype(f"<u{routing.itemsize}", copy=False).tobytes())
+    text = orjson.dumps(document)
     return b"".join([_LENGTH.pack(len(text)), text, *planes])
 
 
@@ -242,6 +255,11 @@ def unpacked(data: bytes) -> tuple[dict[str, Any], list[Array]]:
         numbers.flags.writeable = False
         arrays.append(numbers.view(dtype))
         offset += 4 * count
+    if (told := document.get("routing")) is not None:
+        shape, size = told["shape"], told["bytes"]
+        routing = np.frombuffer(data, f"<u{size}", math.prod(shape), offset)
+        arrays.append(routing.reshape(shape))
+        offset += routing.nbytes
     if offset != len(data):
         raise ValueError(f"its arrays end at byte {offset} of {len(data)}")
     return document, arrays

@@ -81,16 +81,22 @@ def encode(tree: TokenTree, trajectory: Trajectory, result: SessionResult) -> by
             }
         )
         numbers.append(own)
+    *plain, routings = list(zip(*numbers, strict=True)) or [()]
+    counts = [list(map(len, column)) for column in plain]
+    told = [routing for routing in routings if routing is not None]
+    if told:
+        counts.append([0 if routing is None else len(routing) for routing in routings])
     document = {
         "completions": records,
-        "counts": [list(map(len, column)) for column in zip(*numbers, strict=True)],
+        "counts": counts,
         "tools": [orjson.Fragment(tools) for tools in toolsets],
         "samplings": list(samplings),
         "drift": trajectory.drift,
         "traces": trajectory.traces,
     }
-    arrays = [np.concatenate(column) for column in zip(*numbers, strict=True)]
-    body = zstandard.compress(packed(document, arrays), level=3)
+    arrays = [np.concatenate(column) for column in plain]
+    routing = np.concatenate(told) if told else None
+    body = zstandard.compress(packed(document, arrays, routing), level=3)
     head = orjson.dumps({"result": result.model_dump(mode="json"), "body": _checksum(body).decode()})
     return MAGIC + _checksum(head) + b" " + head + b"\n" + body
 

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from polar.models.completion import Completion
+import numpy as np
+
+from polar.models.completion import Completion, Routing
 from polar.models.session import Fault
 from polar.models.trace import DriftPolicy, Segment
 
@@ -112,8 +114,9 @@ class _Growth:
     def add(self, completion: Completion, link: Link) -> None:
         joined, start, exact = self._join(completion, link)
         given, tip = completion.prompt_ids[start:], joined
+        of_given, of_sampled = self._routed(completion, len(given), after=joined if exact else -1)
         if len(given):
-            tip = self._append(Segment(parent=joined, ids=given, exact=exact))
+            tip = self._append(Segment(parent=joined, ids=given, exact=exact, routing=of_given))
         if self.drift is DriftPolicy.REALIGN and link.kind is Continuation.DRIFT and link.twin is None:
             self._replace(link, joined, first=tip)
         self.given_tips.append(tip)
@@ -128,10 +131,29 @@ class _Growth:
                     policy_versions=completion.policy_versions if aligned else None,
                     completion_id=completion.id,
                     exact=exact,
+                    routing=of_sampled,
                 )
             )
         self.sampled.append(tip if count else None)
         self.tips.append(tip)
+
+    def _routed(
+        self, completion: Completion, given: int, after: int
+    ) -> tuple[Routing | None, Routing | None]:
+        """The experts of what the completion was newly given, and of what it sampled.
+
+        It was the first to compute the token before them, if that one was sampled: it tells its experts, too.
+        """
+        told, added = completion.routing, given + len(completion.sampled_ids)
+        if told is None:
+            return None, None
+        told = told[max(len(told) - added, 0) :]
+        rows: Routing = np.zeros((1 + added, *told.shape[1:]), told.dtype)
+        rows[added - len(told) : added] = told
+        before = self.segments[after].routing if after >= 0 else None
+        if before is not None and not before[-1].any():
+            before[-1] = rows[0]
+        return rows[1 : 1 + given], rows[1 + given :]
 
     def _append(self, segment: Segment) -> int:
         self.segments.append(segment)

@@ -97,6 +97,8 @@ def material(
         sampled = np.concatenate([one.trace.policy_versions[one.trace.loss_mask == 1] for one in credited])
         staleness = versions.staleness(sampled)
         numbers |= {"staleness": float(staleness.mean()), "staleness_max": float(staleness.max())}
+    if any(one.trace.routing is not None for one in credited):
+        numbers["unrouted_tokens"] = float(sum(one.trace.unrouted_tokens for one in credited))
     scored = sum(len(group.scored) for group in groups)
     constant = 1 / (objective.session_tokens * max(1, scored))
     packing = pack(weighted_rows(credited, objective.level, constant), batch)

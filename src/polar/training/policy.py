@@ -23,6 +23,7 @@ from polar.engines import cuda_ipc
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled
 from polar.training.head import Manner, score, to_device
+from polar.training.routing import RoutingReplay
 from polar.training.settings import Lora, ModelSettings
 from polar.training.weight_files import write_weights
 from polar.trajectory.packing.batch import Batch
@@ -74,6 +75,9 @@ class TrainerPolicy:
         if is_packed:
             self._check_layers(most_tokens)
         self._check_head()
+        self._routing: RoutingReplay | None = None
+        if settings.routing == "replay":
+            self._routing = RoutingReplay(filter(None, (self._causal, self._reference)))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -166,6 +170,9 @@ class TrainerPolicy:
         ids, positions = (
             to_device(array, self._device).long()[None] for array in (batch.ids, batch.positions)
         )
+        if self._routing is not None:
+            layers = causal.config.get_text_config().num_hidden_layers
+            self._routing.replay(batch.routing, layers, self._device)
         made = causal.base_model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
         hidden: Tensor = made.last_hidden_state[0]
         return hidden

@@ -83,6 +83,9 @@ class ModelSettings(Frozen):
     """Compile the model's layers: about a minute at the first step, then fewer and larger kernels."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
+    routing: Literal["replay", "own"] = "replay"
+    """Which experts tokens of a mixture of experts go to. replay: those that they were sampled with, where
+    these were recorded (`engine.record_routing`). own: those that the trainer computes."""
     chunk: int = Field(default=1024, ge=1)
     """How many tokens' logits are there at once: tokens × vocabulary is what fills a memory."""
 

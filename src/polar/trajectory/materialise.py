@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from polar.models.completion import joined_routing
 from polar.models.trace import Segment, Trace, TraceRef, Trajectory
 from polar.recordings.tree import path
 
@@ -11,9 +12,10 @@ from polar.recordings.tree import path
 def materialise(trajectory: Trajectory, ref: TraceRef) -> Trace:
     """The trace's tokens: the prompt ends where its first trained segment begins."""
     indices = path(trajectory.segments, ref.trained[-1])
-    trained = set(ref.trained)
+    segments = [trajectory.segments[index] for index in indices]
     split = indices.index(ref.trained[0])
-    prompt = [trajectory.segments[index].ids for index in indices[:split]]
+    prompt = [segment.ids for segment in segments[:split]]
+    trained = set(ref.trained)
     response = [(trajectory.segments[index], index in trained) for index in indices[split:]]
     return Trace(
         prompt_ids=np.concatenate(prompt) if prompt else np.empty(0, np.int32),
@@ -27,6 +29,7 @@ def materialise(trajectory: Trajectory, ref: TraceRef) -> Trace:
         parent=ref.parent,
         approximate_from=_approximate_from([segment for segment, _ in response]),
         share=ref.share,
+        routing=joined_routing([(len(segment.ids), segment.routing) for segment in segments]),
     )
 
 

@@ -70,8 +70,11 @@ async def set_scene(tokenizer: Tokenizer, chatml: ChatML, tmp_path: Path) -> Asy
             settings: GatewaySettings | None = None,
             max_context: int = 8192,
             sample: int = 0,
+            records_routing: bool = False,
         ) -> Scene:
-            engine = ScriptedEngine(tokenizer, script, max_context=max_context)
+            engine = ScriptedEngine(
+                tokenizer, script, max_context=max_context, records_routing=records_routing
+            )
             gateway = Gateway(settings or GatewaySettings(), engine, chatml, engine.info)
             await stack.enter_async_context(gateway)
             http = await stack.enter_async_context(aiohttp.ClientSession())

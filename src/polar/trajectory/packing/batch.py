@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polar.errors import InvalidInput
-from polar.models.completion import Ids, Logprobs, Versions
+from polar.models.completion import Ids, Logprobs, Routing, Versions, joined_routing
 from polar.models.trace import Trace, Trajectory
 from polar.trajectory.materialise import materialise
 
@@ -43,6 +43,8 @@ class TrainingRow:
     name: str
     ids: Ids
     trained: Trained
+    routing: Routing | None = None
+    """Same length as ids; None: of none is it known."""
 
 
 PADDING = -1
@@ -86,6 +88,8 @@ class Batch:
     terms: Terms
     names: tuple[str, ...]
     """The rows laid out here."""
+    routing: Routing | None = None
+    """Of each token; None: of none is it known."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -123,6 +127,7 @@ class Batch:
             segments=fill(self.segments, PADDING),
             predecessors=fill(self.predecessors, -1),
             ends=np.concatenate([self.ends, own_ends]),
+            routing=joined_routing([(len(self), self.routing), (count, None)]),
         )
 
 
@@ -178,6 +183,7 @@ def row(name: str, trace: Trace, weights: ArrayLike = 1.0, advantages: ArrayLike
             trace.logprobs[at],
             trace.policy_versions[at],
         ),
+        trace.routing,
     )
 
 

@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.errors import InvalidInput
-from polar.models.completion import Ids
+from polar.models.completion import Ids, Routing, joined_routing
 from polar.trajectory.packing.batch import Batch, Indices, Packing, PackingStats, Terms, TrainingRow
+
+Key = tuple[int, bytes]
+"""A token, and the experts it went to where they are known: with others it is computed otherwise."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,9 +27,11 @@ class TokenRun:
     start: int
     """Depth of the first token."""
     ids: Ids
+    routing: Routing | None = None
+    """Of each of them; None: of none is it known."""
     parent: TokenRun | None = None
     """The run after whose last token this one stands."""
-    children: dict[int, TokenRun] = field(default_factory=dict)
+    children: dict[Key, TokenRun] = field(default_factory=dict)
     """By their first token."""
     ending: list[TrainingRow] = field(default_factory=list)
     """The rows whose last token is the run's last."""
@@ -34,6 +39,14 @@ class TokenRun:
     @property
     def end(self) -> int:
         return self.start + len(self.ids)
+
+    def key(self, at: int = 0) -> Key:
+        return int(self.ids[at]), b"" if self.routing is None else self.routing[at].tobytes()
+
+    def part(self, start: int, end: int | None = None) -> TokenRun:
+        """Some of its tokens, with nothing around them."""
+        routing = None if self.routing is None else self.routing[start:end]
+        return TokenRun(self.start + start, self.ids[start:end], routing)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +81,7 @@ def pack_trees(rows: Iterable[TrainingRow], budget: int) -> Packing:
     fitting, over_budget = _fitting(rows, budget)
     root = TokenRun(0, np.empty(0, np.int32))
     for row in fitting:
-        _insert(root, row.ids).ending.append(row)
+        _insert(root, TokenRun(0, row.ids, row.routing)).ending.append(row)
     unique = 0
     pieces: list[Piece] = []
     for tree in root.children.values():
@@ -96,21 +109,23 @@ def _fitting(rows: Iterable[TrainingRow], budget: int) -> tuple[Iterator[Trainin
 
 
 def _apart(row: TrainingRow) -> Piece:
-    run = TokenRun(0, row.ids)
+    run = TokenRun(0, row.ids, row.routing)
     return Piece([run], [(row, run)], len(row.ids))
 
 
-def _insert(root: TokenRun, ids: Ids) -> TokenRun:
+def _insert(root: TokenRun, row: TokenRun) -> TokenRun:
     """The run that the row ends with, after adding what of it the tree did not have."""
     run, depth = root, 0
-    while depth < len(ids):
-        child = run.children.get(int(ids[depth]))
+    while depth < len(row.ids):
+        rest = row.part(depth)
+        child = run.children.get(rest.key())
         if child is None:
             # A copy: a view would keep the whole row alive for its last tokens.
-            child = TokenRun(depth, ids[depth:].copy(), run)
-            run.children[int(ids[depth])] = child
+            routing = None if rest.routing is None else rest.routing.copy()
+            child = TokenRun(depth, rest.ids.copy(), routing, run)
+            run.children[rest.key()] = child
             return child
-        shared = _shared(child.ids, ids[depth:])
+        shared = _shared(child, rest)
         if shared < len(child.ids):
             child = _split(child, shared)
         run, depth = child, depth + shared
@@ -123,16 +138,19 @@ def _split(run: TokenRun, at: int) -> TokenRun:
     The run itself stays the lower part: rows that end with it still do.
     """
     assert run.parent is not None
-    upper = TokenRun(run.start, run.ids[:at], run.parent, {int(run.ids[at]): run})
-    run.parent.children[int(run.ids[0])] = upper
-    run.start, run.ids, run.parent = run.start + at, run.ids[at:], upper
+    upper, lower = run.part(0, at), run.part(at)
+    upper.parent, upper.children = run.parent, {lower.key(): run}
+    run.parent.children[upper.key()] = upper
+    run.start, run.ids, run.routing, run.parent = lower.start, lower.ids, lower.routing, upper
     return upper
 
 
-def _shared(left: Ids, right: Ids) -> int:
-    """How many tokens both begin with; at least one is given of each."""
-    length = min(len(left), len(right))
-    differs = left[:length] != right[:length]
+def _shared(left: TokenRun, right: TokenRun) -> int:
+    """How many tokens both begin with; at least one is given of each, and it is the same."""
+    length = min(len(left.ids), len(right.ids))
+    differs = left.ids[:length] != right.ids[:length]
+    if left.routing is not None and right.routing is not None:
+        differs |= (left.routing[:length] != right.routing[:length]).any((1, 2))
     first = int(differs.argmax())
     return first if differs[first] else length
 
@@ -215,6 +233,7 @@ def _batch(pieces: Sequence[Piece]) -> Batch:
         ends=np.repeat(_ends(parents, first + lengths), lengths).astype(np.int32),
         terms=_terms(pieces, places, first),
         names=tuple(row.name for piece in pieces for row, _ in piece.rows),
+        routing=joined_routing([(len(run.ids), run.routing) for run in runs]),
     )
 
 

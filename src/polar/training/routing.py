@@ -1,0 +1,125 @@
+"""Routing replay: tokens of a mixture of experts go to the experts that they were sampled with.
+
+Engine and trainer round differently, and where two experts are nearly alike to a router, each may choose
+another: the trainer would then compute another model than the one that sampled. Which experts are taken is
+replayed; how much each counts is computed from the router's own scores, so that the router learns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from polar.errors import InvalidInput
+from polar.models.completion import Routing
+from polar.training.head import to_device
+
+_TOPKS = (torch.topk, torch.Tensor.topk)
+_HINT = "set model.routing to own to train with the routing that the trainer computes"
+
+
+class Router(NamedTuple):
+    """What chooses the experts of a layer."""
+
+    layer: int
+    module: Any
+
+    @property
+    def experts(self) -> int:
+        return int(self.module.num_experts)
+
+    @property
+    def chosen(self) -> int:
+        """How many experts a token goes to."""
+        return int(self.module.top_k)
+
+
+def routers(model: nn.Module) -> list[Router]:
+    """Modules that have a `top_k` of `num_experts`, the innermost such, by the layer in their name."""
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "top_k", None), int)
+        and isinstance(getattr(module, "num_experts", None), int)
+    ]
+    names = [name for name, _ in found]
+    return [
+        Router(int(layer[1]), module)
+        for name, module in found
+        if not any(other.startswith(f"{name}.") for other in names)
+        and (layer := re.search(r"\.(\d+)\.", name)) is not None
+    ]
+
+
+class RoutingReplay:
+    """What batches were routed by when they were sampled, for every router of these models.
+
+    Every router takes the largest of its scores by `torch.topk`, whatever it makes of them before and after:
+    there, and only there, the recorded experts take the place of its own.
+    """
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        self._routers = [router for model in models for router in routers(model)]
+        self._rows: Tensor | None = None
+        """[tokens, layers, experts] of the batch that is computed."""
+        self._known: Tensor | None = None
+        for router in self._routers:
+            forward = partial(self._routed, router, router.module.forward)
+            router.module.forward = torch.compiler.disable(forward)
+
+    def replay(self, routing: Routing | None, layers: int, device: torch.device) -> None:
+        """Compute what comes next with this routing; None: with the routers' own."""
+        self._rows = self._known = None
+        if routing is None:
+            return
+        rows = self._laid_out(routing, layers)
+        # Torch knows few operations on pairs of bytes.
+        self._rows = to_device(rows if rows.dtype == np.uint8 else rows.astype(np.int32), device)
+        self._known = (self._rows != 0).any(-1).any(-1)
+
+    def _laid_out(self, routing: Routing, layers: int) -> Routing:
+        if not self._routers:
+            raise InvalidInput(
+                "experts were recorded, and the model has no routers that are known", hint=_HINT
+            )
+        chosen, experts = self._routers[0].chosen, self._routers[0].experts
+        if routing[0].size != layers * chosen or int(routing.max()) >= experts:
+            raise InvalidInput(
+                f"{routing[0].size} experts of each token were recorded, numbered up to {routing.max()}; the"
+                f" model has {layers} layers that take {chosen} of {experts} experts",
+                hint=f"train the model that was sampled with; or {_HINT}",
+            )
+        return routing.reshape(len(routing), layers, chosen)
+
+    def _routed(self, router: Router, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._rows is None or self._known is None:
+            return forward(*args, **kwargs)
+        with _ChosenExperts(self._rows[:, router.layer].long(), self._known, router.experts):
+            return forward(*args, **kwargs)
+
+
+class _ChosenExperts(TorchFunctionMode):  # type: ignore[misc]
+    """Puts the recorded experts in the place of those with the largest scores."""
+
+    def __init__(self, rows: Tensor, known: Tensor, experts: int) -> None:
+        super().__init__()
+        self._rows = rows
+        self._known = known
+        self._scored = (len(rows), experts)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        # Routers that choose groups of experts first take the largest of other scores, too.
+        if func not in _TOPKS or args[0].shape != self._scored or found.indices.shape != self._rows.shape:
+            return found
+        chosen = torch.where(self._known[:, None], self._rows, found.indices)
+        return torch.return_types.topk((args[0].gather(-1, chosen), chosen))
