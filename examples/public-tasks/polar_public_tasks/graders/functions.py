@@ -70,6 +70,7 @@ class Function:
         assert process.stdin is not None
         assert process.stdout is not None
         self._questions, self._answers = process.stdin, process.stdout
+        self.end = process.kill
         self._deadline = time.monotonic() + SECONDS
 
     def __call__(self, *arguments: Any) -> Any:
@@ -136,7 +137,9 @@ def main() -> None:
     problem = json.loads((hidden / "problem.json").read_text())
     shutil.rmtree(hidden)
     free, count = holding(problem, lambda *_: None)
-    passed, _ = holding(problem, Function("solution.py", problem["entry_point"]))
+    function = Function("solution.py", problem["entry_point"])
+    passed, _ = holding(problem, function)
+    function.end()
     if sys.argv[2] == "fraction" and count > len(free):
         reward = len(passed - free) / (count - len(free))
     else:
