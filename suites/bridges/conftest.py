@@ -16,6 +16,7 @@ import typing_extensions
 
 from polar.assets.cache import asset
 from polar.bridges.sessions import ScoredSession, scored
+from tests.fakes.routing import routing_of
 from tests.fakes.scripted_rollouts import sample, turns
 
 TRAINERS = ("verl==0.9.1", "skyrl==0.4.0", "areal==1.0.4", "nemo-gym==0.7.0")
@@ -98,6 +99,17 @@ def session() -> ScoredSession:
     """Two turns that are one trace, with reward 1."""
     made = sample(turns((1, 2, 3), [[10, 11], [13]]), 1.0)
     return scored(made, 1.0)
+
+
+@pytest.fixture
+def routed() -> ScoredSession:
+    """Of a mixture of experts: a conversation of two answers, with the experts of all its tokens."""
+    calls = turns((1, 2, 3), [[10, 11], [13]])
+    told = tuple(
+        replace(call, routing=routing_of([*call.prompt_ids.tolist(), *call.sampled_ids.tolist()]))
+        for call in calls
+    )
+    return scored(sample(told, 1.0), 1.0)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from polar.bridges.sessions import ScoredSession
 from polar.models.completion import Completion
 from polar.recordings.recording import decode
 from suites.bridges.gym_transport import CAPTURE, CaptureTransport, decimals
+from tests.fakes.routing import CHOSEN, LAYERS, routing_of
 from tests.systems import TALK, TOKEN, System, shell_task, system
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,19 @@ async def test_the_capture_log_passes_gyms_conformance_checks(tmp_path: Path) ->
         return CaptureTransport(tmp_path)
 
     assert set(await conformance.run_conformance(client, client, client)) == NINE
+
+
+def test_gym_decodes_the_experts_of_every_item(routed: ScoredSession) -> None:
+    staging = importlib.import_module(f"{CAPTURE}.staging")
+    items = [item for item in response(routed, {})["output"] if "generation_token_ids" in item]
+    assert len(items) == 2
+    for item in items:
+        ids = [*item["prompt_token_ids"], *item["generation_token_ids"]]
+        told = staging.decode_routed_experts(item["routed_experts"]).values
+        assert told[:-1] == routing_of(ids).tolist()
+        # The last token of an answer is computed by the next.
+        missing = [[staging.MISSING_ROUTE_SENTINEL] * CHOSEN] * LAYERS
+        assert told[-1] == (missing if item is items[-1] else routing_of([*ids, 0]).tolist()[-1])
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ from transformers import AutoTokenizer
 
 from polar.bridges.sessions import ScoredSession
 from tests.fakes import trainer_types
+from tests.fakes.routing import CHOSEN, LAYERS, routing_of
 from tests.fakes.tiny_llama import write_tiny_llama
+from tests.fakes.tiny_moe import SMALL, write_tiny_moe
 
 FILLER = 0
 
@@ -54,6 +56,23 @@ def test_a_session_is_one_row_of_its_group(bridge: Any, verl: Any, group: list[S
     assert found[0].tolist() == pytest.approx([1.5, 1.5, 0, 0, 1.5], abs=1e-4)
     assert found[1].tolist() == pytest.approx([-0.5, -0.5, 0, 0, 0], abs=1e-4)
     assert found[2:].tolist() == [[0.0] * 5] * 2
+
+
+def test_experts_stand_where_verl_replays_them(
+    bridge: Any, verl: Any, routed: ScoredSession, group: list[ScoredSession]
+) -> None:
+    """Of every token but the last, which verl leaves to its own router; also of a row that is not trained."""
+    told, filling = [bridge.output(one, FILLER, (LAYERS, CHOSEN)).as_dict() for one in (routed, group[2])]
+    ids = [*told["prompts"].tolist(), *told["responses"].tolist()]
+    assert told["routed_experts"].dtype == torch.int16
+    assert told["routed_experts"].tolist() == [*routing_of(ids).tolist(), [[0] * CHOSEN] * LAYERS]
+    assert filling["routed_experts"].shape == (2, LAYERS, CHOSEN)
+
+
+def test_the_model_says_how_many_layers_and_experts_it_has(bridge: Any, tmp_path: Path) -> None:
+    write_tiny_moe(tmp_path)
+    expected = (SMALL["num_hidden_layers"], SMALL["num_experts_per_tok"])
+    assert bridge._layers_and_experts(str(tmp_path)) == expected
 
 
 def test_verl_makes_the_agent_loop_by_its_own_constructor(bridge: Any, verl: Any, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class AgentLoopOutput(BaseModel):
     response_ids: list[int]
     response_mask: list[int]
     response_logprobs: list[float] | None = None
+    routed_experts: Any | None = None
     reward_score: float | None = None
     num_turns: int = 0
     metrics: AgentLoopMetrics
@@ -81,6 +82,7 @@ class SlimeSample:
     loss_mask: list[int] | None = None
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: list[float] | None = None
+    rollout_routed_experts: Any | None = None
     status: Status = Status.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
     remove_sample: bool = False
@@ -100,6 +102,10 @@ def slime_train_data(samples: list[SlimeSample]) -> dict[str, list[list[float]]]
     found: dict[str, list[list[float]]] = {"loss_masks": [list(one.loss_mask or []) for one in samples]}
     if samples[0].rollout_log_probs is not None:
         found["rollout_log_probs"] = [list(map(float, one.rollout_log_probs)) for one in samples]  # type: ignore[arg-type]
+    if samples[0].rollout_routed_experts is not None:
+        for one in samples:
+            assert len(one.rollout_routed_experts) == len(one.tokens) - 1  # type: ignore[arg-type]
+        found["rollout_routed_experts"] = [one.rollout_routed_experts for one in samples]  # type: ignore[misc]
     return found
 
 

@@ -7,6 +7,7 @@ judge. NeMo RL takes one sequence a session.
 
 from __future__ import annotations
 
+import base64
 import statistics
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -24,7 +25,7 @@ from polar.client import AsyncClient
 from polar.dialects.responses_output import message_item, text_part
 from polar.errors import InvalidInput, PolarError, Unavailable, explain
 from polar.models.chat import Message, Role
-from polar.models.completion import Completion
+from polar.models.completion import Completion, Routing
 from polar.models.task import TaskSpec
 from polar.models.trace import Trace
 from polar.recordings.recording import Recording
@@ -270,7 +271,7 @@ def _items(places: list[tuple[Completion, slice]], whole: Aligned) -> Iterator[d
         before = call
 
 
-def _generations(whole: Aligned, place: slice) -> list[dict[str, list[Any]]]:
+def _generations(whole: Aligned, place: slice) -> list[dict[str, Any]]:
     """The trained runs of what a call sampled: one, unless a token in the midst of it must not be trained."""
     edges = np.flatnonzero(np.diff(whole.mask[place], prepend=0, append=0)) + place.start
     return [
@@ -278,9 +279,18 @@ def _generations(whole: Aligned, place: slice) -> list[dict[str, list[Any]]]:
             "prompt_token_ids": whole.ids[:start].tolist(),
             "generation_token_ids": whole.ids[start:end].tolist(),
             "generation_log_probs": whole.logprobs[start:end].tolist(),
+            **({} if whole.routing is None else {"routed_experts": _envelope(whole.routing[:end])}),
         }
         for start, end in edges.reshape(-1, 2).tolist()
     ]
+
+
+def _envelope(routing: Routing) -> str:
+    """The experts of tokens as NeMo RL reads them; -1 where they are not known, and its router decides."""
+    known = routing.any((1, 2), keepdims=True)
+    told = np.where(known, routing.astype(np.int16), np.int16(-1))
+    shape = "x".join(map(str, told.shape))
+    return f"nrlre1:int16:{shape}:{base64.b64encode(told.astype('<i2').tobytes()).decode()}"
 
 
 def _said(call: Completion) -> list[dict[str, Any]]:

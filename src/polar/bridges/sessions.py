@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from polar.app.rollouts import RolledOut, roll_out, training_task
 from polar.client import AsyncClient
 from polar.errors import InvalidInput, NotInstalled, explain
-from polar.models.completion import Ids, Logprobs, Versions
+from polar.models.completion import Ids, Logprobs, Routing, Versions
 from polar.models.task import TaskSpec
 from polar.models.trace import Trace
 from polar.trajectory.learnable import (
@@ -83,6 +83,11 @@ class ScoredSession(EndedSession):
         return self._with(
             tuple(trace for trace in fitting if trace.loss_mask.any()), Excluded.TOKENS_OVER_LENGTH
         )
+
+    def routed(self) -> ScoredSession:
+        """Only traces whose tokens all have their experts, for trainers that replay them and know no gaps."""
+        whole = (trace for trace in self.traces if trace.routing is not None and not trace.unrouted_tokens)
+        return self._with(tuple(whole), Excluded.TOKENS_UNROUTED)
 
     def _with(self, traces: tuple[Trace, ...], reason: Excluded) -> ScoredSession:
         lost = Counter({reason: self.trained_tokens - sum(map(trained_tokens, traces))})
@@ -213,11 +218,13 @@ class Aligned:
     mask: NDArray[np.uint8]
     logprobs: Logprobs
     versions: Versions
+    routing: Routing | None = None
 
     def up_to_the_last_trained(self) -> Aligned:
         """Without the tokens at the end that are not trained: nothing that is trained stands after them."""
         end = int(np.flatnonzero(self.mask)[-1]) + 1
-        return Aligned(self.ids[:end], self.mask[:end], self.logprobs[:end], self.versions[:end])
+        routing = None if self.routing is None else self.routing[:end]
+        return Aligned(self.ids[:end], self.mask[:end], self.logprobs[:end], self.versions[:end], routing)
 
 
 def aligned(trace: Trace) -> Aligned:
@@ -227,6 +234,7 @@ def aligned(trace: Trace) -> Aligned:
         np.concatenate([np.zeros(prompt, np.uint8), trace.loss_mask]),
         np.concatenate([np.zeros(prompt, np.float32), trace.logprobs]),
         np.concatenate([np.full(prompt, -1, np.int32), trace.policy_versions]),
+        trace.routing,
     )
 
 
@@ -240,6 +248,16 @@ def response_lists(trace: Trace) -> tuple[list[int], list[int], list[int], list[
     )
 
 
+def routes(trace: Trace | None, layers: int, experts: int) -> NDArray[np.int16]:
+    """[tokens, layers, experts] of a routed trace, without its last token, which no engine has computed.
+
+    Of a session that there is nothing to learn from, for its filling: the first experts of each layer.
+    """
+    if trace is None or trace.routing is None:
+        return np.tile(np.arange(experts, dtype=np.int16), (1, layers, 1))
+    return trace.routing[:-1].astype(np.int16).reshape(-1, layers, experts)
+
+
 def filling(token: int) -> tuple[list[int], list[int], list[int], list[float]]:
     """As `response_lists`, for a session that there is nothing to learn from: two tokens, not trained."""
     return [token], [token], [0], [0.0]
@@ -247,4 +265,6 @@ def filling(token: int) -> tuple[list[int], list[int], list[int], list[float]]:
 
 def _shortened(trace: Trace, response_tokens: int) -> Trace:
     arrays = ("response_ids", "loss_mask", "logprobs", "policy_versions")
-    return replace(trace, **{name: getattr(trace, name)[:response_tokens] for name in arrays})
+    routing = None if trace.routing is None else trace.routing[: len(trace.prompt_ids) + response_tokens]
+    kept = {name: getattr(trace, name)[:response_tokens] for name in arrays}
+    return replace(trace, **kept, routing=routing)

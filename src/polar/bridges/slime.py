@@ -17,7 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from polar.bridges.sessions import ScoredSession, client_of_this_loop, one_session, task_of, trainer_module
+from polar.bridges.sessions import (
+    ScoredSession,
+    client_of_this_loop,
+    one_session,
+    routes,
+    task_of,
+    trainer_module,
+)
 from polar.models.trace import Trace
 from polar.trajectory.learnable import Advantage, baselines
 
@@ -38,11 +45,17 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> l
     session = await one_session(
         client_of_this_loop(), task_of(sample.metadata), float(sampling_params.get("temperature", 1.0))
     )
-    return samples(session, sample)
+    replays = getattr(args, "use_rollout_routing_replay", False)
+    return samples(session, sample, (args.num_layers, args.moe_router_topk) if replays else None)
 
 
-def samples(session: ScoredSession, asked: Any) -> list[Any]:
-    """A sample for each trace; at least one, that is not trained where there is nothing to learn from."""
+def samples(session: ScoredSession, asked: Any, routed: tuple[int, int] | None = None) -> list[Any]:
+    """A sample for each trace; at least one, that is not trained where there is nothing to learn from.
+
+    With the experts of their tokens where slime replays them, which takes the number of layers and of experts
+    in each.
+    """
+    session = session if routed is None else session.routed()
     status = _slime.Sample.Status
     metadata = {
         **(asked.metadata or {}),
@@ -61,6 +74,7 @@ def samples(session: ScoredSession, asked: Any) -> list[Any]:
         one.reward = trace.reward
         one.metadata[SHARE] = trace.share
         one.weight_versions = _versions(trace)
+        one.rollout_routed_experts = None if routed is None else routes(trace, *routed)
         one.status = status.COMPLETED
         made.append(one)
     if made:
@@ -69,6 +83,7 @@ def samples(session: ScoredSession, asked: Any) -> list[Any]:
     # slime makes tensors of every sample's arrays, also of one that it does not train.
     nothing.tokens, nothing.response_length = [FILLER, FILLER], 1
     nothing.loss_mask, nothing.rollout_log_probs = [0], [0.0]
+    nothing.rollout_routed_experts = None if routed is None else routes(None, *routed)
     nothing.reward = session.reward or 0.0
     nothing.status = status.FAILED if session.reward is None else status.COMPLETED
     nothing.remove_sample = True

@@ -7,6 +7,7 @@ and mask and logprobs are those of the response only.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from polar.bridges.sessions import (
@@ -15,6 +16,7 @@ from polar.bridges.sessions import (
     filling,
     one_session,
     response_lists,
+    routes,
     task_of,
     trainer_module,
 )
@@ -35,21 +37,34 @@ class PolarAgentLoop(_verl.AgentLoopBase):  # type: ignore[misc,name-defined]
         )
         limits = self.rollout_config
         fitting = session.cut(limits.prompt_length, limits.response_length)
-        return output(fitting, filler=self.tokenizer.eos_token_id)
+        replays = getattr(limits, "enable_rollout_routing_replay", False)
+        shape = _layers_and_experts(self.config.actor_rollout_ref.model.path) if replays else None
+        return output(fitting, self.tokenizer.eos_token_id, shape)
 
 
-def output(session: ScoredSession, filler: int) -> Any:
-    """The session's trace that trains most.
+@cache
+def _layers_and_experts(model: str) -> tuple[int, int]:
+    """How many layers a model has, and to how many experts each sends a token."""
+    transformers = trainer_module("transformers", hint="verl needs it, too")
+    config = transformers.AutoConfig.from_pretrained(model).get_text_config()
+    return config.num_hidden_layers, config.num_experts_per_tok
+
+
+def output(session: ScoredSession, filler: int, routed: tuple[int, int] | None = None) -> Any:
+    """The session's trace that trains most; with the experts of its tokens where verl replays them, which
+    takes the number of layers and of experts in each.
 
     verl wants a row of every session. Of one that there is nothing to learn from it gets a row of two filling
     tokens that are not trained; where it failed its reward is 0, since verl has no word for none.
     """
-    session = session.narrowed()
+    session = (session if routed is None else session.routed()).narrowed()
+    trace = next(iter(session.traces), None)
     row = response_lists(*session.traces) if session.traces else filling(filler)
     names = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
     versions = [v for trace in session.traces for v in trace.policy_versions[trace.loss_mask == 1].tolist()]
     return _verl.AgentLoopOutput(
         **dict(zip(names, row, strict=True)),
+        routed_experts=None if routed is None else routes(trace, *routed),
         reward_score=session.reward or 0.0,
         num_turns=2 * session.result.stats.completions,
         metrics=_verl.AgentLoopMetrics(generate_sequences=session.result.seconds.running),

@@ -56,6 +56,8 @@ class Excluded(StrEnum):
     with those of another distribution."""
     TOKENS_BEYOND_ONE_TRACE = "tokens_beyond_one_trace"
     """The trainer takes one sequence per session, and these stand in another."""
+    TOKENS_UNROUTED = "tokens_unrouted"
+    """They stand in traces of which not every token's experts were recorded, and the trainer replays all."""
     TOKENS_OVER_LENGTH = "tokens_over_length"
     """They stand after the longest prompt or response that the trainer takes."""
 
