@@ -15,12 +15,17 @@ from torch import nn
 
 from polar.errors import InvalidInput
 from polar.models.completion import Routing
+from polar.training.material import PolicyVersions, material
 from polar.training.policy import TrainerPolicy, load_policy
 from polar.training.routing import RoutingReplay, routers
-from polar.training.settings import ModelSettings
+from polar.training.settings import BatchSettings, ModelSettings, ObjectiveSettings
+from polar.trajectory.learnable import Group
 from polar.trajectory.packing.batch import Batch, Trained, TrainingRow
 from polar.trajectory.packing.pack import pack_alone, pack_sequences, pack_trees
+from tests.fakes.routing import routing_of
+from tests.fakes.scripted_rollouts import sample, turns
 from tests.fakes.tiny_moe import SMALL, write_tiny_moe
+from tests.fakes.trace_oracle import context
 
 LAYERS, EXPERTS, CHOSEN = SMALL["num_hidden_layers"], SMALL["num_experts"], SMALL["num_experts_per_tok"]
 FAMILIES = ("Qwen3Moe", "Qwen2Moe", "Mixtral", "Olmoe", "GptOss", "DeepseekV3", "Glm4Moe")
@@ -167,6 +172,29 @@ def test_routing_of_another_model_is_refused(moe: Path, tiny_model: Path) -> Non
     with pytest.raises(InvalidInput, match="no router"):
         policy_of(tiny_model).logprobs(batch)
     policy_of(tiny_model, routing="own").logprobs(batch)
+
+
+def test_a_step_counts_tokens_whose_experts_nobody_told() -> None:
+    calls = turns((1, 2, 3), [[10, 11], [13]])
+    told = [replace(call, routing=routing_of(context(call))) for call in calls]
+    half = [told[0], replace(told[1], routing=None)]
+    samples = tuple(
+        sample(tuple(completions), reward, number=number)
+        for number, (completions, reward) in enumerate([(told, 1.0), (half, 0.0)])
+    )
+    step = material([Group("task", samples)], ObjectiveSettings(), BatchSettings(), PolicyVersions(0))
+    # The last token of the first answer, and the result of two tokens; the last of all needs none.
+    assert step.numbers["unrouted_tokens"] == 3
+    (batch,) = step.packing.batches
+    assert batch.routing is not None
+    plain = material(
+        [Group("task", (sample(calls, 1.0), sample(calls, 0.0, number=1)))],
+        ObjectiveSettings(),
+        BatchSettings(),
+        PolicyVersions(0),
+    )
+    assert "unrouted_tokens" not in plain.numbers
+    assert plain.packing.batches[0].routing is None
 
 
 def _tiny(family: str) -> nn.Module:
