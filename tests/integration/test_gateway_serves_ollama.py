@@ -212,6 +212,7 @@ async def test_refusals_are_in_ollama_s_shape(serve: Serve) -> None:
         ({"prompt": "Hi", "template": "{{ .Prompt }}"}, "template"),
         ({"prompt": "Hi", "top_logprobs": 3}, "top_logprobs"),
         ({"prompt": "Hi", "raw": True, "format": "json"}, "format"),
+        ({"prompt": "Hi", "raw": True, "system": "Be brief."}, "system"),
         ({"prompt": "Hi", "options": {"temperature": 9}}, "options.temperature"),
     ],
 )

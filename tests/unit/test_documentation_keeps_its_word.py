@@ -16,6 +16,7 @@ from mkdocs.structure.files import Files
 
 import polar
 from polar.cli.main import COMMANDS
+from polar.config import plugins
 from polar.config.settings import Settings
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.session import TrajectoryStats
@@ -52,6 +53,18 @@ def test_troubleshooting_quotes_messages_that_exist() -> None:
     known = messages()
     assert len(quoted()) > 20
     assert not [quote for quote in quoted() if not any(quote.removesuffix("…") in text for text in known)]
+
+
+def test_the_page_of_providers_names_addresses_that_are_answered() -> None:
+    page = (DOCS / "providers.md").read_text()
+    named = set(re.findall(r"`(/[^`…]+)`", page[: page.index("## What a request becomes")]))
+    dialects = [plugins.load("dialects", name)() for name in plugins.names("dialects")]
+    paths = {
+        dialect.name: {route.path.replace(":.+", "") for route in dialect.routes} for dialect in dialects
+    }
+    answered = set[str]().union(*paths.values())
+    assert not [each for each in named if not any(path.startswith(each) for path in answered)]
+    assert not [name for name, known in paths.items() if named.isdisjoint(known)], "each is on the page"
 
 
 def python_block(page: str, number: int = 0) -> dict[str, Any]:

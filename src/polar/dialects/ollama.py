@@ -69,8 +69,9 @@ class Ollama(Dialect):
         is_single = request.route.path == _GENERATE
         messages = _prompt(fields) if is_single else tuple(_messages(fields))
         is_raw, output = is_single and fields.boolean("raw"), _output(fields)
-        if is_raw and output is not None:
-            raise malformed("format", "a raw prompt is continued freely: leave it out")
+        for name in ("system", "format") if is_raw else ():
+            if fields.get(name):
+                raise malformed(name, "a raw prompt is continued as it is: leave it out")
         return ChatRequest(
             model=model,
             messages=messages,

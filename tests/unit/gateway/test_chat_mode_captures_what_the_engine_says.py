@@ -335,3 +335,12 @@ async def test_a_begun_answer_is_refused_by_name(set_scene: SetScene) -> None:
     async with scene.http.post(url, json=body, headers={"x-api-key": scene.grant.key}) as response:
         assert response.status == 400
         assert "End with a message of the user" in (await response.json())["error"]["message"]
+
+
+async def test_a_text_without_turns_is_refused_by_name(set_scene: SetScene) -> None:
+    scene = await set_scene()
+    url = f"http://{scene.gateway.host}:{scene.gateway.port}/v1/completions"
+    body = {"model": "small", "prompt": "Hi"}
+    async with scene.http.post(url, json=body, headers={"api-key": scene.grant.key}) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == "prompt"
