@@ -23,7 +23,9 @@ from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.chat import FinishReason
 from polar.models.task import Budgets, SamplingPin
 from polar.rendering.families import renderer_for
-from tests.captures import read_capture
+from polar.trajectory.materialise import materialise
+from polar.trajectory.prefix_merging import PrefixMerging
+from tests.captures import grow, read_capture
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
 
 MODEL = "scripted"
@@ -330,6 +332,26 @@ async def test_several_choices_are_streamed_with_their_index(serve: Serve) -> No
     assert [usage.completion_tokens for usage in usages] == [
         sum(len(service.engine.encode(text)) for text in said)
     ]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_each_choice_is_a_leaf_and_every_token_is_trained_once(serve: Serve, streamed: bool) -> None:
+    service = await serve("One.", "Two two.", "Three three three.")
+    asked: Any = {"model": MODEL, "messages": ASK, "n": 3}
+    if streamed:
+        async for _ in await service.client.chat.completions.create(stream=True, **asked):
+            pass
+    else:
+        await service.client.chat.completions.create(**asked)
+    await service.gateway.close_session("s1")
+    completions = read_capture(service.grant.capture)
+    trajectory = PrefixMerging(PrefixMerging.Options()).build(grow(completions))
+    traces = [materialise(trajectory, ref) for ref in trajectory.traces]
+    assert [trace.prompt_ids.tolist() for trace in traces] == [completions[0].prompt_ids.tolist()] * 3
+    assert all(trace.loss_mask.all() for trace in traces)
+    assert sorted(trace.response_ids.tolist() for trace in traces) == sorted(
+        completion.sampled_ids.tolist() for completion in completions
+    )
 
 
 async def test_choices_count_against_the_budget(serve: Serve) -> None:
