@@ -14,7 +14,8 @@ class ScriptedNode:
     def __init__(self, client: AsyncClient, name: str) -> None:
         self._client = client
         self._name = name
-        self._error: str | None = None
+        self.error: str | None = None
+        """Why it cannot follow, told with every report."""
         self._next: PolicyOrder | None = None
         """What the answer to the last report brought, if that was new."""
         self.order: PolicyOrder
@@ -23,8 +24,8 @@ class ScriptedNode:
         order = getattr(self, "order", None)
         report = PolicyReport(
             step=order.step if order else -1,
-            version=order.version if order and self._error is None else 0,
-            error=self._error,
+            version=order.version if order and self.error is None else 0,
+            error=self.error,
             wait_seconds=wait,
         )
         self.order = await self._client.follow_policy(self._name, report)
@@ -36,7 +37,7 @@ class ScriptedNode:
             taken = self._next or await self.report(wait=10)
             # Told again with every report until there is another order, as a node does: one told once could
             # be overwritten before anybody has read it.
-            self._error = error
+            self.error = error
             answer = await self.report()
         self._next = answer if answer.step != taken.step else None
         return taken

@@ -58,14 +58,14 @@ async def test_a_pause_longer_than_the_budget_costs_the_agent_nothing(small: Sys
     async with small.node():
         await settled(small)
         async with small.client.paused() as pause:
-            await small.client.submit(shell_task("patient", ASK, budgets={"run_seconds": 6}))
+            await small.client.submit(shell_task("patient", ASK, budgets={"run_seconds": 2}))
             await running_agent(small, "patient")
-            await asyncio.sleep(6.5)
+            await asyncio.sleep(2.1)
             assert small.engine.requests == []
             await pause.update(weights(small))
         result = await ended(small, "patient")
     assert (result.policy_version_min, result.policy_version_max) == (1, 1)
-    assert result.seconds.running > 6.5
+    assert result.seconds.running > 2.1
 
 
 @pytest.mark.parametrize("mode", PauseMode)

@@ -15,7 +15,7 @@ def command_group(*, no_args_is_help: bool = False) -> typer.Typer:
     return typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=no_args_is_help)
 
 
-def _token_in(file: str | None) -> str | None:
+def token_in(file: str | None) -> str | None:
     if file is None:
         return None
     try:
@@ -51,7 +51,7 @@ Token = Annotated[
         "--token-file",
         metavar="FILE",
         help="A file with its bearer token. Default: $POLAR_TOKEN, else the one kept in the data directory.",
-        callback=_token_in,
+        callback=token_in,
     ),
 ]
 ConfigFile = Annotated[

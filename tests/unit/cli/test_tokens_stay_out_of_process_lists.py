@@ -31,8 +31,8 @@ def test_no_command_takes_a_token_on_its_command_line() -> None:
 def test_a_token_is_read_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("a-token-of-a-node\n")
-    assert options._token_in(str(file)) == "a-token-of-a-node"
-    assert options._token_in(None) is None
+    assert options.token_in(str(file)) == "a-token-of-a-node"
+    assert options.token_in(None) is None
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n", b"\xff\xfe"])
@@ -41,4 +41,4 @@ def test_a_file_without_a_token_is_named(tmp_path: Path, content: bytes | None) 
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(InvalidInput, match="--token-file"):
-        options._token_in(str(file))
+        options.token_in(str(file))

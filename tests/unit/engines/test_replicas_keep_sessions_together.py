@@ -136,6 +136,7 @@ async def test_all_calls_of_a_session_go_to_one_replica() -> None:
     async with replicated(*(SwitchableEngine() for _ in range(4))) as (replicas, named):
         for session in ("a", "b", "c", "d", "e") * 5:
             assert await ids(replicas, session) == [7, 2]
+            await asyncio.sleep(0)
         homes = [{name for name, engine in named.items() if s in engine.sessions} for s in "abcde"]
         assert all(len(home) == 1 for home in homes)
 
@@ -174,15 +175,17 @@ async def test_a_dead_replicas_sessions_move_and_come_back() -> None:
         assert named[dead].sessions == [mine], "a replica put aside is not asked again"
         await named[dead].probed.wait()
         named[dead].is_on = True
-        await readmitted(replicas, dead)
-        await ids(replicas, mine)
+        await readmitted(replicas, named[dead], mine)
         assert named[dead].sessions == [mine, mine]
 
 
-async def readmitted(replicas: Replicas, name: str) -> None:
-    probe = replicas._replicas[name].probe
-    if probe is not None:
-        await asyncio.wait_for(probe, 10)
+async def readmitted(replicas: Replicas, engine: SwitchableEngine, session: str) -> None:
+    """Return once the engine is asked for a session of its own again."""
+    before = len(engine.sessions)
+    async with asyncio.timeout(10):
+        while len(engine.sessions) == before:
+            assert await ids(replicas, session) == [7, 2]
+            await asyncio.sleep(0)
 
 
 async def test_a_replica_that_returns_with_another_model_stays_aside() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from sqlalchemy import Connection, Engine, event, text
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.store.database import Database
 from polar.store.store import Store
+from polar.store.tasks import Tasks
 from tests.databases import postgres_url
 from tests.fakes.control_plane import complete, idle_task, result_of
 
@@ -118,39 +120,41 @@ async def test_database_that_is_not_there_is_one_clear_line() -> None:
             pass
 
 
+def fill(free_pages: int) -> Callable[[Connection], None]:
+    """Leave the database room for this many pages more."""
+
+    def limit(connection: Connection) -> None:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages + free_pages}")
+
+    return limit
+
+
 async def test_full_disk_stores_nothing_and_says_so(tmp_path: Path) -> None:
-    async with Store.open(tmp_path) as store:
-        await store.tasks.submit(idle_task("before"))
-
-        def fill(connection: Connection) -> None:
-            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
-            connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 1}")
-
-        await store.tasks._database.write(fill)
+    async with Database.open(tmp_path / "polar.db") as database:
+        tasks = Tasks(database)
+        await tasks.submit(idle_task("before"))
+        await database.write(fill(1))
         with pytest.raises(Unavailable, match="is full; nothing was stored"):
-            await store.tasks.submit(idle_task("big", instruction="x" * 100_000))
-        assert [view.spec.id for view in (await store.tasks.page()).tasks] == ["before"]
+            await tasks.submit(idle_task("big", instruction="x" * 100_000))
+        assert [view.spec.id for view in (await tasks.page()).tasks] == ["before"]
 
 
 async def test_writers_that_share_a_commit_fail_alone(tmp_path: Path) -> None:
-    async with Store.open(tmp_path) as store:
-        await store.tasks.submit(idle_task("taken"))
-
-        def fill(connection: Connection) -> None:
-            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
-            connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 8}")
-
-        await store.tasks._database.write(fill)
+    async with Database.open(tmp_path / "polar.db") as database:
+        tasks = Tasks(database)
+        await tasks.submit(idle_task("taken"))
+        await database.write(fill(8))
         outcomes = await asyncio.gather(
-            store.tasks.submit(idle_task("one")),
-            store.tasks.submit(idle_task("taken", samples=2)),
-            store.tasks.submit(idle_task("big", instruction="x" * 1_000_000)),
-            store.tasks.submit(idle_task("two")),
+            tasks.submit(idle_task("one")),
+            tasks.submit(idle_task("taken", samples=2)),
+            tasks.submit(idle_task("big", instruction="x" * 1_000_000)),
+            tasks.submit(idle_task("two")),
             return_exceptions=True,
         )
         kinds = [type(outcome) for outcome in outcomes]
         assert kinds == [tuple, Conflict, Unavailable, tuple]
-        assert {view.spec.id for view in (await store.tasks.page()).tasks} == {"taken", "one", "two"}
+        assert {view.spec.id for view in (await tasks.page()).tasks} == {"taken", "one", "two"}
 
 
 async def test_everyone_who_waits_for_a_commit_hears_that_it_failed(tmp_path: Path) -> None:
