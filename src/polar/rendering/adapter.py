@@ -213,14 +213,10 @@ class _Tokens:
     @control_in_text.setter
     def control_in_text(self, counts: bool) -> None:
         self.tokenizer.encode_special_tokens = not counts
-        self._kept = KeptTexts(self._ids_of)
+        self._kept = KeptTexts(self.tokenizer)
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
         return self._kept.ids(text)
-
-    def _ids_of(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
 
     def decode(self, token_ids: Any, *args: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)

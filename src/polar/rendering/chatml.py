@@ -60,7 +60,7 @@ class ChatML(Renderer):
             raise InvalidInput(f"not a ChatML tokenizer: it has no {START} and {END}")
         self._start, self._end = start, end
         self._tokenizer.encode_special_tokens = True
-        self._texts = KeptTexts(self._ids_of)
+        self._texts = KeptTexts(tokenizer)
         self.raw = RawText(tokenizer)
         if {start, end} & set(self._encode(START + END)):
             raise InvalidInput(f"{START} and {END} must be special tokens, else messages could forge turns")
@@ -157,10 +157,6 @@ class ChatML(Renderer):
 
     def _encode(self, text: str) -> list[int]:
         return self._texts.ids(text)
-
-    def _ids_of(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
 
 
 def assistant_text(message: Message) -> str:

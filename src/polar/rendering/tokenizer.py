@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -126,8 +126,8 @@ class KeptTexts:
     What comes once, such as the result of a tool, is not kept: it would push out what comes again.
     """
 
-    def __init__(self, encode: Callable[[str], list[int]], room: int = _ROOM) -> None:
-        self._encode = encode
+    def __init__(self, tokenizer: Tokenizer, room: int = _ROOM) -> None:
+        self._tokenizer = tokenizer
         self._room = room
         self._used = 0
         self._kept: OrderedDict[str, Ids] = OrderedDict()
@@ -135,19 +135,38 @@ class KeptTexts:
         self._lock = Lock()  # prompts are rendered in several threads
 
     def ids(self, text: str) -> list[int]:
+        return self.of_all([text])[0]
+
+    def of_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text."""
+        found = [self._known(text) for text in texts]
+        new = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        encoded = iter(self._encode(new))
+        return [ids if ids is not None else next(encoded) for ids in found]
+
+    def _known(self, text: str) -> list[int] | None:
         if len(text) < _WORTH_KEEPING:
-            return self._encode(text)
+            return None
         with self._lock:
             kept = self._kept.get(text)
-            if kept is not None:
-                self._kept.move_to_end(text)
-        if kept is not None:
-            found: list[int] = kept.tolist()
-            return found
-        ids = self._encode(text)
-        with self._lock:
-            self._remember(text, ids)
+            if kept is None:
+                return None
+            self._kept.move_to_end(text)
+        ids: list[int] = kept.tolist()
         return ids
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        if len(texts) == 1:
+            made = [self._tokenizer.encode(texts[0], add_special_tokens=False)]
+        else:
+            # Without the offsets that nobody reads, which take a fifth of the time.
+            made = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        encoded: list[list[int]] = [each.ids for each in made]
+        with self._lock:
+            for text, ids in zip(texts, encoded, strict=True):
+                if len(text) >= _WORTH_KEEPING:
+                    self._remember(text, ids)
+        return encoded
 
     def _remember(self, text: str, ids: list[int]) -> None:
         mark = hash(text)
@@ -169,34 +188,34 @@ class TemplateText:
     """Tokenises what a template gives: control tokens by their ids, all that stands between them as text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder().items()
         self._control = {token.content: (id, token) for id, token in added if token.special}
         longest_first = sorted(self._control, key=len, reverse=True)
         self.control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         """Any control token."""
-        self._kept = KeptTexts(self._ids_of)
+        self._kept = KeptTexts(tokenizer)
 
     def ids(self, text: str, hiding: str = "") -> list[int]:
         """The ids of a text; `hiding` was put into what spells control tokens and is none."""
-        found: list[int] = []
+        pieces: list[str] = []
+        controls: list[int] = []
         rest = 0
         for match in self.control.finditer(text):
             id, token = self._control[match[0]]
             before = text[rest : match.start()]
-            found += self._plain(before.rstrip() if token.lstrip else before, hiding)
-            found.append(id)
+            pieces.append(before.rstrip() if token.lstrip else before)
+            controls.append(id)
             rest = match.end()
             if token.rstrip:
                 rest += len(text[rest:]) - len(text[rest:].lstrip())
-        return found + self._plain(text[rest:], hiding)
-
-    def _plain(self, text: str, hiding: str) -> list[int]:
-        return self._kept.ids(text.replace(hiding, "") if hiding else text) if text else []
-
-    def _ids_of(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        pieces.append(text[rest:])
+        if hiding:
+            pieces = [piece.replace(hiding, "") for piece in pieces]
+        first, *others = self._kept.of_all(pieces)
+        for id, ids in zip(controls, others, strict=True):
+            first.append(id)
+            first += ids
+        return first
 
 
 class RawText:

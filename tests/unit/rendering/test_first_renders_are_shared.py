@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,25 +17,34 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
 @dataclass
+class Encoding:
+    ids: list[int]
+
+
+@dataclass
 class Encoder:
-    """Counts what it is asked to tokenise."""
+    """A tokenizer of characters that counts what it is asked."""
 
     asked: list[str] = field(default_factory=list)
 
-    def __call__(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
+        assert not add_special_tokens
         self.asked.append(text)
-        return [ord(character) for character in text]
+        return Encoding([ord(character) for character in text])
+
+    def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Encoding]:
+        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
 
 def test_a_long_text_is_tokenised_twice_and_never_again() -> None:
-    encode = Encoder()
+    encode: Any = Encoder()
     texts = KeptTexts(encode)
     assert {tuple(texts.ids("x" * 600)) for _ in range(10)} == {(120,) * 600}
     assert len(encode.asked) == 2
 
 
 def test_callers_may_change_what_they_get() -> None:
-    texts = KeptTexts(Encoder())
+    texts = KeptTexts(cast(Any, Encoder()))
     for _ in range(4):
         got = texts.ids("x" * 600)
         assert got == [120] * 600
@@ -42,7 +52,7 @@ def test_callers_may_change_what_they_get() -> None:
 
 
 def test_what_comes_once_pushes_nothing_out() -> None:
-    encode = Encoder()
+    encode: Any = Encoder()
     texts = KeptTexts(encode, room=2_000)
     for _ in range(2):
         texts.ids("x" * 600)
@@ -54,7 +64,7 @@ def test_what_comes_once_pushes_nothing_out() -> None:
 
 
 def test_room_is_bounded_and_the_longest_unused_goes_first() -> None:
-    encode = Encoder()
+    encode: Any = Encoder()
     texts = KeptTexts(encode, room=1_500)
     for letter in "aabbaacc":  # c pushes b out: a was used after it
         texts.ids(letter * 600)
@@ -62,6 +72,14 @@ def test_room_is_bounded_and_the_longest_unused_goes_first() -> None:
     for letter in "acb":
         texts.ids(letter * 600)
     assert [text[0] for text in encode.asked] == ["b"]
+
+
+@given(st.lists(st.sampled_from(["", "a", "b", "x" * 600, "y" * 700]), max_size=12))
+def test_texts_that_are_asked_for_together_get_their_own_ids(asked: list[str]) -> None:
+    encode: Any = Encoder()
+    texts = KeptTexts(encode)
+    for _ in range(3):
+        assert texts.of_all(asked) == [[ord(character) for character in text] for text in asked]
 
 
 @settings(max_examples=30)
@@ -73,6 +91,6 @@ def test_kept_renders_equal_fresh_ones(
     messages = [Message(Role.SYSTEM, f"{system} Be good." * 60), Message(Role.USER, asked)]
     kept = [(family.render(messages, tools), chatml.render(messages, tools)) for _ in range(3)]
     family._tokens.control_in_text = False  # forgets
-    chatml._texts = KeptTexts(chatml._ids_of)
+    chatml._texts = KeptTexts(chatml._tokenizer)
     fresh = (family.render(messages, tools), chatml.render(messages, tools))
     assert kept == [fresh] * 3
