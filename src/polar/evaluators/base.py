@@ -22,6 +22,10 @@ UNGRADABLE = "ungradable"
 """The component of a verdict that is 1 where the agent kept its work from being evaluated."""
 
 
+_ROUNDING = 1e-9
+"""What sums of weighted rewards may be off by."""
+
+
 class EvaluationFailed(PolarError):
     """The evaluator itself could not come to a verdict (the agent's failure is a low reward instead)."""
 
@@ -120,7 +124,8 @@ class Evaluator(ABC):
     async def score(self, context: EvaluationContext) -> Verdict:
         """The verdict of `evaluate`; RewardTooLow where an agent would do better to keep it from coming."""
         verdict = await self.evaluate(context)
-        if (reward := min(verdict.reward, *verdict.trace_rewards.values(), 0.0)) < self.lowest_reward:
+        reward = min(verdict.reward, *verdict.trace_rewards.values(), 0.0)
+        if reward < self.lowest_reward - _ROUNDING:
             raise RewardTooLow(
                 f"the evaluator gives {reward:g}, its lowest_reward is {self.lowest_reward:g}",
                 hint="set lowest_reward in its options to the lowest reward that it may give",
