@@ -125,6 +125,19 @@ def allow_processes(directory: Path) -> Path:
     return path
 
 
+async def counted(node: Node) -> dict[tuple[str, str], float]:
+    """What a node counts, by the name of a metric and its first label."""
+    samples = [sample for family in await node.metric_families() for sample in family.samples]
+    return {(sample.name, next(iter(sample.labels.values()), "")): sample.value for sample in samples}
+
+
+async def seats_taken(node: Node) -> float:
+    """How many sessions all pools of a node have."""
+    return sum(
+        value for (name, _), value in (await counted(node)).items() if name == "polar_node_pool_occupied"
+    )
+
+
 def shell_task(id: str, command: str, **changes: Any) -> TaskSpec:
     """A task for the shell harness in the process runtime, scored by whether answer.txt is there.
 

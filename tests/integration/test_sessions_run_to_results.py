@@ -16,7 +16,7 @@ from polar.recordings import recording
 from polar.recordings.recording import Recording
 from polar.trajectory.materialise import materialise
 from tests.fakes.scripted_engine import Answer, logprob_of
-from tests.systems import ASK, System, shell_task, system
+from tests.systems import ASK, System, seats_taken, shell_task, system
 
 
 @pytest.fixture
@@ -177,11 +177,10 @@ async def test_many_samples_pass_through_small_pools_and_leave_nothing_behind(sm
     await small.client.submit(shell_task("many", ASK, samples=12))
     async with small.node(init_workers=1, ready_buffer=1, run_slots=2, postrun_workers=1) as node:
         results = await small.client.wait(["many"], timeout=120)
-        pools = node._services.pools
     assert [result.reward for result in results] == [1.0] * 12
     assert {result.sample for result in results} == set(range(12))
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
-    assert [pool.occupied for pool in (pools.init, pools.run, pools.postrun)] == [0, 0, 0]
+    assert await seats_taken(node) == 0
     assert not list((small.data_dir / "nodes/local/captures").iterdir())
     assert not list((small.data_dir / "nodes/local/sessions").glob("*/workspace"))
 
