@@ -86,7 +86,7 @@ async def test_what_another_process_stored_is_seen(http: httpx.AsyncClient, stor
 
 async def test_waiting_ends_empty_at_its_time(http: httpx.AsyncClient) -> None:
     response = await http.get("/results", params={"wait_seconds": 0.1, "cursor": 7})
-    assert response.json() == {"results": [], "cursor": 7, "policy_version": 0, "stale": []}
+    assert response.json() == {"results": [], "cursor": 7, "end": 0, "policy_version": 0, "stale": []}
 
 
 async def test_closing_the_server_answers_who_waits(store: Store) -> None:

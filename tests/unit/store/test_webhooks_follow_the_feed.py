@@ -144,7 +144,7 @@ async def test_an_idle_target_costs_the_same_however_many_results_of_others_came
             steps += 1
             return 0
 
-        connection.set_progress_handler(step, 1)
+        connection.set_progress_handler(step, 5)
 
     event.listen(Engine, "connect", count_steps)
     try:
@@ -153,7 +153,7 @@ async def test_an_idle_target_costs_the_same_however_many_results_of_others_came
             await unread(store)
             costs = []
             for round in range(3):
-                await run(store, f"silent-{round}", 200, None)
+                await run(store, f"silent-{round}", 40, None)
                 steps = 0
                 assert await store.webhooks.claim(seconds=60) is None
                 costs.append(steps)
