@@ -11,7 +11,7 @@ from contextlib import aclosing
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from polar.app.rollouts import ended_sessions, follow, read_recording, training_task
+from polar.app.rollouts import follow, read_recording, training_task
 from polar.client import AsyncClient
 from polar.errors import retry_async
 from polar.evals.statistics import mean_of_outcomes
@@ -252,4 +252,6 @@ class HeldOut:
 
     async def _results(self, tasks: Sequence[TaskSpec]) -> list[SessionResult]:
         async with self._connect() as client:
-            return [result async for result, _ in ended_sessions(client, tasks)]
+            newest = await retry_async(client.newest_result)
+            await retry_async(lambda: _submit(client, tasks))
+            return [result async for result in follow(client, [task.id for task in tasks], newest)]

@@ -35,6 +35,7 @@ def test_each_time_is_an_interval_over_tasks_and_a_line(tmp_path: Path) -> None:
     assert tried(9, False) == {}
     after = tried(10, False)
     assert after["held_out_success"] == after["held_out_high"] == 1.0
+    assert client.cursors == [0, 2 * len(TASKS)], "each time reads what came since it began"
     assert [json.loads(line) for line in told.read_text().splitlines()] == [
         {"step": 0, "passed": {"t0": 1.0, "t1": 1.0, "t2": 0.5, "t3": 0.5}},
         {"step": 10, "passed": dict.fromkeys(("t0", "t1", "t2", "t3"), 1.0)},
