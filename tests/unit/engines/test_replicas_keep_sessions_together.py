@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from heapq import heapify, heappop, heappush
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.engines.base import EngineDown, EngineError, GenerateRequest, ModelInfo
+from polar.engines.base import EngineDown, EngineError, GenerateRequest, ModelInfo, TokenChunk
 from polar.engines.replicas import LIGHT, SKEW, TRIES, Replicas, choice, limit, ranking
 from polar.errors import InvalidInput
 from polar.models.chat import Sampling
@@ -71,40 +71,57 @@ def test_a_displaced_session_stays_until_it_overloads_its_replica(
     assert choice(session, loads, "a replica that is gone") == choice(session, loads)
 
 
-def hit_rate(sessions: Sequence[str], cached: int) -> float:
+class CachingEngine(SwitchableEngine):
+    """Keeps the prefixes of its latest sessions, and counts how often it finds one."""
+
+    def __init__(self, cached: int) -> None:
+        super().__init__()
+        self._cached = cached
+        self._cache: list[str] = []
+        self.hits = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        self.hits += request.session in self._cache
+        others = [session for session in self._cache if session != request.session]
+        self._cache = [*others[1 - self._cached :], request.session]
+        async with aclosing(super().generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+async def hit_rate(sessions: Sequence[str], cached: int) -> float:
     """Of 10,000 turns by agents that wait on the model half the time, on replicas with small caches."""
     draw = random.Random(1)
-    replicas = Replicas({name: SwitchableEngine() for name in NAMES})
-    caches: dict[str, list[str]] = {name: [] for name in NAMES}
-    events = [(draw.random(), session, "") for session in sessions]
+    engines = {name: CachingEngine(cached) for name in NAMES}
+    replicas = Replicas(engines)
+    open_calls: dict[str, AsyncGenerator[TokenChunk, None]] = {}
+    events = [(draw.random(), session) for session in sessions]
     heapify(events)
-    hits = calls = 0
+    calls = 0
     while calls < 10_000:
-        now, session, where = heappop(events)
-        if where:
-            replicas._replicas[where].open -= 1
-            heappush(events, (now + draw.expovariate(1), session, ""))
-            continue
-        replica = replicas._choose(session, ())
-        replica.open += 1
-        cache = caches[replica.name]
-        calls += 1
-        hits += session in cache
-        caches[replica.name] = [*[other for other in cache if other != session][1 - cached :], session]
-        heappush(events, (now + draw.expovariate(1), session, replica.name))
-    return hits / calls
+        now, session = heappop(events)
+        if (call := open_calls.pop(session, None)) is not None:
+            await call.aclose()
+        else:
+            open_calls[session] = replicas.generate(ask(session, calls))
+            await anext(open_calls[session])
+            calls += 1
+        heappush(events, (now + draw.expovariate(1), session))
+    for call in open_calls.values():
+        await call.aclose()
+    return sum(engine.hits for engine in engines.values()) / calls
 
 
-def test_prefixes_are_found_where_they_were_left() -> None:
-    assert hit_rate([f"session-{number}" for number in range(64)], cached=24) > 0.95
+async def test_prefixes_are_found_where_they_were_left() -> None:
+    assert await hit_rate([f"session-{number}" for number in range(64)], cached=24) > 0.95
 
 
-def test_prefixes_are_found_though_most_sessions_prefer_one_replica() -> None:
+async def test_prefixes_are_found_though_most_sessions_prefer_one_replica() -> None:
     """Pinned, the 48 of them would evict each other from a cache for 24: fewer than half would hit."""
     homes = {f"s{number}": ranking(f"s{number}", NAMES)[0] for number in range(1000)}
     crowd = [session for session, home in homes.items() if home == NAMES[0]][:48]
     others = [session for session, home in homes.items() if home != NAMES[0]][:16]
-    assert hit_rate([*crowd, *others], cached=24) > 0.95
+    assert await hit_rate([*crowd, *others], cached=24) > 0.95
 
 
 def ask(session: str, number: int = 0) -> GenerateRequest:
@@ -238,12 +255,16 @@ async def test_closing_a_generation_aborts_it_and_frees_its_place() -> None:
     async with replicated(SwitchableEngine(), SwitchableEngine()) as (replicas, named):
         for engine in named.values():
             engine.gate = asyncio.Event()
-        call = replicas.generate(ask("a"))
-        await anext(call)
-        assert sum(engine.open for engine in named.values()) == 1
-        await call.aclose()
-        assert sum(engine.open for engine in named.values()) == 0
-        assert all(replica.open == 0 for replica in replicas._replicas.values())
+        for _ in range(LIGHT + 1):
+            call = replicas.generate(ask("a"))
+            await anext(call)
+            assert sum(engine.open for engine in named.values()) == 1
+            await call.aclose()
+            assert sum(engine.open for engine in named.values()) == 0
+        home = ranking("a", named)[0]
+        assert len(named[home].sessions) == LIGHT + 1, (
+            "a place that stayed taken would send the last one away"
+        )
 
 
 async def test_the_policy_version_passes_through_and_the_oldest_is_told() -> None:
