@@ -21,6 +21,7 @@ from polar.engines.embedded.weights import ensure_tokenizer
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CHOSEN = {
     "humaneval": "task_id == 'HumanEval/0'",
+    "repairs": "package == 'xmltodict==0.14.2'",
     "agentbench_os": "id == 40",
 }
 """A format, and which of its tasks is run."""
