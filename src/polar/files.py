@@ -28,16 +28,29 @@ def locked(path: Path, *, busy: PolarError | None = None) -> Iterator[None]:
         yield
 
 
-def lock(file: IO[Any], *, busy: PolarError | None = None) -> None:
-    """Lock an open file until it is closed, as `locked` does."""
+def lock(file: IO[Any], *, busy: PolarError | None = None, is_shared: bool = False) -> None:
+    """Lock an open file until it is closed, as `locked` does; or only against those who want it alone."""
+    kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        fcntl.flock(file, kind | (fcntl.LOCK_NB if busy else 0))
     except BlockingIOError:
         assert busy is not None
         raise busy from None
     except OSError as error:
         # A file system without locks cannot tell, and most directories are used by one process.
         log.warning("%s cannot be locked, going on without: %s", file.name, error.strerror)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody has locked a file for itself, or may have: a file system without locks cannot tell."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 @contextmanager

@@ -50,6 +50,8 @@ class VllmWire:
     """What its metrics say; None: it has no such page."""
     transfers: list[dict[str, Any]] = field(default_factory=list)
     """What it was told of weights in a GPU's memory."""
+    received: asyncio.Event | None = None
+    """What a transfer waits for until it has read all of them."""
     is_receiving: bool = False
     """Whether a transfer was begun and not finished."""
     logits: Mapping[str, float] | None = None
@@ -118,6 +120,9 @@ class VllmWire:
             self.is_receiving = not self.is_receiving
         if request.path == "/update_weights":
             self.transfers.append((await request.json())["update_info"])
+            self.arrived.set()
+            if self.received is not None:
+                await self.received.wait()
         return web.json_response({})
 
     async def metrics(self, request: web.Request) -> web.Response:

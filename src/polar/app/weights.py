@@ -8,11 +8,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Protocol, runtime_checkable
 
 from polar.client import Client
+from polar.engines import cuda_ipc
 from polar.engines.cuda_ipc import MANIFEST
 from polar.errors import Conflict, PolarError, Unavailable, retry
 from polar.models.policy import PolicyView
@@ -30,13 +32,22 @@ class Exports(Protocol):
         """Write the weights, or an adapter alone, as engines read them."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """A copy of a policy's weights that engines can read where it is."""
+
+    write: Callable[[], None]
+    """Writes the copy to files."""
+    withdraw: Callable[[], None]
+    """Lets go of the copy, as soon as no engine reads it."""
+
+
 @runtime_checkable
 class Shares(Exports, Protocol):
     """A policy whose weights engines can read where they are."""
 
-    def share(self, directory: Path) -> Callable[[], None] | None:
-        """Copy the weights on their GPU for engines there to read, and return what writes the copy to files,
-        and holds it.
+    def share(self, directory: Path) -> SharedWeights | None:
+        """Copy the weights on their GPU for engines there to read.
 
         None: these are not on a GPU, or an adapter, which files carry as fast.
         """
@@ -73,8 +84,8 @@ class EngineWeights:
         self._client = client
         self._over_gpu = over_gpu
         self._writing: Thread | None = None
-        self._unwritten: dict[Path, Callable[[], None]] = {}
-        """Directories whose weights could not be written → what holds those on the GPU."""
+        self._unwritten: dict[Path, SharedWeights] = {}
+        """Directories whose weights could not be written → those on the GPU."""
         self._version: int | None = None
         self._root = _root(out, directory)
 
@@ -83,8 +94,32 @@ class EngineWeights:
         self.wait_for_files()
         version = retry(self._client.policy).newest + 1
         began = time.monotonic()
-        path, write = self._exported(policy)
+        path, shared = self._exported(policy)
         exported = time.monotonic()
+        try:
+            view, refusal = self._ordered(path, version)
+        finally:
+            # Whatever became of the order, it may still be followed: from files, when the memory is let go.
+            if shared is not None:
+                self._writing = Thread(target=self._write_files, args=(path, shared), name="weights")
+                self._writing.start()
+        if refusal is None or view.path == str(path):
+            self._version = view.version
+            log.info(
+                "weights %d: %.2f s to %s, %.2f s to the engines",
+                version,
+                exported - began,
+                "share" if shared else "write",
+                time.monotonic() - exported,
+            )
+        elif self._version is None:
+            raise refusal
+        else:
+            log.error("the engines stay at version %d: %s", self._version, refusal)
+        return self._version
+
+    def _ordered(self, path: Path, version: int) -> tuple[PolicyView, PolarError | None]:
+        """What the server says after it was asked for these weights, and why it refused, if it did."""
         refusal: PolarError | None = None
         try:
             view = self._client.update_policy(path, version=version)
@@ -93,59 +128,53 @@ class EngineWeights:
             view, refusal = retry(self._client.policy), error
         # One that is still under way somewhere changes nothing once its version was asked for.
         self._remove_unneeded(view, undecided=path if view.newest < version else None)
-        if refusal is None or view.path == str(path):
-            self._version = view.version
-            log.info(
-                "weights %d: %.2f s to %s, %.2f s to the engines",
-                version,
-                exported - began,
-                "share" if write else "write",
-                time.monotonic() - exported,
-            )
-        elif self._version is None:
-            raise refusal
-        else:
-            log.error("the engines stay at version %d: %s", self._version, refusal)
-        if write is not None:
-            self._writing = Thread(target=self._write_files, args=(path, write), name="weights")
-            self._writing.start()
-        return self._version
+        return view, refusal
+
+    def close(self) -> None:
+        """Let no engine read what ends with this process."""
+        self.wait_for_files()
+        for shared in self._unwritten.values():
+            shared.withdraw()
+        self._unwritten.clear()
 
     def wait_for_files(self) -> None:
         """Return once the newest weights can be read from files."""
         if self._writing is not None:
             self._writing.join()
 
-    def _exported(self, policy: Exports) -> tuple[Path, Callable[[], None] | None]:
-        """Where engines find the weights, and what still writes them to files there."""
+    def _exported(self, policy: Exports) -> tuple[Path, SharedWeights | None]:
+        """Where engines find the weights, and those on the GPU, if they are not in files yet."""
         self._root.mkdir(parents=True, exist_ok=True)
         path = Path(tempfile.mkdtemp(dir=self._root))
         path.chmod(0o755)
         try:
-            write = policy.share(path) if self._over_gpu and isinstance(policy, Shares) else None
-            if write is None:
+            shared = policy.share(path) if self._over_gpu and isinstance(policy, Shares) else None
+            if shared is None:
                 policy.export(path)
         except BaseException:
             # Half of them would take the room of the next attempt.
             shutil.rmtree(path)
             raise
-        return path, write
+        return path, shared
 
     def _remove_unneeded(self, view: PolicyView, *, undecided: Path | None) -> None:
         """Leave what nodes are told to load, and what they go back to if none of them can."""
         named = {view.path, view.fallback.path if view.fallback else None}
         for found in self._root.iterdir():
             if found != undecided and str(found) not in named:
+                # Somebody may be reading it who does not know better.
+                cuda_ipc.withdraw(found)
                 shutil.rmtree(found)
-        self._unwritten = {path: held for path, held in self._unwritten.items() if path.is_dir()}
+                if held := self._unwritten.pop(found, None):
+                    held.withdraw()
 
-    def _write_files(self, directory: Path, write: Callable[[], None]) -> None:
+    def _write_files(self, directory: Path, shared: SharedWeights) -> None:
         """Let engines that start later read the weights from files, and then let go of the GPU's memory."""
         try:
             if directory.is_dir():
-                write()
-                (directory / MANIFEST).unlink()
+                shared.write()
+            shared.withdraw()
         except Exception as error:
             # An engine that finds the manifest reads the memory that it names, whatever is there by then.
-            self._unwritten[directory] = write
+            self._unwritten[directory] = shared
             log.error("the weights in %s are on the GPU alone, until this run ends: %s", directory, error)

@@ -203,6 +203,11 @@ class VllmEngine(ModelServer):
 
     async def _reload(self, update: WeightUpdate) -> None:
         self._refuse_bad_path(update.path)
+        with cuda_ipc.reading(update.path) as shared:
+            await self._reload_from(update, shared)
+
+    async def _reload_from(self, update: WeightUpdate, shared: dict[str, Any] | None) -> None:
+        """`shared`: what is told of the trainer's GPU memory, where the weights are there and in no files."""
         # Should it break off, nobody takes them for those that they were.
         mine = f"{update.version}{_REPLACING}{self._id}"
         if await self._name_weights(mine):
@@ -213,7 +218,6 @@ class VllmEngine(ModelServer):
                     return
                 await self._name_weights(mine)
         began = time.monotonic()
-        shared = cuda_ipc.shared(update.path) if update.path else None
         if shared is not None:
             await self._transfer(shared)
         else:
@@ -243,7 +247,8 @@ class VllmEngine(ModelServer):
     def _refuse_bad_path(self, path: str | None) -> None:
         """vLLM does not outlive weights that it cannot read: they are looked for where that can be done."""
         is_here = urlsplit(self.url).hostname in ("127.0.0.1", "::1", "localhost")
-        names = ("*.safetensors", cuda_ipc.MANIFEST)
+        # In this order: when the manifest goes, the files are there.
+        names = (cuda_ipc.MANIFEST, "*.safetensors")
         if path is not None and is_here and not any(any(Path(path).glob(name)) for name in names):
             raise EngineError(f"the weights at {path} cannot be read: the directory holds no safetensors")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polar.engines import cuda_ipc
+from polar.app.weights import SharedWeights
+from polar.engines.cuda_ipc import SharedTensors
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled
 from polar.training.head import Manner, score, to_device
@@ -118,13 +119,12 @@ class TrainerPolicy:
             return
         self._write(directory, self._engine_tensors())
 
-    def share(self, directory: Path) -> Callable[[], None] | None:
-        """Let engines on this GPU read a copy, which what is returned holds, and writes to files."""
+    def share(self, directory: Path) -> SharedWeights | None:
+        """Let engines on this GPU read a copy, which what is returned holds."""
         if self.is_adapter or self._device.type != "cuda":
             return None
-        tensors = self._engine_tensors(copy=True)
-        cuda_ipc.share(tensors, directory)
-        return partial(self._write, directory, tensors)
+        shared = SharedTensors(self._engine_tensors(copy=True), directory)
+        return SharedWeights(partial(self._write, directory, shared.tensors), shared.withdraw)
 
     def _engine_tensors(self, *, copy: bool = False) -> dict[str, Tensor]:
         """All weights in the precision that engines compute in, as checkpoints name and cut them."""

@@ -91,11 +91,10 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
             held_out = None
             if (asked := rollouts.held_out) is not None:
                 held_out = HeldOut(asked, connect, load_tasks(*asked.tasks), settings)
-            return Supply(
-                RolloutSource(settings, rollouts, connect, tasks),
-                EngineWeights(client, settings.out, weights, over_gpu=rollouts.transfer == "cuda-ipc"),
-                held_out,
-            )
+            sink = EngineWeights(client, settings.out, weights, over_gpu=rollouts.transfer == "cuda-ipc")
+            # While the engines run, which may be reading.
+            stack.callback(sink.close)
+            return Supply(RolloutSource(settings, rollouts, connect, tasks), sink, held_out)
         case GrpoSettings(recordings=Path() as recordings):
             return Supply(Recordings(settings, recordings))
         case SftSettings():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,8 +120,8 @@ async def test_a_vllm_without_names_for_weights_is_known_by_when_it_started(tmp_
 @pytest.mark.parametrize("is_broken_off", [False, True], ids=["anew", "after one that was broken off"])
 async def test_vllm_reads_weights_from_the_trainers_gpu(tmp_path: Path, is_broken_off: bool) -> None:
     manifest = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[1]], "ipc_handles_pickled": "gAS="}
-    (tmp_path / cuda_ipc.MANIFEST).write_text(json.dumps(manifest))
     async with vllm_wire(ANSWER, takes_orders=True) as wire:
+        held = cuda_ipc.publish(manifest, tmp_path)
         wire.is_receiving = is_broken_off
         engine = VllmEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, str(tmp_path)))
@@ -131,6 +130,7 @@ async def test_vllm_reads_weights_from_the_trainers_gpu(tmp_path: Path, is_broke
         assert not wire.is_receiving
         assert "/collective_rpc" not in wire.orders
         assert wire.orders[-2:] == ["/reset_prefix_cache", "/update_weight_version"]
+        held.close()
         await engine.close()
 
 
@@ -161,11 +161,13 @@ async def test_weights_that_are_replaced_by_themselves_keep_their_version(tmp_pa
 
 
 async def test_a_manifest_that_cannot_be_read_is_an_error_of_the_engine(tmp_path: Path) -> None:
-    (tmp_path / cuda_ipc.MANIFEST).write_text("{")
     async with vllm_wire(ANSWER, takes_orders=True) as wire:
+        held = cuda_ipc.publish({}, tmp_path)
+        (tmp_path / cuda_ipc.MANIFEST).write_text("{")
         engine = VllmEngine(wire.url)
         with pytest.raises(EngineError, match="cannot be read"):
             await engine.update_weights(WeightUpdate(1, str(tmp_path)))
+        held.close()
         await engine.close()
 
 

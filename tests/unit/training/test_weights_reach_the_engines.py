@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import weakref
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from errno import ENOSPC
 from pathlib import Path
@@ -16,10 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from polar.app.weights import EngineWeights
+from polar.app.weights import EngineWeights, SharedWeights
+from polar.engines import cuda_ipc
 from polar.engines.cuda_ipc import MANIFEST
 from polar.engines.embedded.model import read_weights
-from polar.errors import Conflict, PolarError, Unavailable
+from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
 from polar.models.policy import PolicyView
 from polar.training import run
 from polar.training.policy import load_policy
@@ -127,47 +126,73 @@ class SharingServer:
 
     found: tuple[str, ...] = ()
     view = PolicyView(version=0, newest=0, path=None)
+    trouble: BaseException | None = None
+    is_decided = True
+    """Whether an order that fails is known not to be followed any more."""
 
     def policy(self) -> PolicyView:
         return self.view
 
     def update_policy(self, path: Path, *, version: int) -> PolicyView:
+        if self.trouble is not None:
+            if self.is_decided:
+                self.view = self.view.model_copy(update={"newest": version})
+            raise self.trouble
         self.found = tuple(file.name for file in path.iterdir())
         self.view = PolicyView(version=version, newest=version, path=str(path))
         return self.view
 
 
-def test_engines_that_start_later_read_files_of_weights_that_were_shared(tmp_path: Path) -> None:
-    class OnGpu:
-        def export(self, directory: Path) -> None:
-            raise AssertionError("it is shared")
+class OnGpu:
+    """Stands for a policy on a GPU; its copies are known to be held or let go."""
 
-        def share(self, directory: Path) -> Callable[[], None]:
-            (directory / MANIFEST).touch()
-            return (directory / "model.safetensors").touch
+    def __init__(self, trouble: Exception | None = None) -> None:
+        self.trouble = trouble
+        """Why its copies cannot be written to files."""
+        self.held: list[Path] = []
 
+    def export(self, directory: Path) -> None:
+        raise AssertionError("it is shared")
+
+    def share(self, directory: Path) -> SharedWeights:
+        lock = cuda_ipc.publish({}, directory)
+        self.held.append(directory)
+
+        def write() -> None:
+            if self.trouble is not None:
+                raise self.trouble
+            (directory / "model.safetensors").touch()
+
+        def withdraw() -> None:
+            cuda_ipc.withdraw(directory)
+            lock.close()
+            self.held.remove(directory)
+
+        return SharedWeights(write, withdraw)
+
+
+def _sharing(tmp_path: Path) -> tuple[SharingServer, EngineWeights]:
     server = SharingServer()
-    sink = EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights", over_gpu=True)
-    assert [sink.push(OnGpu()), sink.push(OnGpu())] == [1, 2]
-    assert server.found == (MANIFEST,)
+    return server, EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights", over_gpu=True)
+
+
+def _manifests(directory: Path) -> list[Path]:
+    return [manifest.parent for manifest in directory.rglob(MANIFEST)]
+
+
+def test_engines_that_start_later_read_files_of_weights_that_were_shared(tmp_path: Path) -> None:
+    (server, sink), policy = _sharing(tmp_path), OnGpu()
+    assert [sink.push(policy), sink.push(policy)] == [1, 2]
+    assert MANIFEST in server.found
+    assert "model.safetensors" not in server.found
     sink.wait_for_files()
-    assert [file.name for file in (tmp_path / "weights").glob("*/*/*")] == ["model.safetensors"]
+    assert len(list(tmp_path.rglob("model.safetensors"))) == 1
+    assert _manifests(tmp_path) == policy.held == []
 
 
 def test_a_run_that_goes_on_starts_no_engine_beside_memory_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class OnGpu:
-        def export(self, directory: Path) -> None:
-            raise AssertionError("it is shared")
-
-        def share(self, directory: Path) -> Callable[[], None]:
-            (directory / MANIFEST).touch()
-            return killed
-
-    def killed() -> None:
-        raise OSError("killed before the files were written")
-
     class Started(Exception):
         pass
 
@@ -179,44 +204,63 @@ def test_a_run_that_goes_on_starts_no_engine_beside_memory_that_is_gone(
     )
     weights = tmp_path / ".polar" / "weights"
     sink = EngineWeights(cast(Any, SharingServer()), tmp_path, weights, over_gpu=True)
-    sink.push(OnGpu())
+    sink.push(OnGpu(OSError("killed before the files were written")))
     sink.wait_for_files()
-    assert list(weights.rglob(MANIFEST))
+    assert _manifests(weights)
     monkeypatch.setattr(run, "load_tasks", lambda *_: [])
     monkeypatch.setattr(run, "server_beside_trainer", start)
     with pytest.raises(Started), ExitStack() as stack:
         run._supply(settings, stack, print)
-    assert not list(weights.rglob(MANIFEST))
+    assert not _manifests(weights)
 
 
 @pytest.mark.parametrize("trouble", [OSError(ENOSPC, "No space left on device"), RuntimeError("CUDA error")])
 def test_shared_weights_are_held_as_long_as_engines_may_read_them(tmp_path: Path, trouble: Exception) -> None:
-    class Copy:
-        """Stands for the tensors that a manifest names."""
-
-        def write(self) -> None:
-            raise trouble
-
-    held: list[weakref.ref[Copy]] = []
-
-    class OnGpu:
-        def export(self, directory: Path) -> None:
-            raise AssertionError("it is shared")
-
-        def share(self, directory: Path) -> Callable[[], None]:
-            (directory / MANIFEST).touch()
-            copy = Copy()
-            held.append(weakref.ref(copy))
-            return copy.write
-
-    sink = EngineWeights(cast(Any, SharingServer()), tmp_path / "run", tmp_path / "weights", over_gpu=True)
+    (_, sink), policy = _sharing(tmp_path), OnGpu(trouble)
     for _ in range(2):
-        sink.push(OnGpu())
+        sink.push(policy)
         sink.wait_for_files()
-        trouble.__traceback__ = None
-        gc.collect()
-        manifests = list((tmp_path / "weights").glob(f"*/*/{MANIFEST}"))
-        assert len([one for one in held if one() is not None]) == len(manifests) == 1
+        assert len(policy.held) == 1
+        assert _manifests(tmp_path) == policy.held
+    # Nothing can be read of a process that has ended.
+    sink.close()
+    assert _manifests(tmp_path) == policy.held == []
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+@pytest.mark.parametrize(
+    "trouble",
+    [Unavailable("no node could load it"), InvalidInput("no such directory"), KeyboardInterrupt()],
+    ids=["refused", "another error", "interrupted"],
+)
+def test_the_memory_of_a_push_that_failed_is_let_go(
+    tmp_path: Path, trouble: BaseException, is_decided: bool
+) -> None:
+    (server, sink), policy = _sharing(tmp_path), OnGpu()
+    server.trouble, server.is_decided = trouble, is_decided
+    with pytest.raises(type(trouble)):
+        sink.push(policy)
+    sink.wait_for_files()
+    assert _manifests(tmp_path) == policy.held == []
+    # Whoever may still be told of them finds files.
+    is_kept = not (is_decided and isinstance(trouble, Unavailable))
+    assert len(list(tmp_path.rglob("model.safetensors"))) == is_kept
+
+
+def test_the_memory_of_older_weights_is_let_go_when_its_last_reader_has_ended(tmp_path: Path) -> None:
+    (_, sink), policy = _sharing(tmp_path), OnGpu(OSError(ENOSPC, "No space left on device"))
+    sink.push(policy)
+    sink.wait_for_files()
+    (older,) = policy.held
+    with ThreadPoolExecutor() as pool:
+        with cuda_ipc.reading(older):
+            pushing = pool.submit(sink.push, policy)
+            with pytest.raises(TimeoutError):
+                pushing.result(0.3)
+            assert older in policy.held
+        assert pushing.result(30) == 2
+    assert older not in policy.held
+    sink.close()
 
 
 def test_weights_that_do_not_fit_leave_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:

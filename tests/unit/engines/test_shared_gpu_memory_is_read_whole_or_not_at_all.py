@@ -1,0 +1,149 @@
+"""Engines read a trainer's GPU memory while it is there, or files once all are: never half of either."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polar.engines import cuda_ipc
+from polar.engines.base import EngineError, WeightUpdate
+from polar.engines.sglang import SglangEngine
+from polar.engines.vllm import VllmEngine
+from polar.files import lock
+from tests.fakes.sglang_wire import sglang_wire
+from tests.fakes.vllm_wire import vllm_wire
+
+TOLD = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[1]], "ipc_handles_pickled": "gAS="}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose weights are in memory that is held, and half of them in files."""
+    with cuda_ipc.publish(TOLD, tmp_path):
+        (tmp_path / "model-00001-of-00002.safetensors").touch()
+        yield tmp_path
+
+
+async def test_memory_is_held_until_an_engine_that_joined_late_has_read_it(shared: Path) -> None:
+    async with vllm_wire(takes_orders=True) as wire:
+        wire.received = asyncio.Event()
+        engine = VllmEngine(wire.url)
+        loading = asyncio.create_task(engine.update_weights(WeightUpdate(1, str(shared))))
+        await asyncio.wait_for(wire.arrived.wait(), 30)
+        # The files are there by now.
+        withdrawing = asyncio.create_task(asyncio.to_thread(cuda_ipc.withdraw, shared))
+        done, _ = await asyncio.wait({withdrawing}, timeout=0.2)
+        assert not done
+        wire.received.set()
+        await asyncio.wait_for(loading, 30)
+        await asyncio.wait_for(withdrawing, 30)
+        assert (wire.transfers, wire.weight_version) == ([TOLD], "1")
+        await engine.close()
+
+
+async def test_an_engine_that_finds_the_manifest_going_reads_the_files(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock_late(file: Any, *, is_shared: bool = False) -> None:
+        if is_shared:
+            cuda_ipc.withdraw(shared)
+        lock(file, is_shared=is_shared)
+
+    monkeypatch.setattr(cuda_ipc, "lock", lock_late)
+    async with vllm_wire(takes_orders=True) as wire:
+        engine = VllmEngine(wire.url)
+        await engine.update_weights(WeightUpdate(1, str(shared)))
+        assert "/collective_rpc" in wire.orders
+        assert wire.transfers == []
+        await engine.close()
+
+
+def test_one_that_breaks_off_lets_the_memory_go(shared: Path) -> None:
+    reader = cuda_ipc.reading(shared)
+    assert reader.__enter__() == TOLD
+    reader.__exit__(TimeoutError, TimeoutError(), None)
+    cuda_ipc.withdraw(shared)
+    with cuda_ipc.reading(shared) as told:
+        assert told is None
+
+
+def test_a_reader_that_was_killed_is_not_waited_for(shared: Path) -> None:
+    dying = f"""
+import os
+from polar.engines import cuda_ipc
+with cuda_ipc.reading({str(shared)!r}) as told:
+    os._exit(len(told))
+"""
+    assert subprocess.run([sys.executable, "-c", dying], check=False).returncode == len(TOLD)
+    cuda_ipc.withdraw(shared)
+
+
+@pytest.fixture
+def left_behind(tmp_path: Path) -> Path:
+    """A directory whose weights were in the memory of a process that was killed."""
+    dying = f"""
+import os
+from pathlib import Path
+from polar.engines import cuda_ipc
+held = cuda_ipc.publish({TOLD!r}, Path({str(tmp_path)!r}))
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", dying], check=True)
+    return tmp_path
+
+
+async def test_no_engine_is_told_of_memory_that_is_gone(left_behind: Path) -> None:
+    """vLLM would not outlive reading it."""
+    async with vllm_wire(takes_orders=True) as wire:
+        engine = VllmEngine(wire.url)
+        with pytest.raises(EngineError, match="a process that has ended"):
+            await engine.update_weights(WeightUpdate(1, str(left_behind)))
+        # It goes on with what it has.
+        assert (wire.transfers, wire.weight_version) == ([], "default")
+        assert (await engine.model_info()).policy_version == 0
+        await engine.close()
+
+
+async def test_sglang_loads_no_half_of_the_files(shared: Path) -> None:
+    async with sglang_wire() as wire:
+        engine = SglangEngine(wire.url)
+        with pytest.raises(EngineError, match="not in files yet"):
+            await engine.update_weights(WeightUpdate(1, str(shared)))
+        assert wire.orders == []
+        cuda_ipc.withdraw(shared)
+        await engine.update_weights(WeightUpdate(1, str(shared)))
+        assert wire.weight_version == "1"
+        await engine.close()
+
+
+@pytest.mark.parametrize("left", [1, 0, -1], ids=["read by none", "by one", "by two"])
+def test_torch_frees_what_was_shared_however_many_have_read_it(
+    left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_ipc, "_COUNTERS", tmp_path)
+    file = tmp_path / "torch_1_2_3"
+
+    def count(*values: int) -> None:
+        file.write_bytes(bytes(64) + b"".join(value.to_bytes(8, "little", signed=True) for value in values))
+
+    count(7, 1, 7)
+    readers = cuda_ipc._Readers([(b"/torch_1_2_3", 1)])
+    count(7, left, 7)
+    readers.forget()
+    assert file.read_bytes() == bytes(64) + (7).to_bytes(8, "little") + bytes(8) + (7).to_bytes(8, "little")
+
+
+def test_counters_of_a_torch_that_counts_otherwise_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cuda_ipc, "_COUNTERS", tmp_path)
+    (tmp_path / "torch_1_2_3").write_bytes(content := bytes(range(128)))
+    cuda_ipc._Readers([(b"/torch_1_2_3", 1), (b"/torch_gone", 0)]).forget()
+    assert (tmp_path / "torch_1_2_3").read_bytes() == content
+    assert "counts readers in another way" in caplog.text
