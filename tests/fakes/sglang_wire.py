@@ -189,9 +189,11 @@ class SglangWire:
             if body.get(flag) and body.get("stream"):
                 message = f"{flag} is not supported with streaming on /v1/chat/completions."
                 return web.json_response({"object": "error", "message": message, "code": 400}, status=400)
-        if isinstance(answer, asyncio.Event):
+        if isinstance(answer, asyncio.Event) or not self.going.is_set():
             try:
-                await answer.wait()
+                await self.going.wait()
+                if isinstance(answer, asyncio.Event):
+                    await answer.wait()
             except asyncio.CancelledError:
                 self.disconnected.set()
                 raise

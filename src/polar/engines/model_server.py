@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 READINGS_SECONDS = 2.0
 """For an engine's page of metrics: whoever waits for ours has a limit too."""
+PAUSE_PATIENCE_SECONDS = 60.0
+"""How long a pause may last that is found at start."""
 PROBE_TEMPERATURES = (1.0, 2.0)
 """What an engine that does not say so is asked at, to see whether temperature counts in its logprobs."""
 PROBE_TOLERANCE = 0.05

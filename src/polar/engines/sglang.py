@@ -24,7 +24,7 @@ from polar.engines.base import (
     WeightUpdate,
 )
 from polar.engines.http import Asked, Chunk, Question, TokenReader, reason_in
-from polar.engines.model_server import ADAPTER, ModelServer
+from polar.engines.model_server import ADAPTER, PAUSE_PATIENCE_SECONDS, ModelServer
 from polar.engines.routing import from_numbers
 from polar.models.chat import FinishReason
 from polar.models.completion import Routing
@@ -231,7 +231,11 @@ class SglangEngine(ModelServer):
         return self._first_path
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:
-        await super().check(mode)
+        resuming = asyncio.create_task(self._end_pause_left_behind())
+        try:
+            await super().check(mode)
+        finally:
+            resuming.cancel()
         if mode is Mode.CHAT:
             return
         info = await self._get("/server_info", older="/get_server_info")
@@ -241,6 +245,15 @@ class SglangEngine(ModelServer):
                 " answers slow: start it with --incremental-streaming-output",
                 self.url,
             )
+
+    async def _end_pause_left_behind(self) -> None:
+        """SGLang does not tell that it is paused, as by a node that was killed: it answers nothing then."""
+        await asyncio.sleep(PAUSE_PATIENCE_SECONDS)
+        log.warning("the engine at %s samples nothing: it is resumed, should it be paused", self.url)
+        try:
+            await self.resume()
+        except EngineError as error:
+            log.warning("%s", error)
 
     async def _abort(self, rid: str) -> None:
         """Besides the closed connection, which the server notices only when it next writes to it."""

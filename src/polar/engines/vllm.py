@@ -30,7 +30,7 @@ from polar.engines.base import (
     WeightUpdate,
 )
 from polar.engines.http import ORDER_SECONDS, Question, TokenReader, reason_in
-from polar.engines.model_server import ADAPTER, ModelServer
+from polar.engines.model_server import ADAPTER, PAUSE_PATIENCE_SECONDS, ModelServer
 from polar.engines.routing import from_npy
 from polar.models.chat import FinishReason
 from polar.models.completion import Routing
@@ -38,9 +38,6 @@ from polar.models.policy import PauseMode
 from polar.rendering.constraints import Constraint
 
 log = logging.getLogger(__name__)
-
-PAUSE_PATIENCE_SECONDS = 60.0
-"""How long a pause may last that is found at start."""
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _PAUSES = {PauseMode.KEEP: "keep", PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort"}

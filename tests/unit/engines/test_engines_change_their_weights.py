@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from polar.engines import cuda_ipc, vllm
+from polar.engines import cuda_ipc, sglang, vllm
 from polar.engines.base import (
     HALF_REPLACED,
     ChatCall,
@@ -18,6 +18,7 @@ from polar.engines.base import (
     EngineDown,
     EngineError,
     GenerateRequest,
+    Mode,
     TokenChunk,
     WeightUpdate,
 )
@@ -328,6 +329,21 @@ async def test_a_pause_that_somebody_left_behind_is_ended_at_start(monkeypatch: 
     assert orders == ["/resume"]
     await engine.close()
     await runner.cleanup()
+
+
+@pytest.mark.parametrize("mode", Mode)
+async def test_a_pause_of_sglang_that_somebody_left_behind_is_ended_at_start(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang, "PAUSE_PATIENCE_SECONDS", 0.1)
+    async with sglang_wire(SGLANG_ANSWER if mode is Mode.TOKENS else Said("h")) as wire:
+        killed = SglangEngine(wire.url)
+        await killed.pause(PauseMode.KEEP)
+        await killed.close()
+        engine = SglangEngine(wire.url)
+        await asyncio.wait_for(engine.check(mode), 30)
+        assert wire.going.is_set()
+        await engine.close()
 
 
 def replicas() -> tuple[dict[str, SwitchableEngine], Replicas]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import product
 from pathlib import Path
@@ -17,10 +17,10 @@ from polar import errors
 from polar.app.weights import EngineWeights
 from polar.client import AsyncClient, Client
 from polar.config.settings import ServerSettings
-from polar.engines.base import EngineError, WeightUpdate
+from polar.engines.base import EngineDown, EngineError, WeightUpdate
 from polar.engines.pausable import PausableEngine
 from polar.errors import Backoff, Unavailable
-from polar.models.policy import PolicyOrder, PolicyReport, PolicyView
+from polar.models.policy import PauseMode, PolicyOrder, PolicyReport, PolicyView
 from polar.node import policy as node_policy
 from polar.node.policy import PolicyFollower
 from polar.rollout.server import RolloutServer
@@ -109,13 +109,51 @@ class TroubledNode(AsyncClient):
         return order
 
 
+class Step(Enum):
+    """How far an engine is with an update."""
+
+    RUNNING = auto()
+    PAUSED = auto()
+    LOADING = auto()
+    LOADED = auto()
+    RESUMING = auto()
+    RESUMED = auto()
+
+
 class ReadingEngine(SwitchableEngine):
-    """Loads what is there and whole."""
+    """Loads what is there and whole; something may happen at one step."""
+
+    happens_at: Step | None = None
+
+    async def happens(self) -> None:
+        """What happens there, once."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._reached(Step.RUNNING)
+        await super().pause(mode)
+        await self._reached(Step.PAUSED)
 
     async def update_weights(self, update: WeightUpdate) -> None:
+        await self._reached(Step.LOADING)
         if update.path is not None and (Path(update.path) / "weights").read_text() != "whole":
             raise EngineError("the weights are damaged")
         await super().update_weights(update)
+        await self._reached(Step.LOADED)
+
+    async def resume(self) -> None:
+        await self._reached(Step.RESUMING)
+        await super().resume()
+        await self._reached(Step.RESUMED)
+
+    async def die(self) -> None:
+        """Its process ends, and is started again with the weights it began with."""
+        self.is_paused, self.info = False, replace(self.info, policy_version=0)
+        raise EngineDown("the engine is gone")
+
+    async def _reached(self, step: Step) -> None:
+        if step is self.happens_at:
+            self.happens_at = None
+            await self.happens()
 
 
 class Door(PausableEngine):
@@ -137,12 +175,24 @@ class Saved:
 class System:
     """A control plane and a node with an engine; the node is started again when it dies."""
 
-    url: str
+    store: Store
+    server: RolloutServer
     root: Path
     client: AsyncClient
     engine: ReadingEngine = field(default_factory=ReadingEngine)
     node_trouble: Trouble = field(default_factory=Trouble)
     door: Door = field(init=False)
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    async def restart_server(self) -> None:
+        """Nothing outlives it but what is stored."""
+        port = int(self.url.rpartition(":")[2])
+        await self.server.close()
+        self.server = RolloutServer(self.store, TOKEN, ServerSettings(port=port))
+        await self.server.start()
 
     async def run_node(self) -> None:
         while True:
@@ -161,9 +211,11 @@ class System:
     async def settled(self) -> PolicyView:
         async with asyncio.timeout(DEADLINE):
             while True:
-                view = await self.client.policy()
-                if view.nodes and view.is_settled and not self.door.is_paused:
-                    return view
+                # The server may be starting again.
+                with suppress(Unavailable):
+                    view = await self.client.policy()
+                    if view.nodes and view.is_settled and not self.door.is_paused:
+                        return view
                 await asyncio.sleep(0.01)
 
     def weights(self) -> list[str]:
@@ -185,13 +237,14 @@ async def _running(directory: Path) -> AsyncIterator[System]:
         RolloutServer(store, TOKEN, ServerSettings(port=0)) as server,
         AsyncClient(server.url, TOKEN) as client,
     ):
-        made = System(server.url, directory, client)
+        made = System(store, server, directory, client)
         node = asyncio.create_task(made.run_node())
         try:
             yield made
         finally:
             node.cancel()
             await asyncio.wait({node})
+            await made.server.close()
 
 
 async def _ends_well(system: System) -> None:
@@ -235,3 +288,26 @@ async def test_a_node_may_be_interrupted_at_any_call(
         system.node_trouble.begin({call}, moment, loss)
         await asyncio.to_thread(trainer.push, Saved(content))
         await _ends_well(system)
+
+
+async def _killed() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("who", ["server", "node", "engine"])
+async def test_the_server_a_node_or_its_engine_may_die_at_any_step(
+    system: System, who: str, step: Step
+) -> None:
+    engine = system.engine
+    happens = {"node": _killed, "engine": engine.die, "server": system.restart_server}[who]
+    # What is damaged is never loaded.
+    for content in CONTENTS[:1] if step is Step.LOADED else CONTENTS:
+        trainer = system.trainer()
+        await asyncio.to_thread(trainer.push, Saved())
+        await system.settled()
+        engine.happens, engine.happens_at = happens, step  # type: ignore[method-assign]
+        with suppress(Unavailable):
+            await asyncio.to_thread(trainer.push, Saved(content))
+        await _ends_well(system)
+        assert engine.happens_at is None
