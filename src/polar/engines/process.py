@@ -228,7 +228,7 @@ def _vllm(settings: EngineSettings, say: Say) -> EngineCommand:
         command += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", str(rank)]
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if settings.record_routing:
-        command.append("--enable-return-routed-experts")
+        command += ["--enable-return-routed-experts", "--enable-prompt-tokens-details"]
     if settings.weight_transfer == "cuda-ipc":
         command += ["--weight-transfer-config", '{"backend": "ipc"}']
         # Handles of a GPU's memory are no plain values, and come from this machine alone.

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -89,6 +90,42 @@ class VllmEngine(ModelServer):
     def _id(self) -> str:
         """What tells this client from others of the same engine."""
         return uuid4().hex[:12]
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        sampled: list[int] = []
+        async with aclosing(super().generate(request)) as chunks:
+            async for chunk in chunks:
+                sampled += chunk.ids
+                if self._records_routing and chunk.finish_reason is not None and chunk.routing is None:
+                    yield replace(chunk, routing=await self._kept_routing(request, sampled))
+                else:
+                    yield chunk
+
+    async def _kept_routing(self, request: GenerateRequest, sampled: list[int]) -> Routing | None:
+        """What vLLM 0.24 did not say of a stream whose last tokens it sent together.
+
+        It knows the experts of whatever its prefix cache still holds as they were; those that it would have
+        to compute for this question are left out.
+        """
+        ids, start = [*map(int, request.prompt_ids), *sampled[:-1]], request.routed_from
+        try:
+            body = {
+                "model": await self._sampled_name(request.session),
+                "token_ids": ids,
+                "stream": False,
+                "sampling_params": {"max_tokens": 1, "routed_experts_prompt_start": start},
+            }
+            answer = await self._document(GENERATE, body)
+            told = answer["choices"][0]["routed_experts"]
+            details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+            cached = int(details.get("cached_tokens") or 0)
+        except (EngineError, KeyError, IndexError, TypeError) as error:
+            log.info("the engine at %s did not say the experts of an answer: %r", self.url, error)
+            return None
+        routing = None if told is None or cached <= start else from_npy(told, len(ids) - start, self._experts)
+        if routing is not None:
+            routing[cached - start :] = 0
+        return routing
 
     async def _tokens_of(self, request: GenerateRequest) -> Question[TokenChunk]:
         body = _request_body(request, await self._sampled_name(request.session))

@@ -85,7 +85,7 @@ class SampledTokens:
         if routed_from is None or not self.ids:
             return {}
         asked = prompt_tokens - routed_from + len(self.ids) - 1
-        told = 0 if self.routing is None else len(self.routing)
+        told = 0 if self.routing is None else int(self.routing.any(axis=(1, 2)).sum())
         return {UNROUTED: str(asked - told)} if told < asked else {}
 
 

@@ -4,8 +4,8 @@ POLAR_VLLM_MOE_URL names a server of a mixture of experts, POLAR_VLLM_MOE_MODEL 
 
     python -m tests.fakes.tiny_moe DIR --like $POLAR_VLLM_MODEL
     vllm serve DIR --served-model-name tiny-moe --dtype bfloat16 --logprobs-mode processed_logprobs \
-        --enable-prefix-caching --enable-return-routed-experts --max-model-len 4096 \
-        --gpu-memory-utilization 0.1 --enforce-eager
+        --enable-prefix-caching --enable-return-routed-experts --enable-prompt-tokens-details \
+        --max-model-len 4096 --gpu-memory-utilization 0.1 --enforce-eager
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ QUESTIONS = (
 )
 TURNS = 3
 TOKENS = 96
+BLOCK = 16
+"""Of vLLM's prefix cache, which holds whole ones: what a stream lost of the last is not known."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -73,14 +75,15 @@ async def test_replay_brings_the_trainer_to_the_logprobs_of_the_engine(
         size = scene.grant.capture.stat().st_size
         completions = await scene.captured()
     assert len(completions) == TURNS * len(QUESTIONS)
-    for completion in completions:
-        assert completion.routing is not None
-        assert UNROUTED not in completion.extra
+    assert all(completion.routing is not None for completion in completions)
+    unrouted = [int(completion.extra.get(UNROUTED, 0)) for completion in completions]
+    record("tokens without experts, of each completion", unrouted)
+    assert max(unrouted) <= BLOCK
     sampled = sum(len(completion.sampled_ids) for completion in completions)
     trajectory = PrefixMerging(PrefixMerging.Options()).build(grow(completions))
     traces = [materialise(trajectory, ref) for ref in trajectory.traces]
     rows = [row(str(at), trace) for at, trace in enumerate(traces)]
-    assert [trace.unrouted_tokens for trace in traces] == [0] * len(traces)
+    assert sum(trace.unrouted_tokens for trace in traces) <= sum(unrouted)
     routing = np.concatenate([trace.routing for trace in traces if trace.routing is not None])
     record(
         "routing",

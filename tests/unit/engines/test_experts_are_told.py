@@ -64,6 +64,37 @@ async def test_vllm_is_asked_for_tokens_with_experts() -> None:
     assert (asked["stop"], asked["stop_token_ids"], asked["min_p"]) == (["END"], [2], 0.0)
 
 
+@pytest.mark.parametrize(("cached", "known"), [(4, 3), (5, 4), (2, 1), (1, 0), (0, 0)])
+async def test_experts_that_a_stream_lost_are_those_of_cached_tokens(cached: int, known: int) -> None:
+    """vLLM 0.24 leaves them out where it sends the last tokens of a stream together."""
+    lost = [routed_event([5, 6], [-0.5, -1.0]), routed_event([2], [-0.1], "stop"), usage(3), "[DONE]"]
+    whole = routed_event([7], [-0.1], "length", ROWS) | {
+        "usage": {"prompt_tokens_details": {"cached_tokens": cached}}
+    }
+    async with vllm_wire(lost, (200, whole)) as wire:
+        *_, last = await generated(VllmEngine(wire.url, record_routing=True))
+    assert last.ids == [2]
+    if known:
+        assert last.routing is not None
+        assert last.routing.tolist() == [*ROWS[:known].tolist(), *np.zeros_like(ROWS[known:]).tolist()]
+    else:
+        assert last.routing is None
+    assert wire.bodies[1] == {
+        "model": "small",
+        "token_ids": [1, 2, 3, 5, 6],
+        "stream": False,
+        "sampling_params": {"max_tokens": 1, "routed_experts_prompt_start": 1},
+    }
+
+
+@pytest.mark.parametrize("answer", [(500, {}), (200, {"choices": []}), (200, {"choices": [{}]})])
+async def test_an_answer_outlives_the_loss_of_its_experts(answer: Any) -> None:
+    lost = [routed_event([5, 6, 2], [-1.0] * 3, "stop"), usage(3), "[DONE]"]
+    async with vllm_wire(lost, answer) as wire:
+        (chunk,) = await generated(VllmEngine(wire.url, record_routing=True))
+    assert (chunk.ids, chunk.routing) == ([5, 6, 2], None)
+
+
 async def test_sglang_is_asked_for_experts() -> None:
     told = {"routed_experts": numbers(ROWS)}
     answer = [
