@@ -27,7 +27,7 @@ from polar.client import AsyncClient, Client
 from polar.config.settings import ServerSettings
 from polar.models.delivery import Delivery
 from polar.models.session import SessionResult, SessionStatus
-from polar.models.views import LeaseRequest
+from polar.models.views import LeaseRequest, ResultPage
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.control_plane import result_of
@@ -278,14 +278,14 @@ def test_an_interrupted_follow_keeps_what_came(
 ) -> None:
     served.ok("submit", served.task_file("one"))
     served.run_sessions(1)
-    feed = Client.results
+    feed = Client.result_pages
 
-    def interrupted(*arguments: Any, **options: Any) -> Iterator[SessionResult]:
-        for result in feed(*arguments, **options):
-            yield result
+    def interrupted(*arguments: Any, **options: Any) -> Iterator[ResultPage]:
+        for page in feed(*arguments, **options):
+            yield page
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Client, "results", interrupted)
+    monkeypatch.setattr(Client, "result_pages", interrupted)
     written = json.loads(served.ok("results", "--follow", "--json", "--out", tmp_path / "out"))
     assert written["sessions"] == 1
     assert len(pd.read_parquet(tmp_path / "out" / "sessions.parquet")) == 1
