@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,11 @@ def _nothing_stays_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A node that a test killed has not unmounted its sandboxes' disks, and is not started again to do so."""
     yield
     unmount_below(tmp_path_factory.getbasetemp())
+
+
+def pytest_sessionstart() -> None:
+    # A shell has what it starts in the background ignore Ctrl-C, and what that starts, too: tests press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
