@@ -41,7 +41,7 @@ class Scheduled(NamedTuple):
     task: int
     due: int
     """The step after which its first tokens might be too stale."""
-    cursor: int
+    cursor: int = 0
     """Where the feed ended when it was submitted: its results come after that."""
 
 
@@ -99,7 +99,8 @@ class RolloutSource:
         self._in_flight = {id: Scheduled(*turn) for id, turn in state["in_flight"].items()}
         self._resting = dict(state["resting"])
         self._step = state["step"]
-        self._cursor = state["cursor"]
+        # A checkpoint of an earlier release has none: then all of the feed is read once.
+        self._cursor = state.get("cursor", 0)
 
     async def _groups(self) -> list[Group]:
         """A step's groups, and a spare one for each whose rewards are all equal, as long as there are any."""
