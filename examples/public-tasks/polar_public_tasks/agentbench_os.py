@@ -38,7 +38,7 @@ NOT_HERE = {
     "needs users or groups of its own": "dev-18 dev-19 dev-20 dev-24 test-28 test-29",
     "its set-up is random": "test-71 test-122",
     "asks for /var/log, which a sandbox has not": "test-74 test-104",
-    "asks for file modes, which snapshots of a workspace do not keep": "test-48",
+    "asks for file modes, which were others when it was graded": "test-48",
     "its reference answer prints nothing here": "dev-16",
 }
 """Tasks that were tried and do not work in a sandbox, by the reason."""

@@ -59,7 +59,8 @@ YOUNG_OBJECTS = 10_000
 Statements of SQLAlchemy are such cycles: of five times as many a server would keep 10 MiB.
 """
 OLDER_EVERY = 2
-"""Of how many collections one looks at what outlived the last, and again at all that is not frozen.
+"""Every second collection also looks at what outlived the one before, and every second of those at everything
+that is not frozen.
 
 With Python's ten, cycles that a session keeps until its end were found thousands of sessions later.
 """
