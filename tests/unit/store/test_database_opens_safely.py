@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import _sqlite3
 import asyncio
+import ctypes
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +16,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from polar.errors import Conflict, PolarError, Unavailable
 from polar.store.database import Database
+from polar.store.sqlite import READER_CACHE_KIB, READERS, SqliteDatabase
 from polar.store.store import Store
 from polar.store.tasks import Tasks
 from tests.databases import postgres_url
@@ -173,3 +178,33 @@ async def test_everyone_who_waits_for_a_commit_hears_that_it_failed(tmp_path: Pa
             event.remove(Engine, "commit", fail)
         assert [str(outcome) for outcome in outcomes] == ["no commit today"] * 3
         assert await database.write(lambda connection: "as before") == "as before"
+
+
+async def test_readers_hold_little_of_a_large_file_in_memory(tmp_path: Path) -> None:
+    """A server that runs for long knows all of its file: four readers, and each its own part of it."""
+    database = SqliteDatabase(tmp_path / "large.db", time.time)
+    await database.connect()
+
+    def fill(connection: Connection) -> None:
+        connection.exec_driver_sql("CREATE TABLE rows (text TEXT)")
+        for _ in range(4_000):
+            connection.exec_driver_sql("INSERT INTO rows VALUES (hex(randomblob(1000)))")
+
+    def read(connection: Connection) -> int:
+        ready.wait()
+        return int(connection.exec_driver_sql("SELECT sum(length(text)) FROM rows").scalar_one())
+
+    await database.write(fill)
+    before, ready = _sqlite_memory(), threading.Barrier(READERS)
+    sums = await asyncio.gather(*(database.read(read) for _ in range(READERS)))
+    grown = _sqlite_memory() - before
+    await database.close()
+    assert sums == [8_000_000] * READERS
+    assert grown < 2 * READERS * READER_CACHE_KIB * 1024
+
+
+def _sqlite_memory() -> int:
+    """What SQLite has taken, in bytes."""
+    used = ctypes.CDLL(_sqlite3.__file__).sqlite3_memory_used
+    used.restype = ctypes.c_int64
+    return int(used())
