@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -109,3 +110,13 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def digest(directory: Path) -> str:
+    """SHA-256 of the files in a directory, their names and contents; of none if it is not there."""
+    seen = hashlib.sha256()
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        seen.update(f"{path.relative_to(directory)}\0".encode())
+        with path.open("rb") as file:
+            seen.update(hashlib.file_digest(file, "sha256").digest())
+    return seen.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,4 +43,21 @@ def write_tiny_llama(directory: Path, **config: Any) -> Path:
         "tie_word_embeddings": False,
     }
     LlamaForCausalLM(LlamaConfig(**{**shape, **config})).save_pretrained(directory)
+    return directory
+
+
+def write_adapter(directory: Path) -> Path:
+    """A LoRA adapter of one layer for it, another one each time."""
+    import torch
+    from safetensors.torch import save_file
+
+    directory.mkdir()
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {
+        f"{prefix}.lora_A.weight": torch.randn(4, 64, dtype=torch.bfloat16),
+        f"{prefix}.lora_B.weight": torch.randn(64, 4, dtype=torch.bfloat16),
+    }
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none"}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
     return directory

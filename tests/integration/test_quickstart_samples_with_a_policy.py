@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
-from safetensors.torch import save_file
 
 from polar.app import quickstart
 from polar.app.stack import running
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, load_settings
+from polar.errors import InvalidInput
 from polar.models.session import SessionStatus
-from tests.fakes.tiny_llama import write_tiny_llama
+from tests.fakes.tiny_llama import write_adapter, write_tiny_llama
 from tests.systems import ASK, shell_task
-
-
-def write_adapter(directory: Path) -> Path:
-    directory.mkdir()
-    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
-    tensors = {
-        f"{prefix}.lora_A.weight": torch.randn(4, 64, dtype=torch.bfloat16),
-        f"{prefix}.lora_B.weight": torch.randn(64, 4, dtype=torch.bfloat16),
-    }
-    save_file(tensors, directory / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none"}
-    (directory / "adapter_config.json").write_text(json.dumps(config))
-    return directory
 
 
 @pytest.mark.timeout(120)
@@ -54,6 +39,10 @@ async def test_an_adapter_becomes_the_policy(tmp_path: Path) -> None:
     said: list[str] = []
     async with running(settings, said.append, policy=adapter):
         assert said[-1] == "the policy goes on at version 1"
+    other = write_adapter(tmp_path / "other")
+    with pytest.raises(InvalidInput, match="began with other weights"):
+        async with running(settings, said.append, policy=other):
+            pass
 
 
 def test_the_shipped_adapter_is_for_the_default_model_alone(

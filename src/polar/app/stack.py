@@ -28,6 +28,7 @@ from polar.engines.http import HttpEngine
 from polar.engines.process import started_engine
 from polar.engines.replicas import engine_client
 from polar.errors import InvalidInput, NotInstalled
+from polar.files import digest
 from polar.gateway.server import Gateway
 from polar.models.access import TokenRole
 from polar.node.node import Node, join
@@ -141,12 +142,18 @@ async def _begin_with(policy: Path, settings: Settings, server: ControlPlane, sa
     certificate = _own_certificate(settings)
     ca = pinned(certificate) if certificate else None
     async with AsyncClient(server.url, server.token, ca=ca) as client:
-        if (version := (await client.policy()).version) > 0:
-            say(f"the policy goes on at version {version}")
+        now, wanted = await client.policy(), digest(policy)
+        if now.version > 0:
+            if now.version == 1 and (now.path is None or digest(Path(now.path)) != wanted):
+                raise InvalidInput(
+                    f"{settings.data_dir} began with other weights than {policy}",
+                    hint="go on with those, or begin anew in another directory",
+                )
+            say(f"the policy goes on at version {now.version}")
             return
-        say("the policy is the model with its warm start")
+        say(f"the policy begins with the weights in {policy}")
         # A copy, in the one directory from which a node of this data takes weights.
-        copy = settings.data_dir.absolute() / "weights" / policy.name
+        copy = settings.data_dir.absolute() / "weights" / wanted[:16]
         shutil.copytree(policy, copy, dirs_exist_ok=True)
         await client.update_policy(copy)
 

@@ -34,6 +34,7 @@ from polar.evals.plan import (
 )
 from polar.evals.report import Attempt, Report, below_gates, load_report, parse_gate
 from polar.evals.run import Journal, report_of, run_plan
+from polar.files import digest
 from polar.telemetry.logs import log_to_file
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Where the evaluation lives; it resumes there.")]
@@ -78,6 +79,7 @@ def eval(
     out: Out,
     harness: Harnesses = None,
     model: Models = None,
+    weights: options.Weights = None,
     engine_url: options.EngineUrl = None,
     engine_kind: options.EngineKind = None,
     engine_mode: options.EngineMode = None,
@@ -108,7 +110,7 @@ def eval(
       polar eval --taskset examples/quickstart --harness pi --samples 4 --out evals/pi
       polar eval --taskset tasks.yaml --harness pi --harness codex --out evals/both --fail-under pass@1=0.4
     """
-    if server and (model or engine_url or engine_kind or engine_mode or concurrency):
+    if server and (model or weights or engine_url or engine_kind or engine_mode or concurrency):
         raise InvalidInput("--server has an engine and a node of its own; leave their options out")
     ks = _ks(k, samples)
     gates = [parse_gate(text, ks) for text in fail_under or ()]
@@ -116,7 +118,8 @@ def eval(
     choices = [parse_harness(text) for text in harness or [OWN]]
     if not server:
         check_harnesses(choices)
-    conditions = Conditions(samples, seed, temperature, runtime, pass_reward, ks)
+    policy = digest(weights) if weights else None
+    conditions = Conditions(samples, seed, temperature, runtime, pass_reward, ks, policy)
     run = kept_run(out) or new_run()
     plan = make_plan(named_tasksets(taskset), choices, model or [None], conditions, run=run)
     if earlier:
@@ -127,7 +130,7 @@ def eval(
     journal = Journal(out)
     engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode}
     settings = {} if server else _settings(plan, out, config, engine, concurrency)
-    _run(plan, journal, server, token, settings)
+    _run(plan, journal, server, token, settings, weights)
     report = report_of(plan, journal)
     # Before the comparison, which may yet find nothing to pair.
     write(report_files(report), out)
@@ -166,7 +169,12 @@ def _settings(
 
 
 def _run(
-    plan: Plan, journal: Journal, server: str | None, token: str | None, settings: dict[str | None, Settings]
+    plan: Plan,
+    journal: Journal,
+    server: str | None,
+    token: str | None,
+    settings: dict[str | None, Settings],
+    weights: Path | None,
 ) -> None:
     """Show steps and sessions on standard error: a bar in a terminal, else a line for each that ended."""
     from polar.app.own_system import ServerAddress, rollout_server
@@ -191,7 +199,7 @@ def _run(
                 tasks = [task.spec for task in plan.tasks(model)]
                 place = settings[model] if server is None else ServerAddress(server, token)
                 async with (
-                    rollout_server(place, tasks, tell) as address,
+                    rollout_server(place, tasks, tell, policy=weights) as address,
                     AsyncClient(address.url, address.token) as client,
                 ):
                     await client.health()

@@ -51,6 +51,7 @@ def generate(
     engine_kind: options.EngineKind = None,
     engine_mode: options.EngineMode = None,
     model: options.Model = None,
+    weights: options.Weights = None,
     server: options.RunningServer = None,
     token: options.Token = None,
     run: Run = "",
@@ -76,7 +77,7 @@ def generate(
 
     condition = parse_acceptance(accept)
     engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model}
-    if server is not None and any(engine.values()):
+    if server is not None and (weights or any(engine.values())):
         raise InvalidInput("--server has an engine of its own; leave the engine's options out")
     loaded = read_tasks(*taskset, over=options.overlay(harness, samples, seed))
     if loaded.problems:
@@ -92,13 +93,16 @@ def generate(
         "samples": samples,
         "seed": seed,
         "accept": accept,
+        "weights": str(weights) if weights else None,
     }
     plan = datagen.plan(loaded.tasks, run)
     generation = datagen.DatasetGeneration(plan, condition, retries, concurrency or TASKS_AT_ONCE)
 
     async def work() -> None:
         place = settings if server is None else ServerAddress(server, token)
-        async with rollout_server(place, loaded.tasks, lambda step: say(f"• {step}")) as address:
+        async with rollout_server(
+            place, loaded.tasks, lambda step: say(f"• {step}"), policy=weights
+        ) as address:
             written = await datagen.generate(generation, address, out, made_with, console(stderr=True))
         _print(written, out, as_json)
 

@@ -75,6 +75,16 @@ LogFormat = Annotated[
 ExitWithParent = Annotated[bool, typer.Option("--exit-with-parent", hidden=True)]
 
 Model = Annotated[str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")]
+Weights = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Weights or a LoRA adapter to sample with instead of the model's own, as a training run's"
+        " checkpoint holds them in `weights`.",
+        exists=True,
+        file_okay=False,
+    ),
+]
 EngineUrl = Annotated[
     list[str] | None,
     typer.Option(

@@ -42,6 +42,7 @@ def serve(
     engine_kind: options.EngineKind = None,
     engine_mode: options.EngineMode = None,
     model: options.Model = None,
+    weights: options.Weights = None,
     warm_start: WarmStart = False,
     run_slots: options.RunSlots = None,
     nodes: options.NodeCount = None,
@@ -56,8 +57,10 @@ def serve(
 
     Example: polar serve --warm-start &  then  polar submit examples/quickstart
     """
-    if warm_start and no_node:
-        raise InvalidInput("--warm-start goes with a node of this process, not with --no-node")
+    if (warm_start or weights) and no_node:
+        raise InvalidInput("--weights and --warm-start go with a node of this process, not with --no-node")
+    if warm_start and weights:
+        raise InvalidInput("--warm-start brings weights of its own; leave it or --weights out")
     if tls_cert is None and (tls_key is not None or tls_client_ca is not None):
         raise InvalidInput("--tls-key and --tls-client-ca go with --tls-cert")
     tls = {"cert": tls_cert, "key": tls_key, "client_ca": tls_client_ca} if tls_cert else None
@@ -73,7 +76,7 @@ def serve(
             "log_format": log_format,
         },
     )
-    policy = _warm_start(settings.engine) if warm_start else None
+    policy = _warm_start(settings.engine) if warm_start else weights
     log_to_stderr(settings.log_level, settings.log_format)
     until_interrupted(_serve(settings, policy, no_node=no_node))
 

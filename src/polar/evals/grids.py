@@ -49,8 +49,9 @@ def facts(report: Report) -> str:
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(report.created_at))
     samples = f"{report.samples} sample{'s' * (report.samples != 1)} per task"
     seed = "" if report.seed is None else f", seed {report.seed}"
+    weights = "" if report.weights is None else f", weights {report.weights[:12]}"
     about = f"Run {report.run} {_subject(report)}".strip()
-    return f"{about}: {samples}{seed}. {made}, Polar {report.polar_version}."
+    return f"{about}: {samples}{seed}{weights}. {made}, Polar {report.polar_version}."
 
 
 def _subject(report: Report) -> str:

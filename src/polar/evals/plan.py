@@ -68,6 +68,8 @@ class Conditions:
     """None: the one that each task names."""
     threshold: float = 1.0
     ks: tuple[int, ...] = (1,)
+    weights: str | None = None
+    """A digest of what is sampled with; None: the model as it is, or whatever the server samples with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Plan:
     def fingerprint(self) -> str:
         """Of everything that the plan submits, apart from the ids that its run gave."""
         fields = set(TaskSpec.model_fields) - {"id", "priority", "metadata"}
-        lines = []
+        lines = [f"weights {self.conditions.weights}"] if self.conditions.weights else []
         for cell in self.cells:
             lines.append(repr((cell.taskset, cell.harness, cell.model)))
             lines += [f"{task.id} {_digest(task.spec, fields)}" for task in cell.tasks]
@@ -242,7 +244,7 @@ def keep(plan: Plan, out: Path) -> None:
         write_atomic(out / MEMO_FILE, mine.model_dump_json(indent=2) + "\n")
     elif memo != mine:
         raise InvalidInput(
-            f"{out} holds another evaluation: other tasks, harnesses, models or samples",
+            f"{out} holds another evaluation: other tasks, harnesses, models, weights or samples",
             hint="give another --out, or repeat the command that began it",
         )
 

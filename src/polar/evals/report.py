@@ -216,6 +216,8 @@ class Report(Frozen):
     threshold: float
     """Minimum reward for a session to pass."""
     ks: tuple[int, ...]
+    weights: str | None = None
+    """A digest of the weights that were sampled with instead of the model's own (`--weights`)."""
     cells: tuple[Cell, ...] = Field(min_length=1)
 
 

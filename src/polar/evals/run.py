@@ -85,6 +85,7 @@ def report_of(plan: Plan, journal: Journal) -> Report:
         seed=plan.conditions.seed,
         threshold=plan.conditions.threshold,
         ks=plan.conditions.ks,
+        weights=plan.conditions.weights,
         cells=tuple(_cell(planned, plan.conditions, journal) for planned in plan.cells),
     )
 
