@@ -169,6 +169,8 @@ class Session:
 
     def find(self, request: ChatRequest, model_context: int) -> Extension:
         """What the request continues; RequestRefused without rendering it if it is too long by far."""
+        if isinstance(request.raw, tuple):
+            self.room(len(request.raw), model_context)
         longest = model_context * _LONGEST_AVERAGE_TOKEN
         said = sum(message.length for message in request.messages)
         if said + self.conversations.tools_length(request.tools) > longest:

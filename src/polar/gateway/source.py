@@ -277,13 +277,21 @@ def render(request: ChatRequest, extension: Extension, renderer: Renderer) -> Pr
 
 
 def _raw_prompt(request: ChatRequest, raw: str | tuple[int, ...], renderer: Renderer) -> Prompt:
-    ids = renderer.raw.ids(raw) if isinstance(raw, str) else list(raw)
-    unknown = next((id for id in ids if not renderer.raw.has(id)), None)
-    if not ids or unknown is not None:
-        wrong = "must hold at least one token" if not ids else f"{unknown} is no token of this model"
-        raise RequestRefused(Refusal.MALFORMED, f"prompt: {wrong}", field="prompt")
-    spelt = b"".join(map(renderer.spelling, ids)).decode(errors="replace")
-    return Prompt(np.array(ids, np.int32), request.messages or (Message(Role.USER, spelt),))
+    if isinstance(raw, str):
+        ids, messages = renderer.raw.ids(raw), request.messages
+    else:
+        unknown = next((id for id in raw if not renderer.raw.has(id)), None)
+        if unknown is not None:
+            raise _wrong_prompt(f"{unknown} is no token of this model")
+        spelt = b"".join(map(renderer.spelling, raw)).decode(errors="replace")
+        ids, messages = list(raw), (Message(Role.USER, spelt),)
+    if not ids:
+        raise _wrong_prompt("must hold at least one token")
+    return Prompt(np.array(ids, np.int32), messages)
+
+
+def _wrong_prompt(why: str) -> RequestRefused:
+    return RequestRefused(Refusal.MALFORMED, f"prompt: {why}", field="prompt")
 
 
 def _bridge(
