@@ -203,6 +203,13 @@ async def test_refusals_are_in_ollama_s_shape(serve: Serve) -> None:
             pass
 
 
+async def test_what_has_no_address_here_is_refused_in_words_too(serve: Serve) -> None:
+    _, client = await serve()
+    with pytest.raises(ollama.ResponseError) as refused:
+        await client.embed(model=MODEL, input="Hi")
+    assert (refused.value.status_code, refused.value.error) == (404, "Invalid URL (POST /api/embed)")
+
+
 @pytest.mark.parametrize(
     ("asked", "at"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -59,6 +59,9 @@ class Ollama(Dialect):
         Route("POST", "/api/show", RouteAction.SHOW_MODEL),
         Route("GET", "/api/version", RouteAction.FIXED, _VERSION),
     )
+
+    def claims(self, headers: Mapping[str, str]) -> bool:
+        return headers.get("User-Agent", "").startswith("ollama")
 
     def parse(self, request: HttpRequest) -> ChatRequest:
         fields = document(request.body, Fields)
