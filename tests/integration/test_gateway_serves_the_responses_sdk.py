@@ -334,9 +334,10 @@ async def test_a_waiting_stream_is_kept_alive_by_events(serve: Serve) -> None:
     assert progress >= 3
 
 
-async def test_the_websocket_probe_is_told_to_use_http(serve: Serve) -> None:
+@pytest.mark.parametrize("at", ["/v1", "/openai/v1", "/openai"])
+async def test_the_websocket_probe_is_told_to_use_http(serve: Serve, at: str) -> None:
     service = await serve()
-    url = f"http://{service.gateway.host}:{service.gateway.port}/v1/responses"
+    url = f"http://{service.gateway.host}:{service.gateway.port}{at}/responses"
     headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     async with aiohttp.ClientSession() as http, http.get(url, headers=headers) as response:
         assert response.status == 426

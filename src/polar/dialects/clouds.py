@@ -5,7 +5,7 @@ Only the address and the place of the key are the cloud's own; the bodies are th
 
 from __future__ import annotations
 
-from polar.dialects.base import Route, RouteAction
+from polar.dialects.base import HttpAnswer, Route, RouteAction
 
 AZURE = "/openai"
 """Before what belongs to no deployment."""
@@ -13,9 +13,11 @@ AZURE_DEPLOYMENT = "/openai/deployments/{model:.+}"
 AZURE_KEY = ("api-key",)
 
 
-def openai_routes(method: str, path: str, action: RouteAction, azure: str) -> tuple[Route, ...]:
+def openai_routes(
+    method: str, path: str, action: RouteAction, azure: str, fixed: HttpAnswer | None = None
+) -> tuple[Route, ...]:
     """An operation of OpenAI's API where OpenAI has it, and where Azure has it now and had it before."""
-    return tuple(Route(method, f"{at}{path}", action) for at in ("/v1", f"{AZURE}/v1", azure))
+    return tuple(Route(method, f"{at}{path}", action, fixed) for at in ("/v1", f"{AZURE}/v1", azure))
 
 
 def vertex_models(publisher: str) -> tuple[str, ...]:

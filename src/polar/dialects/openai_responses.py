@@ -106,7 +106,7 @@ class OpenAIResponses(Dialect):
     name: ClassVar[str] = "openai_responses"
     routes: ClassVar[tuple[Route, ...]] = (
         *openai_routes("POST", "/responses", RouteAction.COMPLETE, AZURE),
-        Route("GET", "/v1/responses", RouteAction.FIXED, _NO_WEBSOCKET),
+        *openai_routes("GET", "/responses", RouteAction.FIXED, AZURE, _NO_WEBSOCKET),
         *openai_routes("POST", "/responses/input_tokens", RouteAction.COUNT_TOKENS, AZURE),
     )
     key_headers: ClassVar[tuple[str, ...]] = AZURE_KEY
