@@ -83,6 +83,17 @@ async def test_a_tool_loop_extends_the_sampled_tokens(serve: Serve, streamed: bo
     assert first.tools[0].parameters["required"] == ["command"]
 
 
+async def test_results_without_a_name_are_those_of_the_calls_in_their_order(serve: Serve) -> None:
+    service, client = await serve("Seen.")
+    calls: list[Any] = [{"function": {"name": name, "arguments": {}}} for name in ("look", "list")]
+    results = [{"role": "tool", "content": content} for content in ("1", "2")]
+    await client.chat(model=MODEL, messages=[*ASK, {"role": "assistant", "tool_calls": calls}, *results])
+    (completion,) = await service.captured()
+    *_, asked, first, second = completion.messages
+    assert [(result.name, result.content) for result in (first, second)] == [("look", "1"), ("list", "2")]
+    assert [result.tool_call_id for result in (first, second)] == [call.id for call in asked.tool_calls]
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_the_end_says_what_the_answer_took(serve: Serve, streamed: bool) -> None:
     service, client = await serve("Hello, wörld 🙂.")

@@ -185,6 +185,9 @@ class Unanswered:
             self._by_id.setdefault(call.id, call)
             self._by_name[call.name].append(call)
 
+    def take_first(self) -> ToolCall | None:
+        return self._by_id.pop(next(iter(self._by_id), ""), None)
+
     def take(self, id: str, name: str) -> ToolCall | None:
         """The call with the id, or else the first of the name."""
         call = self._by_id.pop(id, None)

@@ -188,9 +188,10 @@ def _call(call: Fields, number: str) -> ToolCall:
 
 
 def _result(message: Fields, content: str, unanswered: Unanswered) -> Message:
-    """A result names its call, or the tool alone: then it is that of the tool's first call without one."""
+    """A result names its call, or the tool alone: then it is that of the tool's first call without one. If it
+    names neither, as older clients do, it is that of the first call without one."""
     id, name = message.string("tool_call_id") or "", message.string("tool_name")
-    call = unanswered.take(id, name or "")
+    call = unanswered.take(id, name or "") if id or name else unanswered.take_first()
     return Message(Role.TOOL, content, tool_call_id=call.id if call else id, name=call.name if call else name)
 
 
