@@ -93,32 +93,46 @@ class VllmEngine(ModelServer):
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         sampled: list[int] = []
+        version, before = None, 0
         async with aclosing(super().generate(request)) as chunks:
             async for chunk in chunks:
+                if chunk.ids and chunk.policy_version != version:
+                    version, before = chunk.policy_version, len(sampled)
                 sampled += chunk.ids
-                if self._records_routing and chunk.finish_reason is not None and chunk.routing is None:
-                    yield replace(chunk, routing=await self._kept_routing(request, sampled))
+                is_lost = chunk.finish_reason is not None and chunk.routing is None
+                if self._records_routing and is_lost and version == self.policy_version:
+                    yield replace(chunk, routing=await self._kept_routing(request, sampled, before))
                 else:
                     yield chunk
 
-    async def _kept_routing(self, request: GenerateRequest, sampled: list[int]) -> Routing | None:
+    async def _kept_routing(
+        self, request: GenerateRequest, sampled: list[int], before: int
+    ) -> Routing | None:
         """What vLLM 0.24 did not say of a stream whose last tokens it sent together.
 
         It knows the experts of whatever its prefix cache still holds as they were; those that it would have
-        to compute for this question are left out.
+        to compute for this question are left out. So are those of what was sampled `before` weights were
+        replaced: the cache holds them as the new ones have computed them.
         """
         ids, start = [*map(int, request.prompt_ids), *sampled[:-1]], request.routed_from
+        if before:
+            start = len(request.prompt_ids) + before - 1
         try:
             body = {
                 "model": await self._sampled_name(request.session),
                 "token_ids": ids,
-                "stream": False,
+                # Only in a stream does vLLM 0.24 say how much was cached.
+                "stream": True,
+                "stream_options": {"include_usage": True},
                 "sampling_params": {"max_tokens": 1, "routed_experts_prompt_start": start},
             }
-            answer = await self._document(GENERATE, body)
-            told = answer["choices"][0]["routed_experts"]
-            details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-            cached = int(details.get("cached_tokens") or 0)
+            told, cached = None, 0
+            async with aclosing(self._events(GENERATE, body)) as arrivals:
+                async for events in arrivals:
+                    for each in events:
+                        told = each["choices"][0]["routed_experts"] if each["choices"] else told
+                        details = (each.get("usage") or {}).get("prompt_tokens_details") or {}
+                        cached = int(details.get("cached_tokens") or cached)
         except (EngineError, KeyError, IndexError, TypeError) as error:
             log.info("the engine at %s did not say the experts of an answer: %r", self.url, error)
             return None

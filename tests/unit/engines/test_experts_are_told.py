@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -30,6 +31,11 @@ ROWS = routing_of([1, 2, 3, 5, 6, 2], start=1)
 def numbers(routing: Routing) -> str:
     """As SGLang writes them."""
     return base64.b64encode(routing.astype("<i4").tobytes()).decode()
+
+
+def kept(experts: Routing, cached: int) -> list[Any]:
+    """What vLLM 0.24 says when it is asked again: only in a stream how much of it was cached."""
+    return [routed_event([7], [-0.1], "length", experts), usage(1, cached), "[DONE]"]
 
 
 async def generated(
@@ -68,10 +74,7 @@ async def test_vllm_is_asked_for_tokens_with_experts() -> None:
 async def test_experts_that_a_stream_lost_are_those_of_cached_tokens(cached: int, known: int) -> None:
     """vLLM 0.24 leaves them out where it sends the last tokens of a stream together."""
     lost = [routed_event([5, 6], [-0.5, -1.0]), routed_event([2], [-0.1], "stop"), usage(3), "[DONE]"]
-    whole = routed_event([7], [-0.1], "length", ROWS) | {
-        "usage": {"prompt_tokens_details": {"cached_tokens": cached}}
-    }
-    async with vllm_wire(lost, (200, whole)) as wire:
+    async with vllm_wire(lost, kept(ROWS, cached)) as wire:
         *_, last = await generated(VllmEngine(wire.url, record_routing=True))
     assert last.ids == [2]
     if known:
@@ -82,12 +85,63 @@ async def test_experts_that_a_stream_lost_are_those_of_cached_tokens(cached: int
     assert wire.bodies[1] == {
         "model": "small",
         "token_ids": [1, 2, 3, 5, 6],
-        "stream": False,
+        "stream": True,
+        "stream_options": {"include_usage": True},
         "sampling_params": {"max_tokens": 1, "routed_experts_prompt_start": 1},
     }
 
 
-@pytest.mark.parametrize("answer", [(500, {}), (200, {"choices": []}), (200, {"choices": [{}]})])
+async def test_experts_of_replaced_weights_are_not_taken_from_the_cache_of_the_new() -> None:
+    """When weights are replaced, vLLM computes anew what is under way: its cache is of the new ones."""
+    replaced = asyncio.Event()
+    lost = [
+        routed_event([5], [-0.5]),
+        replaced,
+        routed_event([6, 2], [-1.0, -0.1], "stop"),
+        usage(3),
+        "[DONE]",
+    ]
+    async with vllm_wire(lost, kept(ROWS[2:], cached=5)) as wire:
+        engine = VllmEngine(wire.url, record_routing=True)
+        engine.policy_version = 4
+        chunks = engine.generate(REQUEST)
+        first = await anext(chunks)
+        engine.policy_version = 5
+        replaced.set()
+        last = [chunk async for chunk in chunks][-1]
+        await engine.close()
+    assert (first.policy_version, last.policy_version) == (4, 5)
+    assert wire.bodies[1]["sampling_params"]["routed_experts_prompt_start"] == 3
+    assert last.routing is not None
+    assert last.routing.tolist() == ROWS[2:].tolist()
+
+
+async def test_experts_are_not_asked_for_once_another_adapter_is_in_use() -> None:
+    replaced = asyncio.Event()
+    lost = [
+        routed_event([5], [-0.5]),
+        replaced,
+        routed_event([6, 2], [-1.0, -0.1], "stop"),
+        usage(3),
+        "[DONE]",
+    ]
+    async with vllm_wire(lost, kept(ROWS, cached=5), takes_adapters=True) as wire:
+        wire.adapters |= {"polar-4": "/4", "polar-5": "/5"}
+        engine = VllmEngine(wire.url, record_routing=True)
+        engine.policy_version, engine._adapter = 4, "polar-4"
+        chunks = engine.generate(REQUEST)
+        await anext(chunks)
+        engine.policy_version, engine._adapter = 5, "polar-5"
+        replaced.set()
+        last = [chunk async for chunk in chunks][-1]
+        await engine.close()
+    assert (last.policy_version, last.routing) == (4, None)
+    assert len(wire.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    "answer", [(500, {}), (200, {"choices": []}), (200, {"choices": [{}]}), ["[DONE]"], [usage(1), "[DONE]"]]
+)
 async def test_an_answer_outlives_the_loss_of_its_experts(answer: Any) -> None:
     lost = [routed_event([5, 6, 2], [-1.0] * 3, "stop"), usage(3), "[DONE]"]
     async with vllm_wire(lost, answer) as wire:
