@@ -55,9 +55,16 @@ class Shares(Exports, Protocol):
 
 def forget_shared(out: Path, directory: Path | None = None) -> None:
     """Remove what a killed process of this run shared: the memory that it names has gone with the process,
-    and an engine that starts again would not outlive reading it."""
+    and an engine that starts again would not outlive reading it. The files beside it are not all there."""
     for manifest in _root(out, directory).glob(f"*/{MANIFEST}"):
+        _remove_files(manifest.parent)
         manifest.unlink(missing_ok=True)
+
+
+def _remove_files(directory: Path) -> None:
+    """Once the manifest is gone, some of the files would be taken for all of them."""
+    for file in directory.glob("*.safetensors*"):
+        file.unlink(missing_ok=True)
 
 
 def _root(out: Path, directory: Path | None) -> Path:
@@ -177,4 +184,6 @@ class EngineWeights:
         except Exception as error:
             # An engine that finds the manifest reads the memory that it names, whatever is there by then.
             self._unwritten[directory] = shared
+            if (directory / MANIFEST).exists():
+                _remove_files(directory)
             log.error("the weights in %s are on the GPU alone, until this run ends: %s", directory, error)

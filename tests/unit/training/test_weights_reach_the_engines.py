@@ -160,6 +160,7 @@ class OnGpu:
 
         def write() -> None:
             if self.trouble is not None:
+                (directory / "model-00001-of-00002.safetensors").touch()
                 raise self.trouble
             (directory / "model.safetensors").touch()
 
@@ -206,12 +207,15 @@ def test_a_run_that_goes_on_starts_no_engine_beside_memory_that_is_gone(
     sink = EngineWeights(cast(Any, SharingServer()), tmp_path, weights, over_gpu=True)
     sink.push(OnGpu(OSError("killed before the files were written")))
     sink.wait_for_files()
-    assert _manifests(weights)
+    (left,) = _manifests(weights)
+    (left / "model-00001-of-00002.safetensors").touch()
     monkeypatch.setattr(run, "load_tasks", lambda *_: [])
     monkeypatch.setattr(run, "server_beside_trainer", start)
     with pytest.raises(Started), ExitStack() as stack:
         run._supply(settings, stack, print)
+    # Nor are half of the files taken for all of them.
     assert not _manifests(weights)
+    assert not list(weights.rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize("trouble", [OSError(ENOSPC, "No space left on device"), RuntimeError("CUDA error")])
@@ -222,6 +226,8 @@ def test_shared_weights_are_held_as_long_as_engines_may_read_them(tmp_path: Path
         sink.wait_for_files()
         assert len(policy.held) == 1
         assert _manifests(tmp_path) == policy.held
+        # Half of the files would be taken for all of them once the memory is let go.
+        assert not list(tmp_path.rglob("*.safetensors"))
     # Nothing can be read of a process that has ended.
     sink.close()
     assert _manifests(tmp_path) == policy.held == []
