@@ -34,7 +34,7 @@ from polar.recordings.codec import (
     unpacked,
 )
 from polar.recordings.growth import GrowingTree, Turn, has_ended
-from polar.recordings.tree import TokenTree
+from polar.recordings.tree import TokenTree, lacking_experts
 
 VERSION = 3
 FAMILY = b"polar-capture-"
@@ -71,6 +71,7 @@ class CaptureWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._tree = GrowingTree()
+        self._lacking: list[int] = []
         self._known_tools: set[str] = set()
         self._latest_tools: tuple[tuple[ToolDefinition, ...], str | None] = ((), None)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,9 +94,11 @@ class CaptureWriter:
         )
         known = self._tree.messages_of(message_base(turn.link))
         record = header(completion, turn.link, self._tree.ids, known, tools)
-        *numbers, routing = columns(completion, turn.link)
+        twin = turn.link.twin
+        *numbers, routing = columns(completion, turn.link, 0 if twin is None else self._lacking[twin])
         self._write(frame({"record": "completion"} | record, *numbers, routing=routing))
         self._tree.add(turn)
+        self._lacking.append(lacking_experts(completion, turn.link))
         return turn
 
     def close(self) -> None:

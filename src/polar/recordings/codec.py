@@ -42,7 +42,8 @@ class Columns(NamedTuple):
     versions: Versions
     routing: Routing | None = None
     """Of the last tokens but one, at most as many as it adds: its own last token is computed by whoever
-    follows it, and the last of the completion before it by this one."""
+    follows it, and the last of the completion before it by this one. Where the first who asked the same
+    prompt told none, those of the prompt stand before."""
 
 
 _PLAIN = (
@@ -53,8 +54,9 @@ _PLAIN = (
 _DTYPES = (np.int32, np.int32, np.float32, np.int32)
 
 
-def columns(completion: Completion, link: Link) -> Columns:
-    routing, added = completion.routing, link.given + len(completion.sampled_ids)
+def columns(completion: Completion, link: Link, lacking: int = 0) -> Columns:
+    """`lacking`: how many tokens the completion with the same prompt was given and told no experts of."""
+    routing, added = completion.routing, link.given + len(completion.sampled_ids) + max(lacking - 1, 0)
     return Columns(
         np.ascontiguousarray(completion.prompt_ids[len(completion.prompt_ids) - link.given :], np.int32),
         np.ascontiguousarray(completion.sampled_ids, np.int32),

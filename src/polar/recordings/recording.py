@@ -36,7 +36,7 @@ from polar.recordings.codec import (
     sampling_of,
     unpacked,
 )
-from polar.recordings.tree import TokenTree
+from polar.recordings.tree import TokenTree, lacking_experts
 
 VERSION = 4
 FAMILY = b"polar-recording-"
@@ -72,7 +72,9 @@ def encode(tree: TokenTree, trajectory: Trajectory, result: SessionResult) -> by
         base = message_base(link)
         known = () if base is None else (*tree.completions[base].messages, tree.completions[base].response)
         tools = toolsets.setdefault(orjson.dumps(completion.tools), len(toolsets))
-        own = columns(completion, link)
+        twin = link.twin
+        lacking = 0 if twin is None else lacking_experts(tree.completions[twin], tree.links[twin])
+        own = columns(completion, link, lacking)
         records.append(
             header(completion, link, names, known, tools)
             | {

@@ -7,7 +7,7 @@ segment they follow. Nothing here compares tokens: whoever reads a tree only cho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -89,6 +89,11 @@ class TokenTree:
         return Forest(tuple(growth.segments), tuple(growth.sampled), growth.replaced)
 
 
+def lacking_experts(completion: Completion, link: Link) -> int:
+    """Of how many tokens that it was newly given a completion tells no experts: of all, or of none."""
+    return link.given if completion.routing is None else 0
+
+
 def path(segments: Sequence[Segment], leaf: int) -> list[int]:
     """Indices from the root to `leaf`."""
     indices = []
@@ -110,11 +115,15 @@ class _Growth:
     """The last segment of each completion's prompt."""
     tips: list[int] = field(default_factory=list)
     """The last segment of each completion's context."""
+    lacking: list[int] = field(default_factory=list)
+    """As `lacking_experts`, of each completion."""
 
     def add(self, completion: Completion, link: Link) -> None:
         joined, start, exact = self._join(completion, link)
         given, tip = completion.prompt_ids[start:], joined
-        of_given, of_sampled = self._routed(completion, len(given), after=joined if exact else -1)
+        lacking = 0 if link.twin is None else self.lacking[link.twin]
+        of_given, of_sampled = self._routed(completion, len(given), joined if exact else -1, lacking)
+        self.lacking.append(lacking_experts(completion, link))
         if len(given):
             tip = self._append(Segment(parent=joined, ids=given, exact=exact, routing=of_given))
         if self.drift is DriftPolicy.REALIGN and link.kind is Continuation.DRIFT and link.twin is None:
@@ -138,22 +147,36 @@ class _Growth:
         self.tips.append(tip)
 
     def _routed(
-        self, completion: Completion, given: int, after: int
+        self, completion: Completion, given: int, after: int, lacking: int
     ) -> tuple[Routing | None, Routing | None]:
         """The experts of what the completion was newly given, and of what it sampled.
 
         It was the first to compute the token before them, if that one was sampled: it tells its experts, too.
+        Those of a prompt that was asked before it tells where the first who asked did not.
         """
-        told, added = completion.routing, given + len(completion.sampled_ids)
+        told, added, before = completion.routing, given + len(completion.sampled_ids), max(lacking, 1)
         if told is None:
             return None, None
-        told = told[max(len(told) - added, 0) :]
-        rows: Routing = np.zeros((1 + added, *told.shape[1:]), told.dtype)
-        rows[added - len(told) : added] = told
-        before = self.segments[after].routing if after >= 0 else None
-        if before is not None and not before[-1].any():
-            before[-1] = rows[0]
-        return rows[1 : 1 + given], rows[1 + given :]
+        end = before - 1 + added
+        told = told[max(len(told) - end, 0) :]
+        rows: Routing = np.zeros((before + added, *told.shape[1:]), told.dtype)
+        rows[end - len(told) : end] = told
+        if after >= 0 and (lacking or self.segments[after].routing is not None):
+            self._tell(after, rows[:before])
+        return rows[before : before + given], rows[before + given :]
+
+    def _tell(self, place: int, rows: Routing) -> None:
+        """Note the experts of a segment's last tokens, of those whose experts are not known yet."""
+        segment = self.segments[place]
+        known = segment.routing
+        if known is None:
+            known = np.zeros((len(segment.ids), *rows.shape[1:]), rows.dtype)
+        known = known.astype(np.promote_types(known.dtype, rows.dtype), copy=False)
+        rows = rows[-len(known) :]
+        last = known[len(known) - len(rows) :]
+        is_unknown = ~last.any((1, 2))
+        last[is_unknown] = rows.reshape(last.shape)[is_unknown]
+        self.segments[place] = replace(segment, routing=known)
 
     def _append(self, segment: Segment) -> int:
         self.segments.append(segment)

@@ -10,6 +10,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar.models.chat import FinishReason
 from polar.models.completion import Completion
 from polar.models.trace import DriftPolicy, Trace
 from polar.recordings import recording
@@ -72,6 +73,23 @@ def test_nothing_is_missing_where_engines_tell_of_all(
         assert trace.unrouted_tokens == 0
 
 
+def test_a_prompt_has_the_experts_of_the_first_who_told_them() -> None:
+    """A client that leaves costs the experts of what it left, not those of the same prompt asked again."""
+    prompt, answer = [1, 2, 3, 4], [5, 6, 7]
+    left = replace(completion(0, prompt, [5, 9]), finish_reason=FinishReason.CANCELLED)
+    again = replace(completion(1, prompt, answer), routing=routing_of([*prompt, *answer]))
+    more = [*prompt, *answer, 8, 9]
+    later = replace(completion(2, more, [3, 2]), routing=routing_of([*more, 3, 2], len(prompt) + 2))
+    session = [left, again, later]
+    before = PrefixMerging(PrefixMerging.Options()).build(grow(session))
+    after = recording.decode(encoded(session, before)).trajectory
+    again_built = PrefixMerging(PrefixMerging.Options()).build(parse_capture(captured(session)))
+    for built in (before, after, again_built):
+        (trace,) = traces(built)
+        assert trace.routing is not None
+        assert trace.routing[:-1].tolist() == routing_of([*more, 3, 2]).tolist()
+
+
 @given(routed_sessions(), BUILDERS)
 def test_a_recording_gives_the_experts_back(completions: list[Completion], builder: Builder) -> None:
     before = builder.build(grow(completions))
@@ -115,6 +133,17 @@ def test_experts_are_kept_in_as_few_bytes_as_hold_them() -> None:
         assert kept.routing is not None
         assert kept.routing.dtype == told.dtype
         assert kept.routing.tolist() == told.tolist()
+
+
+def test_experts_with_high_numbers_are_told_of_a_turn_with_low_ones() -> None:
+    """Each answer is kept in as few bytes as hold it; its last token is told of by the next one."""
+    first = replace(completion(0, [1, 2], [3, 4]), routing=routing_of([1, 2, 3, 4]))
+    more = [1, 2, 3, 4, 5, 6]
+    high = routing_of(more, 3).astype(np.uint16) + np.uint16(300)
+    then = replace(completion(1, more[:5], more[5:], parent="c0"), routing=high)
+    (trace,) = traces(PrefixMerging(PrefixMerging.Options()).build(parse_capture(captured([first, then]))))
+    assert trace.routing is not None
+    assert trace.routing[3:5].tolist() == high.tolist()
 
 
 @given(sessions())
