@@ -204,7 +204,9 @@ class VllmEngine(ModelServer):
         await self._order(f"/pause?mode={_PAUSES[mode]}&clear_cache=false", needs=_DEV_MODE)
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        if not await self._another_loads(update.version):
+        if await self._another_loads(update.version):
+            self._adapter = None
+        else:
             await self.model_info()
             if self._names_version:
                 await self._order("/load_weights", {"version": update.version, "path": update.path}, needs="")

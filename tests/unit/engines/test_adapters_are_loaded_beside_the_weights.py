@@ -110,6 +110,27 @@ async def test_an_adapter_is_not_put_on_weights_that_it_was_not_trained_on(tmp_p
         await engine.close()
 
 
+async def test_no_adapter_stays_in_use_on_weights_that_another_client_has_replaced(tmp_path: Path) -> None:
+    """As two nodes do whose server orders all weights after an adapter."""
+    (tmp_path / "model.safetensors").touch()
+    async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
+        both = [VllmEngine(wire.url), VllmEngine(wire.url)]
+        adapter = _adapter(tmp_path)
+        for engine in both:
+            await engine.update_weights(WeightUpdate(1, adapter))
+            assert await _versions(engine, "tokens") == {1}
+        wire.weight_version = "2+replacing-another"
+        waiting = asyncio.create_task(both[1].update_weights(WeightUpdate(2, str(tmp_path))))
+        await asyncio.sleep(0.05)
+        wire.weight_version = "2"
+        await asyncio.wait_for(waiting, 30)
+        assert "/collective_rpc" not in wire.orders
+        assert await _versions(both[1], "tokens") == {2}
+        assert wire.bodies[-1]["model"] == "small"
+        for engine in both:
+            await engine.close()
+
+
 async def test_a_vllm_that_lost_its_adapter_samples_as_what_it_is(tmp_path: Path) -> None:
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
         engine = VllmEngine(wire.url)
