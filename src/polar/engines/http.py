@@ -273,9 +273,14 @@ class HttpEngine(Engine):
 
 async def _parsed(response: Exchange) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
     """The JSON of the server-sent events up to [DONE]. Lines may be longer than any read buffer."""
-    tail = b""
+    begun: list[bytes] = []
     while piece := await response.piece():
-        *lines, tail = (tail + piece).split(b"\n")
+        begun.append(piece)
+        # The experts of a long prompt are one line of many pieces: joined with each, it would take minutes.
+        if b"\n" not in piece:
+            continue
+        *lines, tail = b"".join(begun).split(b"\n")
+        begun = [tail]
         sent = [data for line in lines if line.startswith(b"data:") and (data := line[5:].strip())]
         is_done = _DONE in sent
         if is_done:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+import time
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from polar.config.settings import EngineSettings
 from polar.engines.base import EngineError, GenerateRequest, TokenChunk
+from polar.engines.http import _parsed
 from polar.engines.replicas import engine_client
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
@@ -227,3 +229,25 @@ async def test_a_server_that_tells_no_experts_is_refused_at_start() -> None:
 def test_an_engine_without_tokens_cannot_record_them() -> None:
     with pytest.raises(InvalidInput, match="record_routing"):
         engine_client(EngineSettings(kind="openai", record_routing=True), ["http://127.0.0.1:1"])
+
+
+class Pieces:
+    """An answer that arrives in many pieces."""
+
+    def __init__(self, text: bytes, size: int) -> None:
+        self._pieces = [text[start : start + size] for start in range(0, len(text), size)]
+
+    async def piece(self) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
+
+    async def read(self) -> bytes:
+        return b"".join(self._pieces)
+
+
+async def test_the_experts_of_a_long_prompt_are_read_in_time_that_grows_with_them() -> None:
+    """They are one line: megabytes, while every other stream of the node waits."""
+    text = b'data: {"choices": [], "said": "%s"}\n\ndata: [DONE]\n\n' % (b"A" * 24_000_000)
+    answer, began = Pieces(text, 16 * 1024), time.process_time()
+    (found,) = [event async for events in _parsed(cast(Any, answer)) for event in events]
+    assert len(found["said"]) == 24_000_000
+    assert time.process_time() - began < 3
