@@ -55,7 +55,11 @@ class SharedTensors:
                 pickle.dumps([{gpu: handle} for handle in handles])
             ).decode(),
         }
-        self._held = publish(manifest, directory)
+        try:
+            self._held = publish(manifest, directory)
+        except BaseException:
+            self._readers.forget()
+            raise
 
     def withdraw(self) -> None:
         """Let go of the memory, as soon as no engine reads it."""

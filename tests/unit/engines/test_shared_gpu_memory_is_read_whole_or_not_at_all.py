@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from polar.engines import cuda_ipc
 from polar.engines.base import EngineError, WeightUpdate
@@ -90,6 +92,7 @@ def left_behind(tmp_path: Path) -> Path:
     dying = f"""
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from polar.engines import cuda_ipc
 held = cuda_ipc.publish({TOLD!r}, Path({str(tmp_path)!r}))
 os._exit(0)
@@ -147,3 +150,19 @@ def test_counters_of_a_torch_that_counts_otherwise_are_left_alone(
     cuda_ipc._Readers([(b"/torch_1_2_3", 1), (b"/torch_gone", 0)]).forget()
     assert (tmp_path / "torch_1_2_3").read_bytes() == content
     assert "counts readers in another way" in caplog.text
+
+
+def test_memory_that_nobody_could_be_told_of_is_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk: torch would keep it until the trainer's end, a model's worth for each push."""
+    monkeypatch.setattr(cuda_ipc, "_COUNTERS", tmp_path)
+    counters = tmp_path / "torch_1_2_3"
+    counters.write_bytes(bytes(64) + (1).to_bytes(8, "little"))
+    handle = (*range(11), b"/torch_1_2_3", 0)
+    monkeypatch.setattr("torch.multiprocessing.reductions.reduce_tensor", lambda tensor: (None, handle))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="gpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    with pytest.raises(FileNotFoundError):
+        cuda_ipc.SharedTensors({"a": torch.zeros(1)}, tmp_path / "gone")
+    assert counters.read_bytes() == bytes(72)
