@@ -67,9 +67,9 @@ class Trace:
 
     @property
     def unrouted_tokens(self) -> int:
-        """Of a trace with routing, how many tokens have none. The last one needs none: nothing follows it."""
+        """How many tokens have no routing. The last one needs none: nothing follows it."""
         if self.routing is None:
-            return 0
+            return max(len(self.prompt_ids) + len(self.response_ids) - 1, 0)
         return int(np.count_nonzero(~self.routing[:-1].any((1, 2))))
 
 

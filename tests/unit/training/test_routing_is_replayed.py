@@ -178,13 +178,15 @@ def test_a_step_counts_tokens_whose_experts_nobody_told() -> None:
     calls = turns((1, 2, 3), [[10, 11], [13]])
     told = [replace(call, routing=routing_of(context(call))) for call in calls]
     half = [told[0], replace(told[1], routing=None)]
+    nothing = turns((1, 2, 3), [[20, 21]])
     samples = tuple(
         sample(tuple(completions), reward, number=number)
-        for number, (completions, reward) in enumerate([(told, 1.0), (half, 0.0)])
+        for number, (completions, reward) in enumerate([(told, 1.0), (half, 0.0), (nothing, 0.0)])
     )
     step = material([Group("task", samples)], ObjectiveSettings(), BatchSettings(), PolicyVersions(0))
-    # The last token of the first answer, and the result of two tokens; the last of all needs none.
-    assert step.numbers["unrouted_tokens"] == 3
+    # The last token of the first answer, and the result of two tokens; the last of all needs none. Of the
+    # session that nothing was told of, all five but the last.
+    assert step.numbers["unrouted_tokens"] == 3 + 4
     (batch,) = step.packing.batches
     assert batch.routing is not None
     plain = material(
