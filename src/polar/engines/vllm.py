@@ -101,9 +101,10 @@ class VllmEngine(ModelServer):
                 sampled += chunk.ids
                 is_lost = chunk.finish_reason is not None and chunk.routing is None
                 if self._records_routing and is_lost and version == self.policy_version:
-                    yield replace(chunk, routing=await self._kept_routing(request, sampled, before))
-                else:
-                    yield chunk
+                    kept = await self._kept_routing(request, sampled, before)
+                    # A pause may have held the question until other weights were there.
+                    chunk = replace(chunk, routing=kept if version == self.policy_version else None)
+                yield chunk
 
     async def _kept_routing(
         self, request: GenerateRequest, sampled: list[int], before: int

@@ -141,6 +141,21 @@ async def test_experts_are_not_asked_for_once_another_adapter_is_in_use() -> Non
     assert len(wire.bodies) == 1
 
 
+async def test_experts_that_a_pause_held_back_until_other_weights_were_there_are_left_out() -> None:
+    resumed = asyncio.Event()
+    lost = [routed_event([5, 6, 2], [-1.0] * 3, "stop"), usage(3), "[DONE]"]
+    async with vllm_wire(lost, [resumed, *kept(ROWS, cached=5)]) as wire:
+        engine = VllmEngine(wire.url, record_routing=True)
+        asking = asyncio.create_task(generated(engine))
+        while len(wire.bodies) < 2:
+            wire.arrived.clear()
+            await asyncio.wait_for(wire.arrived.wait(), 30)
+        engine.policy_version = 1
+        resumed.set()
+        (chunk,) = await asking
+    assert (chunk.policy_version, chunk.routing) == (0, None)
+
+
 @pytest.mark.parametrize(
     "answer", [(500, {}), (200, {"choices": []}), (200, {"choices": [{}]}), ["[DONE]"], [usage(1), "[DONE]"]]
 )
