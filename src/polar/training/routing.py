@@ -101,8 +101,15 @@ class RoutingReplay:
     def _routed(self, router: Router, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._rows is None or self._known is None:
             return forward(*args, **kwargs)
-        with _ChosenExperts(self._rows[:, router.layer].long(), self._known, router.experts):
-            return forward(*args, **kwargs)
+        with _ChosenExperts(self._rows[:, router.layer].long(), self._known, router.experts) as chosen:
+            made = forward(*args, **kwargs)
+        if not chosen.are_taken and not chosen.are_those_of(made):
+            raise InvalidInput(
+                f"{type(router.module).__name__} of layer {router.layer} does not take the largest of its"
+                " scores by torch.topk, and so not the experts that were recorded",
+                hint=_HINT,
+            )
+        return made
 
 
 class _ChosenExperts(TorchFunctionMode):  # type: ignore[misc]
@@ -113,6 +120,13 @@ class _ChosenExperts(TorchFunctionMode):  # type: ignore[misc]
         self._rows = rows
         self._known = known
         self._scored = (len(rows), experts)
+        self.are_taken = False
+
+    def are_those_of(self, made: Any) -> bool:
+        """Whether a router has chosen them by itself, as one that goes by the token's id does."""
+        told = self._rows[self._known].sort(-1).values
+        choices = [one for one in made if isinstance(one, Tensor) and one.shape == self._rows.shape]
+        return not told.any() or any(torch.equal(one[self._known].sort(-1).values, told) for one in choices)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -121,5 +135,6 @@ class _ChosenExperts(TorchFunctionMode):  # type: ignore[misc]
         # Routers that choose groups of experts first take the largest of other scores, too.
         if func not in _TOPKS or args[0].shape != self._scored or found.indices.shape != self._rows.shape:
             return found
+        self.are_taken = True
         chosen = torch.where(self._known[:, None], self._rows, found.indices)
         return torch.return_types.topk((args[0].gather(-1, chosen), chosen))

@@ -250,3 +250,29 @@ def test_the_routers_of_every_family_take_what_is_replayed(family: str) -> None:
             experts.sort(-1).values.tolist() != np.sort(wanted[:, layer], -1).tolist()
             for layer, experts in taken.items()
         )
+
+
+class SortingRouter(nn.Module):  # type: ignore[misc]
+    """Chooses its experts in another way than by `torch.topk`."""
+
+    top_k, num_experts = CHOSEN, EXPERTS
+
+    def forward(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = scores.argsort(-1, descending=True)[:, : self.top_k]
+        return scores.gather(-1, chosen), chosen
+
+
+def test_a_router_that_cannot_be_replayed_is_not_passed_over() -> None:
+    model = nn.Sequential(nn.ModuleDict({"gate": SortingRouter()}))
+    (router,) = routers(nn.ModuleDict({"layers": model}))
+    replay = RoutingReplay([nn.ModuleDict({"layers": model})])
+    scores = torch.rand(5, EXPERTS)
+    replay.replay(None, 1, torch.device("cpu"))
+    _, own = router.module(scores)
+    replay.replay(np.ones((5, 1, CHOSEN), np.uint8), 1, torch.device("cpu"))
+    with pytest.raises(InvalidInput, match="SortingRouter") as refused:
+        router.module(scores)
+    assert "model.routing" in (refused.value.hint or "")
+    # One that goes by the token's id chooses what was recorded by itself.
+    replay.replay(own.flip(-1).numpy().astype(np.uint8)[:, None], 1, torch.device("cpu"))
+    assert router.module(scores)[1].tolist() == own.tolist()
