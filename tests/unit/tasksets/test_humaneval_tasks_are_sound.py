@@ -97,6 +97,27 @@ def test_no_code_that_cheats_is_worth_1(name: str, reward: Reward, tmp_path: Pat
     assert (graded(row, CHEATS[name], tmp_path) or 0.0) < 1.0
 
 
+BREAKS_OFF = """
+    if find_zero.asked:
+        {ending}
+    find_zero.asked = True
+    return solved(xs)
+
+find_zero.asked = False
+"""
+
+
+@pytest.mark.parametrize("ending", ["raise ValueError", "os._exit(0)", "return object()"])
+@pytest.mark.parametrize("reward", Reward)
+def test_a_loop_of_assertions_counts_only_if_it_comes_to_its_end(
+    ending: str, reward: Reward, tmp_path: Path
+) -> None:
+    row = rows(reward=reward)["HumanEval/32"]
+    solved = task(row)["solution"]["files"]["solution.py"]["text"].replace("def find_zero", "def solved")
+    once = f"import os\n{solved}\ndef find_zero(xs):{BREAKS_OFF.format(ending=ending)}"
+    assert graded(row, once, tmp_path) == 0.0
+
+
 def test_a_function_that_never_returns_is_worth_0(tmp_path: Path) -> None:
     endless = "def has_close_elements(*_):\n    while True: pass\n"
     assert graded(rows()["HumanEval/0"], endless, tmp_path) == 0.0

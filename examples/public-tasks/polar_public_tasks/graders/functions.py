@@ -110,7 +110,10 @@ class Counted(ast.NodeTransformer):
 
 
 def holding(problem: dict[str, str], function: Callable[..., Any]) -> tuple[set[int], int]:
-    """Which of the assertions hold, by number, and how many there are; one that is not reached does not."""
+    """Which of the assertions hold, by number, and how many there are; one that is not reached does not.
+
+    None do where the check ends early: one in a loop would be known to hold only for some of its rounds.
+    """
     outcomes: dict[int, bool] = {}
 
     def told(number: int, holds: bool) -> None:
@@ -127,6 +130,7 @@ def holding(problem: dict[str, str], function: Callable[..., Any]) -> tuple[set[
         names["check"](function)
     except Exception as error:
         print(f"the check ended early: {error!r}", file=sys.stderr)
+        return set(), counted.count
     return {number for number, holds in outcomes.items() if holds}, counted.count
 
 
