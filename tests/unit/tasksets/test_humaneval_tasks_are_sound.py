@@ -70,6 +70,14 @@ def test_the_solution_is_worth_1_and_the_stub_0(name: str, tmp_path: Path) -> No
     assert graded(row, task(row)["files"]["solution.py"]["text"], tmp_path) == 0.0
 
 
+def test_a_solution_is_a_module_like_any_other(tmp_path: Path) -> None:
+    row = rows()["HumanEval/0"]
+    solved = task(row)["solution"]["files"]["solution.py"]["text"]
+    before = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    looked_up_by_its_module = "\n\n@dataclass\nclass Pair:\n    first: float\n"
+    assert graded(row, before + solved + looked_up_by_its_module, tmp_path) == 1.0
+
+
 EQUAL_TO_ALL = "class Equal(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
 CHEATS = {
     "equal to everything": EQUAL_TO_ALL + "def has_close_elements(*_): return Equal(7)\n",

@@ -44,7 +44,7 @@ def plain(value):
     return value
 
 spec = importlib.util.spec_from_file_location("solution", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
+module = sys.modules["solution"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 for question in questions:
     try:
