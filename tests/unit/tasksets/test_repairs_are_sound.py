@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,9 +17,19 @@ from hypothesis import strategies as st
 from polar_public_tasks.bugs import RULES, possible_bugs
 from polar_public_tasks.make_repairs import first_failure, in_turns
 from polar_public_tasks.packages import PACKAGES, Split
-from polar_public_tasks.repairs import LISTED, Repairs, TriedBugs, read_bugs, written
+from polar_public_tasks.repairs import (
+    LISTED,
+    Repairs,
+    TriedBugs,
+    grading,
+    grading_files,
+    read_bugs,
+    written,
+)
 
 from polar.errors import InvalidInput
+from polar.evaluators.test_reports import ReportFormat, parse_report
+from polar.evaluators.tests import Expected, TestReward, grade
 from polar.tasksets.rows import BadRow, Row
 from polar.tasksets.task_document import check_task
 
@@ -147,6 +160,21 @@ package.py:9: NameError
     assert "NameError: name 'secret' is not defined at 0x..." in told
     assert "def add(a, b)" not in told
     assert told.startswith("    b = 2\n\n    def test_add(b):")
+
+
+def test_a_test_of_the_agents_that_does_not_load_is_no_harm(tmp_path: Path) -> None:
+    package, tests = PACKAGES["parse"], LIST.packages["parse"].tests
+    own = {"tests/test_mine.py": b"import a_module_that_is_not_there\n"}
+    for path, data in (package.workspace() | own | grading_files(package)).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    options = grading(package, tests, ())
+    command = [sys.executable, *options["command"][1:]]
+    environment = {**os.environ, **options["env"]}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    report = parse_report(ReportFormat.PYTEST, done.stdout)
+    wanted = Expected(**options["expected"])
+    assert grade(report, done.returncode, wanted, TestReward.ALL_PASS).reward == 1.0, done.stdout
 
 
 def test_what_is_not_there_is_refused_by_name() -> None:

@@ -16,4 +16,6 @@ sys.path[:] = places
 import pytest  # noqa: E402
 
 SETTINGS = ["-c", os.path.join(here, "pytest.ini"), "--rootdir", os.getcwd(), "--import-mode", "importlib"]
-sys.exit(pytest.main([*SETTINGS, "-rA", "-q", "--tb", "long", *sys.argv[2:]]))
+# A test that the agent wrote beside the others and that does not load keeps none of them from running.
+REPORT = ["--continue-on-collection-errors", "-rA", "-q", "--tb", "long"]
+sys.exit(pytest.main([*SETTINGS, *REPORT, *sys.argv[2:]]))
