@@ -40,6 +40,17 @@ async def test_only_what_is_allowed_is_carried(context: EvaluationContext) -> No
     ).reward == 1.0
 
 
+async def test_of_directories_only_those_that_are_allowed_or_hold_such_files_are_carried(
+    context: EvaluationContext,
+) -> None:
+    await agent_does(context, "mkdir -p src/new/empty 'logs/$(id).txt' docs/a/b; echo > docs/a/b/allowed.md")
+    found = "find . -mindepth 1 -type d ! -path './node_modules*' | sort | tr '\\n' ' '"
+    check = f'[ "$({found})" = "./docs ./docs/a ./docs/a/b ./src ./src/new ./src/new/empty " ]'
+    allow = ["src/*", "docs/a/b/allowed.md"]
+    verdict = await evaluate(context, "command", command=f"{found}; {check}", allow=allow)
+    assert verdict.reward == 1.0, verdict.report
+
+
 async def test_what_was_removed_and_made_is_carried(context: EvaluationContext) -> None:
     await agent_does(context, "rm -r docs; mkdir -p empty/deep; ln -s src/calc.py link; chmod +x src/calc.py")
     check = "test ! -e docs && test -d empty/deep && test -L link && test -x src/calc.py"

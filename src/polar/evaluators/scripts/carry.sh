@@ -1,5 +1,5 @@
 # carry.sh DIRECTORY everything|some TEST...: make the workspace what DIRECTORY/workspace.tar holds. Of everything,
-# the directories that TEST finds stay as they are; of some, the files that TEST finds alone are carried.
+# the directories that TEST finds stay as they are; of some, only what TEST finds is carried.
 set -e
 mine=$1
 what=$2
@@ -11,6 +11,8 @@ if [ "$what" = some ]; then
   find . -path ./.git -prune -o ! -type d \( "$@" \) -exec rm -f {} +
   cd "$mine/after"
   find . ! -type d ! \( "$@" \) -exec rm -f {} +
+  # The name of an empty directory is the agent's as well, and a grader may count or even run it.
+  find . -mindepth 1 -depth -type d ! \( "$@" \) -exec rmdir {} + 2>/dev/null || true
 else
   find . -path ./.git -prune -o -type d \( "$@" \) -prune -o ! -type d -exec rm -f {} +
   find . -mindepth 1 -depth -type d ! -path ./.git ! -path './.git/*' -exec rmdir {} + 2>/dev/null || true
