@@ -131,6 +131,8 @@ def _grading(evaluation: Mapping[str, Any], right: str) -> dict[str, Any]:
     check = evaluation.get("check")
     program = (_data() / "scripts" / (check[1]["file"] if isinstance(check, list) else _EXACT)).read_text()
     lines = (
+        # A pipe would be waited for until the end of the time.
+        f"[ -f {ANSWER} ] || exit 1",
         f"answer=$(head -c 10000 {ANSWER}) || exit 1",
         f"rm {ANSWER}",
         f"right={right}",

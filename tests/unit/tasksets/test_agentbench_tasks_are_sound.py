@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -33,7 +34,7 @@ def task(row: Row) -> dict[str, Any]:
 def run(command: str, workspace: Path) -> int:
     """As in the sandbox, but where the workspace is."""
     words = ["/bin/sh", "-c", command.replace(WORKSPACE, str(workspace))]
-    return subprocess.run(words, cwd=workspace, capture_output=True, check=False).returncode
+    return subprocess.run(words, cwd=workspace, capture_output=True, check=False, timeout=30).returncode
 
 
 def prepared(row: Row, workspace: Path) -> Path:
@@ -91,3 +92,10 @@ def test_the_reference_is_right_and_another_answer_is_not(name: str, tmp_path: P
     assert grade(row, other) != 0
     (other / ANSWER).write_text("")
     assert grade(row, other) != 0
+
+
+def test_an_answer_that_is_no_file_is_wrong_at_once(tmp_path: Path) -> None:
+    row = ROWS["dev 6"]
+    workspace = prepared(row, tmp_path / "graded")
+    os.mkfifo(workspace / ANSWER)
+    assert grade(row, workspace) != 0
