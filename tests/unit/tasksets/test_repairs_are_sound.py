@@ -162,19 +162,28 @@ package.py:9: NameError
     assert told.startswith("    b = 2\n\n    def test_add(b):")
 
 
-def test_a_test_of_the_agents_that_does_not_load_is_no_harm(tmp_path: Path) -> None:
-    package, tests = PACKAGES["parse"], LIST.packages["parse"].tests
-    own = {"tests/test_mine.py": b"import a_module_that_is_not_there\n"}
-    for path, data in (package.workspace() | own | grading_files(package)).items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(data)
-    options = grading(package, tests, ())
+def graded(name: str, work: dict[str, bytes], directory: Path) -> float:
+    """The reward of the sound package with this work over it."""
+    package = PACKAGES[name]
+    for path, data in (package.workspace() | work | grading_files(package)).items():
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_bytes(data)
+    options = grading(package, LIST.packages[name].tests, ())
     command = [sys.executable, *options["command"][1:]]
     environment = {**os.environ, **options["env"]}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    report = parse_report(ReportFormat.PYTEST, done.stdout)
-    wanted = Expected(**options["expected"])
-    assert grade(report, done.returncode, wanted, TestReward.ALL_PASS).reward == 1.0, done.stdout
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, check=False)
+    report = parse_report(ReportFormat.PYTEST, done.stdout.decode())
+    return grade(report, done.returncode, Expected(**options["expected"]), TestReward.ALL_PASS).reward
+
+
+def test_a_test_of_the_agents_that_does_not_load_is_no_harm(tmp_path: Path) -> None:
+    assert graded("parse", {"tests/test_mine.py": b"import a_module_that_is_not_there\n"}, tmp_path) == 1.0
+
+
+def test_code_cannot_call_what_fails_a_known_failure(tmp_path: Path) -> None:
+    sound = PACKAGES["parse"].workspace()["parse.py"]
+    lie = b"\n\ndef with_pattern(*_, **__):\n    __import__('pytest').xfail()\n"
+    assert graded("parse", {"parse.py": sound + lie}, tmp_path) == 0.0
 
 
 def test_what_is_not_there_is_refused_by_name() -> None:
