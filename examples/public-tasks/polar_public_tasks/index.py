@@ -8,10 +8,11 @@ import re
 import sys
 import tarfile
 import urllib.request
+from base64 import b64encode
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from urllib.error import URLError
-from urllib.parse import urljoin
+from urllib.parse import unquote_to_bytes, urljoin, urlsplit, urlunsplit
 
 from polar.assets.cache import DownloadFailed, asset, run_tool
 from polar.assets.pypi import Wheel, unpack_wheel
@@ -47,13 +48,16 @@ def sdist_directory(sdist: Sdist) -> Path:
 
 
 def _unpack(sdist: Sdist, into: Path) -> None:
-    page = f"{_index()}/{sdist.name}/"
+    index, password = _without_password(_index())
+    page = f"{index}/{sdist.name}/"
     ending = f"-{sdist.version}.tar.gz"
     try:
-        links = re.findall(r'href="([^"#]+)', _fetch(page).decode())
-        link = next(link for link in links if link.endswith(ending))
-        data = _fetch(urljoin(page, link))
-    except (URLError, OSError, StopIteration) as error:
+        links = re.findall(r'href="([^"#]+)', _fetch(page, password).decode())
+        place = urljoin(page, next(link for link in links if link.endswith(ending)))
+        # Files may be on another host, which is not to see it.
+        is_same_host = urlsplit(place)[:2] == urlsplit(page)[:2]
+        data = _fetch(place, password if is_same_host else None)
+    except (OSError, HTTPException, StopIteration) as error:
         reason = "it has no such file" if isinstance(error, StopIteration) else str(error)
         raise DownloadFailed(
             f"could not download the sdist of {sdist} from {page}: {reason}",
@@ -78,8 +82,19 @@ def _index() -> str:
     )
 
 
-def _fetch(url: str) -> bytes:
+def _without_password(url: str) -> tuple[str, str | None]:
+    """The URL without `user:password@`, and these as the header that sends them."""
+    parts = urlsplit(url)
+    given, _, host = parts.netloc.rpartition("@")
+    shown = urlunsplit(parts._replace(netloc=host))
+    return shown, f"Basic {b64encode(unquote_to_bytes(given)).decode()}" if given else None
+
+
+def _fetch(url: str, password: str | None) -> bytes:
     request = urllib.request.Request(url, headers={"Accept": "text/html, */*"})
+    if password is not None:
+        # Where it is redirected to, it is not sent.
+        request.add_unredirected_header("Authorization", password)
     with urllib.request.urlopen(request, timeout=_SECONDS) as response:
         data: bytes = response.read()
     return data
