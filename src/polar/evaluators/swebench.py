@@ -172,7 +172,7 @@ class SwebenchEvaluator(WorkspaceEvaluator):
         command = f"exec /bin/bash {script} 2>&1"
         result = await run_grader(command, fresh, env={**ANY_PLUGIN, **options.env}, timeout=limit)
         if result.timed_out:
-            return out_of_time(limit, findings, result)
+            return out_of_time(options, limit, findings, result)
         exit_code = result.exit_code if procedure.trusts_exit_code else 0
         report = procedure.parse(text_of(result))
         return explained(grade(report, exit_code, options.row.expected, options.reward), findings, result)

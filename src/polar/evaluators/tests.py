@@ -155,7 +155,7 @@ async def run_plan(plan: TestPlan, context: EvaluationContext, work: GradedWorks
     limit = plan.limit(context)
     result = await run_grader(plan.command, sandbox, env=plan.env, timeout=limit)
     if result.timed_out:
-        return out_of_time(limit, findings, result)
+        return out_of_time(plan, limit, findings, result)
     report = await _report(plan, sandbox, result)
     if result.exit_code in NOT_RUNNABLE and report.is_empty:
         raise NoVerdict(
@@ -185,8 +185,10 @@ async def _report(plan: TestPlan, sandbox: Sandbox, result: ExecResult) -> TestR
     return parse_report(plan.format, data.decode(errors="replace"))
 
 
-def out_of_time(limit: float, findings: Sequence[TamperingFound], result: ExecResult) -> Verdict:
-    verdict = Verdict(reward=0.0, report=f"the tests did not end within {limit:g} s")
+def out_of_time(
+    options: Guarded, limit: float, findings: Sequence[TamperingFound], result: ExecResult
+) -> Verdict:
+    verdict = Verdict(reward=options.lowest_reward, report=f"the tests did not end within {limit:g} s")
     return explained(verdict, findings, result)
 
 

@@ -257,6 +257,8 @@ async def test_endless_code_is_worth_nothing(context: EvaluationContext, plan: d
     verdict = await evaluate(context, "tests", **plan, timeout_seconds=0.7)
     assert verdict.reward == 0.0
     assert "did not end within 0.7 s" in verdict.report
+    punished = await evaluate(context, "tests", **plan, timeout_seconds=0.7, lowest_reward=-1.0)
+    assert punished.reward == -1.0
 
 
 async def test_code_that_does_not_load_is_worth_nothing(
