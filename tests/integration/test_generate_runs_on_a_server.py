@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from polar.tasksets.expressions import parse_acceptance
 from polar.tasksets.sft import Table
 from polar.trajectory.learnable import EndedSession
 from tests.fakes.answering_engine import AnsweringEngine, answering_engine
+from tests.fakes.hub import TOKEN as TOKEN_OF_HUB
+from tests.fakes.hub import hugging_face_hub
 from tests.systems import ASK, TOKEN, System, shell_task, system
 
 ACCEPT = parse_acceptance("reward >= 1")
@@ -77,7 +80,9 @@ async def test_what_always_fails_is_given_up_and_the_rest_is_there(tmp_path: Pat
     assert [one.result for one in same["broken"]] == [one.result for one in groups["broken"]]
 
 
-async def start(engine: AnsweringEngine, directory: Path, tasks: list[dict[str, Any]], *more: str) -> Any:
+async def start(
+    engine: AnsweringEngine, directory: Path, tasks: list[dict[str, Any]], *more: str, **environment: str
+) -> Any:
     path = directory / "tasks.yaml"
     defaults = {
         "runtime": "process",
@@ -90,7 +95,11 @@ async def start(engine: AnsweringEngine, directory: Path, tasks: list[dict[str, 
     options += ["--engine-url", engine.url, *more]
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "polar", "generate", *options, stdout=pipe, stderr=pipe
+        sys.executable,
+        *("-m", "polar", "generate", *options),
+        stdout=pipe,
+        stderr=pipe,
+        env={**os.environ, **environment},
     )
 
 
@@ -108,6 +117,34 @@ async def test_an_engine_of_text_only_gives_a_dataset_of_messages(tmp_path: Path
     rows = pq.read_table(tmp_path / "out" / Table.SFT.file).to_pylist()
     assert [[message["role"] for message in row["messages"]] for row in rows] == [["user", "assistant"]] * 2
     assert {row["model"] for row in rows} == {"gpt"}
+
+
+async def test_a_dataset_goes_to_the_hub_once_it_is_written(tmp_path: Path) -> None:
+    async with answering_engine() as engine, hugging_face_hub() as hub:
+
+        async def generate(token: str) -> tuple[int, str, str]:
+            options = ("--engine-mode", "chat", "--push-to-hub", "me/data", "--private", "--json")
+            place = {"HF_ENDPOINT": hub.url, "HF_TOKEN": token, "HF_HOME": str(tmp_path / "hf")}
+            process = await start(engine, tmp_path, [task("a", ASK)], *options, **place)
+            stdout, stderr = await asyncio.wait_for(process.communicate(), 60)
+            return process.returncode, stdout.decode(), stderr.decode()
+
+        code, out, said = await generate("hf_wrong")
+        assert (code, json.loads(out)["rows"]["sft"]) == (1, 1), said
+        assert "the hub does not take the token; the dataset is in" in said.splitlines()[-1]
+        asked = engine.questions.copy()
+        code, _, said = await generate(TOKEN_OF_HUB)
+        assert code == 0, said
+        assert said.splitlines()[-1] == f"• {hub.url}/datasets/me/data has the dataset now"
+        code, _, said = await generate(TOKEN_OF_HUB)
+        assert said.splitlines()[-1] == f"• {hub.url}/datasets/me/data has all of it already"
+    stored = hub.repositories["me/data"]
+    assert stored.private
+    assert stored.commits[1:] == [["README.md", *(table.file for table in Table)]]
+    card = stored.files["README.md"].decode()
+    assert "--accept 'reward >= 1' --push-to-hub me/data\n" in card
+    assert "a" in asked
+    assert "a" not in engine.questions[len(asked) :], "nothing is run again"
 
 
 async def address(process: asyncio.subprocess.Process) -> str:

@@ -24,7 +24,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = recording("s1")
     groups = [TaskSessions(f"t{number}", "pi", {}, [EndedSession(made.result, made)]) for number in range(2)]
     written = write_dataset(groups, out, parse_acceptance("reward >= 1"))
-    (out / CARD).write_text(card("generated", written, {}))
+    (out / CARD).write_text(card("generated", written, []))
     return out
 
 

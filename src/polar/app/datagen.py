@@ -1,28 +1,38 @@
-"""`polar generate`: a taskset rolled out until it is done, resumable at any point, written as a dataset."""
+"""`polar generate`: a taskset rolled out, resumable at any point, written as a dataset, pushed to the hub."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from polar.app.own_system import ServerAddress
 from polar.app.rollouts import RolledOut, identified, retry_of, roll_out
+from polar.app.stack import Say
 from polar.client import AsyncClient, Client
+from polar.errors import Conflict, Forbidden, InvalidInput, PolarError, Unavailable
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.recordings.recording import decode
 from polar.tasksets.expressions import CannotJudge, Condition, session_names
-from polar.tasksets.sft import CARD, TaskSessions, Written, card, write_dataset
+from polar.tasksets.sft import CARD, Options, Table, TaskSessions, Written, card, write_dataset
 from polar.trajectory.learnable import EndedSession
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoFile, RepoFolder
+
+log = logging.getLogger(__name__)
 
 LINE_SECONDS = 10.0
 """How often a line is printed where no terminal shows a bar."""
@@ -102,26 +112,26 @@ async def generate(
     generation: DatasetGeneration,
     server: ServerAddress,
     out: Path,
-    made_with: Mapping[str, Any],
+    options: Options,
     console: Console,
 ) -> Written:
     """Run the generation and write its dataset; cancelled, write what there is first.
 
-    `made_with` is what the dataset's card says of how it was made.
+    `options` are those that the dataset's card names.
     """
     try:
         async with AsyncClient(server.url, server.token) as client:
             with shown(generation.tally, console) as changed:
                 await generation.run(client, changed)
     except asyncio.CancelledError:
-        await _write(generation, server, out, made_with)
+        await _write(generation, server, out, options)
         console.print("the dataset holds what has ended; the same command goes on from here")
         raise
-    return await _write(generation, server, out, made_with)
+    return await _write(generation, server, out, options)
 
 
 async def _write(
-    generation: DatasetGeneration, server: ServerAddress, out: Path, made_with: Mapping[str, Any]
+    generation: DatasetGeneration, server: ServerAddress, out: Path, options: Options
 ) -> Written:
     def write() -> Written:
         # In a thread: the server that is read from may run on this very loop.
@@ -129,7 +139,7 @@ async def _write(
             return write_dataset(generation.sessions(client), out, generation.accept)
 
     written = await asyncio.to_thread(write)
-    (out / CARD).write_text(card(out.resolve().name, written, made_with), encoding="utf-8")
+    (out / CARD).write_text(card(out.resolve().name, written, options), encoding="utf-8")
     return written
 
 
@@ -213,3 +223,98 @@ def shown(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
 
     yield say
     console.print(tally.line(), markup=False, soft_wrap=True)
+
+
+FILES = (CARD, *(table.file for table in Table))
+"""All that is ever pushed: no recordings, logs, state or keys, whatever else a directory holds."""
+_TOKENS = "set HF_TOKEN, or run `hf auth login`; https://huggingface.co/settings/tokens makes one that writes"
+
+
+@dataclass(frozen=True, slots=True)
+class HubDataset:
+    """A dataset repository, and whether others must not see it."""
+
+    name: str
+    """OWNER/NAME."""
+    private: bool
+
+    @classmethod
+    def checked(cls, name: str, *, private: bool) -> HubDataset:
+        """Say before anything is generated what would keep it from being pushed, as far as is known here."""
+        from huggingface_hub import get_token
+        from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+        try:
+            validate_repo_id(name)
+        except HFValidationError as error:
+            raise InvalidInput(f"--push-to-hub {name}: {error}") from None
+        if "/" not in name:
+            raise InvalidInput(f"--push-to-hub {name}: must be OWNER/NAME")
+        if get_token() is None:
+            raise InvalidInput("--push-to-hub: there is no token for the hub", hint=_TOKENS)
+        return cls(name, private)
+
+    def push(self, directory: Path, say: Say) -> None:
+        """Bring the repository to what the directory holds, made if it is missing."""
+        from huggingface_hub import CommitOperationAdd, HfApi
+        from huggingface_hub.utils import disable_progress_bars
+
+        if not sys.stderr.isatty():
+            disable_progress_bars()
+        api = HfApi()
+        with _explained(self.name, f"the dataset is in {directory}, and the same command pushes it"):
+            private = self.private or None  # None: as the owner has it for new ones
+            url = api.create_repo(self.name, repo_type="dataset", private=private, exist_ok=True)
+            if self.private and not api.repo_info(self.name, repo_type="dataset").private:
+                raise Conflict(f"{url} is public", hint="make it private in its settings, or name another")
+            there = api.get_paths_info(self.name, list(FILES), repo_type="dataset")
+            stored = {file.path: file for file in there}
+            changed = [name for name in FILES if not _is_as_stored(directory / name, stored.get(name))]
+            if not changed:
+                say(f"{url} has all of it already")
+                return
+            size = sum((directory / name).stat().st_size for name in changed)
+            say(f"pushing {', '.join(changed)} ({size / 1e6:.1f} MB)")
+            api.create_commit(
+                self.name,
+                [CommitOperationAdd(name, directory / name) for name in changed],
+                commit_message="Write the dataset with polar generate",
+                repo_type="dataset",
+            )
+            say(f"{url} has the dataset now")
+
+
+def _is_as_stored(file: Path, stored: RepoFile | RepoFolder | None) -> bool:
+    """Whether a file is the one that the hub has: it tells the digest of a large file, else git's own."""
+    from huggingface_hub.hf_api import RepoFile
+
+    if not isinstance(stored, RepoFile):
+        return False
+    if stored.lfs is not None:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest() == stored.lfs.sha256
+    small = file.read_bytes()
+    return hashlib.sha1(b"blob %d\0%b" % (len(small), small)).hexdigest() == stored.blob_id
+
+
+@contextmanager
+def _explained(name: str, kept: str) -> Iterator[None]:
+    """Whatever the hub's client raises (its transports have errors of their own) as what to do about it."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        yield
+    except PolarError as error:
+        error.message += f"; {kept}"
+        raise
+    except Exception as error:
+        log.warning("pushing to %s failed", name, exc_info=True)
+        match error.response.status_code if isinstance(error, HfHubHTTPError) else None:
+            case 401:
+                raise Forbidden(f"the hub does not take the token; {kept}", hint=_TOKENS) from error
+            case 403 | 404:
+                hint = f"name a repository of yours, or {_TOKENS}"
+                raise Forbidden(f"the token may not write to {name} on the hub; {kept}", hint=hint) from error
+            case _:
+                said = " ".join(str(error).split()) or type(error).__name__
+                raise Unavailable(f"the hub cannot be written to ({said}); {kept}") from error

@@ -36,6 +36,15 @@ Retries = Annotated[int, typer.Option(min=0, max=20, help="How often a failed se
 Run = Annotated[
     str, typer.Option(help="Another name generates anew where a server has done the same before.")
 ]
+PushToHub = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OWNER/NAME",
+        help="Push the dataset to this dataset repository of the Hugging Face hub, by $HF_TOKEN or the login"
+        " that `hf auth login` kept.",
+    ),
+]
+Private = Annotated[bool, typer.Option("--private", help="Make that repository private, or find it so.")]
 
 
 def generate(
@@ -55,6 +64,8 @@ def generate(
     server: options.RunningServer = None,
     token: options.Token = None,
     run: Run = "",
+    push_to_hub: PushToHub = None,
+    private: Private = False,
     config: options.ConfigFile = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -64,7 +75,8 @@ def generate(
     that has ended is run again. Ctrl-C writes what there is so far.
 
     DIR holds parquet files (sft, tokens, rejected, preference) and a dataset card; `load_dataset` reads
-    it. Rows that are not sound are reported, and the others run.
+    it. Rows that are not sound are reported, and the others run. With --push-to-hub these files, and
+    nothing else in DIR, go to the Hugging Face hub as well.
 
     Examples:
 
@@ -74,11 +86,15 @@ def generate(
     from polar.app import datagen
     from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, rollout_server
     from polar.tasksets.parquet_file import make_directory
+    from polar.tasksets.sft import PUSH
 
     condition = parse_acceptance(accept)
     engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model}
     if server is not None and (weights or any(engine.values())):
         raise InvalidInput("--server has an engine of its own; leave the engine's options out")
+    if private and push_to_hub is None:
+        raise InvalidInput("--private is said of what --push-to-hub names")
+    hub = None if push_to_hub is None else datagen.HubDataset.checked(push_to_hub, private=private)
     loaded = read_tasks(*taskset, over=options.overlay(harness, samples, seed))
     if loaded.problems:
         say(listing(loaded.problems), typer.colors.YELLOW)
@@ -87,14 +103,9 @@ def generate(
     make_directory(out)
     settings = own_settings(out, config, engine, concurrency) if server is None else load_settings(config)
     log_to_file(out / DATA / "logs" / "polar.log", settings.log_level, settings.log_format)
-    made_with = {
-        "tasksets": ", ".join(path.name or str(path) for path in taskset),
-        "harness": harness,
-        "samples": samples,
-        "seed": seed,
-        "accept": accept,
-        "weights": str(weights) if weights else None,
-    }
+    named: list[tuple[str, object]] = [("taskset", path.name or path) for path in taskset]
+    named += [("harness", harness), ("samples", samples), ("seed", seed), ("accept", accept)]
+    named += [("weights", weights), (PUSH, push_to_hub)]
     plan = datagen.plan(loaded.tasks, run)
     generation = datagen.DatasetGeneration(plan, condition, retries, concurrency or TASKS_AT_ONCE)
 
@@ -103,11 +114,13 @@ def generate(
         async with rollout_server(
             place, loaded.tasks, lambda step: say(f"• {step}"), policy=weights
         ) as address:
-            written = await datagen.generate(generation, address, out, made_with, console(stderr=True))
+            written = await datagen.generate(generation, address, out, named, console(stderr=True))
         _print(written, out, as_json)
 
     with only_writer(out, "generate"):
         until_interrupted(work())
+        if hub is not None:
+            hub.push(out, lambda step: say(f"• {step}"))
 
 
 def _print(written: Written, out: Path, as_json: bool) -> None:
@@ -119,7 +132,7 @@ def _print(written: Written, out: Path, as_json: bool) -> None:
                 "rows": {table.value: count for table, count in written.rows.items()},
                 "tasks": written.tasks,
                 "tasks_accepted": written.tasks_accepted,
-                "trained_tokens": written.tokens,
+                "trained_tokens": written.trained_tokens,
                 "directory": str(out),
             }
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -68,19 +69,46 @@ class TaskSessions:
     """In an order that does not depend on when they ended."""
 
 
+class Maker(NamedTuple):
+    """What a session was made by."""
+
+    harness: str
+    version: str | None
+    """Of the harness; None, as the model: the session ended before it was known."""
+    model: str | None
+
+
+@dataclass(slots=True)
+class Yield:
+    """What came of the sessions of one maker."""
+
+    fates: Counter[Fate] = field(default_factory=Counter)
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    """Those of the accepted sessions."""
+
+
 @dataclass(slots=True)
 class Written:
     """What a dataset holds."""
 
-    fates: Counter[Fate] = field(default_factory=Counter)
+    yields: dict[Maker, Yield] = field(default_factory=dict)
     rows: dict[Table, int] = field(default_factory=dict)
     tasks: int = 0
     tasks_accepted: int = 0
     """Those with at least one accepted conversation."""
-    tokens: int = 0
-    """Trained ones, of the accepted."""
+    licences: Counter[str] = field(default_factory=Counter)
+    """How many tasks are under which licence, as their metadata says; empty text: they do not say."""
     unjudged: str | None = None
     """Why the condition could not be applied to some session, the first time that it could not."""
+
+    @property
+    def fates(self) -> Counter[Fate]:
+        return sum((made.fates for made in self.yields.values()), Counter())
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(made.trained_tokens for made in self.yields.values())
 
 
 def write_dataset(groups: Iterable[TaskSessions], directory: Path, accept: Condition) -> Written:
@@ -101,10 +129,14 @@ def _write_group(
     for attempt in group.attempts:
         found = list(conversations(attempt.recording)) if attempt.recording is not None else []
         fate = _fate(group, attempt, found, seen, accept, written)
-        written.fates[fate] += 1
+        result = attempt.result
+        maker = Maker(group.harness, result.harness_version, result.model)
+        made = written.yields.setdefault(maker, Yield())
+        made.fates[fate] += 1
+        made.sampled_tokens += result.stats.sampled_tokens
         if fate not in mains:
             continue
-        about = _provenance(group, attempt.result)
+        about = _provenance(group, result)
         table = files[Table.SFT if fate is Fate.ACCEPTED else Table.REJECTED]
         for number, conversation in enumerate(found):
             row = about | {"conversation": number, "lineage": conversation.lineage.value}
@@ -116,16 +148,21 @@ def _write_group(
             table.add(chat | row, tokens=_size(conversation))
             if fate is Fate.ACCEPTED and conversation.trace is not None:
                 files[Table.TOKENS].add(_token_row(conversation.trace) | row, tokens=_size(conversation))
-                written.tokens += int(np.count_nonzero(conversation.trace.loss_mask))
+                made.trained_tokens += int(np.count_nonzero(conversation.trace.loss_mask))
         main = next((one for one in found if one.lineage is Lineage.MAIN), found[0])
-        mains[fate].append((replace(main, trace=None), attempt.result))
+        mains[fate].append((replace(main, trace=None), result))
     written.tasks += 1
+    written.licences[_licence(group.metadata)] += 1
     written.tasks_accepted += bool(mains[Fate.ACCEPTED])
     for chosen, rejected in zip(mains[Fate.ACCEPTED], mains[Fate.REJECTED], strict=False):
         # They answer the same question, which may differ in a date or a path, but not in its turns.
         if _roles(chosen[0]) == _roles(rejected[0]):
             row = _pair_row(group, *chosen, *rejected)
             files[Table.PREFERENCE].add(row, tokens=_size(chosen[0]) + _size(rejected[0]))
+
+
+def _licence(metadata: Mapping[str, JsonValue]) -> str:
+    return str(metadata.get("licence") or metadata.get("license") or "")
 
 
 def _roles(conversation: SftConversation) -> list[str]:
@@ -266,19 +303,69 @@ _TABLES = {
     Table.PREFERENCE: "pairs of the same task: `prompt`, `chosen`, `rejected`",
 }
 
+_LICENCES = """
+afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc
+cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0
+cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0
+cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0 ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2
+gfdl gpl gpl-2.0 gpl-3.0 isc lgpl lgpl-2.1 lgpl-3.0 mit mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 osl-3.0 pddl
+postgresql unlicense wtfpl zlib
+"""
+LICENCES = frozenset(_LICENCES.split())
+"""What the hub knows as licences of data and code; it refuses a card that names any other but `other`."""
 
 _HOW_TO_LOAD = """```python
 from datasets import load_dataset
 
-dataset = load_dataset("path/to/this", "sft", split="train")
+dataset = load_dataset("{place}", "sft", split="train")
 ```"""
 
+Options = Sequence[tuple[str, object]]
+"""Of the command that made a dataset, without their dashes; those without a value were not given."""
+PUSH = "push-to-hub"
+"""The option that says where on the hub a dataset is to be found."""
 
-def card(name: str, written: Written, made_with: Mapping[str, Any]) -> str:
-    """README.md: front matter for `load_dataset`, then the facts."""
+
+def card(name: str, written: Written, options: Options) -> str:
+    """README.md: front matter for `load_dataset` and the Hugging Face hub, then the facts for people."""
+    sections = [
+        f"---\n{yaml.safe_dump(_front_matter(name, written), sort_keys=False, allow_unicode=True)}---",
+        f"# {name}",
+        f"Made by `polar generate` (Polar {__version__}):",
+        f"```bash\n{_command(options)}\n```",
+        _table(("configuration", "rows", "holds"), [(t, written.rows.get(t, 0), _TABLES[t]) for t in Table]),
+        _HOW_TO_LOAD.format(place=dict(options).get(PUSH) or "path/to/this"),
+        "## Sessions",
+        _table(
+            ("harness", "version", "model", "sessions", *Fate, "sampled tokens", "trained tokens"),
+            [
+                (
+                    *(_cell(part) for part in maker),
+                    made.fates.total(),
+                    *(made.fates[fate] for fate in Fate),
+                    made.sampled_tokens,
+                    made.trained_tokens,
+                )
+                for maker, made in written.yields.items()
+            ],
+        ),
+        "Trained tokens are those that accepted sessions sampled, in `tokens`.",
+        "## Tasks",
+        f"Tried: {written.tasks}. With an accepted session: {written.tasks_accepted}.",
+        _table(("licence", "tasks"), [(_cell(name), count) for name, count in _named(written)]),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _front_matter(name: str, written: Written) -> dict[str, Any]:
     rows = sum(written.rows.values())
-    front = {
+    # `load_dataset` cannot read a table without rows, and the hub shows every configuration that is named.
+    loadable = [table for table in Table if written.rows.get(table)] or list(Table)
+    # A licence for all is stated only where every task states its own.
+    is_licensed = bool(written.licences) and "" not in written.licences
+    return {
         "pretty_name": name,
+        **({"license": _for_the_hub(written.licences)} if is_licensed else {}),
         "task_categories": ["text-generation"],
         "tags": ["polar", "agent", "sft", "preference"],
         "size_categories": [next((word for limit, word in _SIZES if rows < limit), "n>1M")],
@@ -286,32 +373,24 @@ def card(name: str, written: Written, made_with: Mapping[str, Any]) -> str:
             {
                 "config_name": table.value,
                 "data_files": table.file,
-                **({"default": True} if table is Table.SFT else {}),
+                **({"default": True} if table is loadable[0] else {}),
             }
-            for table in Table
+            for table in loadable
         ],
     }
-    sections = [
-        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
-        f"# {name}",
-        f"Made by `polar generate` (Polar {__version__}).",
-        _table(("configuration", "rows", "holds"), [(t, written.rows.get(t, 0), _TABLES[t]) for t in Table]),
-        _table(
-            ("made with", ""),
-            [(f"{key}", f"`{_cell(value)}`") for key, value in made_with.items() if value is not None],
-        ),
-        _table(
-            ("sessions", ""),
-            [
-                *((fate, written.fates.get(fate, 0)) for fate in Fate),
-                ("tasks", written.tasks),
-                ("tasks with an accepted session", written.tasks_accepted),
-                ("trained tokens", written.tokens),
-            ],
-        ),
-        _HOW_TO_LOAD,
-    ]
-    return "\n\n".join(sections) + "\n"
+
+
+def _for_the_hub(licences: Iterable[str]) -> list[str]:
+    return sorted({name.lower() if name.lower() in LICENCES else "other" for name in licences})
+
+
+def _named(written: Written) -> list[tuple[str, int]]:
+    return sorted((name or "not stated", count) for name, count in written.licences.items())
+
+
+def _command(options: Options) -> str:
+    given = [part for name, value in options if value is not None for part in (f"--{name}", str(value))]
+    return shlex.join(["polar", "generate", *given])
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
@@ -319,6 +398,6 @@ def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def _cell(value: Any) -> str:
-    """What stands inside backticks in a table: neither may end there."""
-    return str(value).replace("`", "'").replace("|", "\\|").replace("\n", " ")
+def _cell(value: str | None) -> str:
+    """Text in a table, which it must not end."""
+    return "–" if value is None else value.replace("|", "\\|").replace("\n", " ")

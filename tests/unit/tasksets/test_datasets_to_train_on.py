@@ -119,7 +119,7 @@ def test_its_tokens_are_those_of_its_trace(tmp_path: Path) -> None:
     trained = row["loss_mask"] == 1
     assert (row["labels"][trained] == row["input_ids"][trained]).all()
     assert (row["labels"][~trained] == -100).all()
-    assert written.tokens == trained.sum() == trajectory.stats.trainable_tokens
+    assert written.trained_tokens == trained.sum() == trajectory.stats.trainable_tokens
 
 
 def test_every_row_says_where_it_comes_from(tmp_path: Path) -> None:
@@ -227,17 +227,27 @@ def load(directory: Path, table: Table, cache: Path) -> Any:
 def test_the_card_makes_it_loadable_whole(tmp_path: Path, attempts: Sequence[EndedSession]) -> None:
     out = tmp_path / "out"
     written = write_dataset([group(*attempts)], out, ACCEPT)
-    (out / CARD).write_text(card("out", written, {"accept": "reward >= 1 | `x`"}))
+    (out / CARD).write_text(card("out", written, [("accept", "reward >= 1 | `x`")]))
     (out / ".polar").mkdir()
     (out / ".polar" / "polar.db").write_bytes(b"not data")
-    for table in Table:
-        if written.rows[table]:
-            assert len(load(out, table, tmp_path / "cache")) == written.rows[table]
+    filled = {table.value for table in Table if written.rows[table]}
+    for table in filled:
+        assert len(load(out, Table(table), tmp_path / "cache")) == written.rows[Table(table)]
     if attempts:
+        assert set(datasets.get_dataset_config_names(str(out))) == filled == set(Table)
+        assert datasets.get_dataset_default_config_name(str(out)) == Table.SFT
         row = load(out, Table.SFT, tmp_path / "cache")[0]
         assert row["messages"][-1]["content"] == DONE.content
         features = load(out, Table.PREFERENCE, tmp_path / "cache").features
         assert {"prompt", "chosen", "rejected", "tools"} <= set(features)
+
+
+def test_only_tables_with_rows_are_named_to_loaders(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    written = write_dataset([group(attempt("a", reward=0.0))], out, ACCEPT)
+    (out / CARD).write_text(card("out", written, []))
+    assert datasets.get_dataset_config_names(str(out)) == ["rejected"]
+    assert len(datasets.load_dataset(str(out), split="train", cache_dir=str(tmp_path / "cache"))) == 1
 
 
 def test_memory_does_not_grow_with_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
