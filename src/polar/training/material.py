@@ -82,12 +82,18 @@ class Material:
 
 
 def material(
-    groups: Sequence[Group], objective: ObjectiveSettings, batch: BatchSettings, versions: PolicyVersions
+    groups: Sequence[Group],
+    objective: ObjectiveSettings,
+    batch: BatchSettings,
+    versions: PolicyVersions,
+    seed: int = 0,
 ) -> Material:
-    """The groups as packed batches for the policy of now."""
+    """The groups as packed batches for the policy of now; `seed` is the run's, for what is left to chance."""
     excluded: Counter[str] = Counter()
     credited = [
-        found for group in groups for found in _credited(group, objective, batch.tokens, versions, excluded)
+        found
+        for group in groups
+        for found in _credited(group, objective, batch.tokens, versions, excluded, seed)
     ]
     rewards = [s.result.reward for g in groups for s in g.samples if s.result.reward is not None]
     numbers = {"groups": float(len(groups)), "sessions": float(sum(len(group.samples) for group in groups))}
@@ -131,13 +137,14 @@ def _credited(
     budget: int,
     versions: PolicyVersions,
     excluded: Counter[str],
+    seed: int,
 ) -> Iterator[Credited]:
     excluded[Excluded.SESSIONS_FAILED] += len(group.samples) - len(group.scored)
     if not group.rewards_differ:
         excluded[Excluded.GROUPS_EQUAL if group.scored else Excluded.GROUPS_EMPTY] += 1
         return
     excluded[Excluded.SESSIONS_UNREADABLE] += sum(sample.recording is None for sample in group.scored)
-    for sample, advantages in zip(group.scored, _advantages(group, objective), strict=True):
+    for sample, advantages in zip(group.scored, _advantages(group, objective, seed), strict=True):
         for index, advantage in enumerate(advantages):
             assert sample.recording is not None
             if advantage is None:
@@ -155,18 +162,30 @@ def _credited(
                 yield Credited(f"{session}/{index}", session, learnt, advantage)
 
 
-def _advantages(group: Group, objective: ObjectiveSettings) -> list[list[float | None]]:
+def _advantages(group: Group, objective: ObjectiveSettings, seed: int) -> list[list[float | None]]:
     """The advantage of each trace of each scored session that can be read; None: nothing differs from it.
 
     A share of a session's reward is compared with the rewards of the group's sessions, a reward that a trace
     has of its own with the group's other such rewards.
     """
-    owns = [_own_rewards(sample) for sample in group.scored]
+    rewards, owns = group.rewards, [_own_rewards(sample) for sample in group.scored]
+    if objective.rewards == "shuffled":
+        rewards, owns = _shuffled(rewards, owns, np.random.SeedSequence(seed, spawn_key=group.turn))
     named = [[reward for reward in own if reward is not None] for own in owns]
     by_trace = baselines(named, objective.advantage, objective.min_std)
-    by_session = baselines([[reward] for reward in group.rewards], objective.advantage, objective.min_std)
-    compared = zip(group.scored, group.rewards, owns, by_session, by_trace, strict=True)
+    by_session = baselines([[reward] for reward in rewards], objective.advantage, objective.min_std)
+    compared = zip(group.scored, rewards, owns, by_session, by_trace, strict=True)
     return [_session_advantages(*one) for one in compared]
+
+
+def _shuffled(
+    rewards: list[float], owns: list[list[float | None]], seed: np.random.SeedSequence
+) -> tuple[list[float], list[list[float | None]]]:
+    """The same rewards, those of sessions and those of traces, each dealt out among their like."""
+    chance = np.random.default_rng(seed)
+    named = iter(chance.permutation([own for one in owns for own in one if own is not None]).tolist())
+    dealt = [[None if own is None else next(named) for own in one] for one in owns]
+    return chance.permutation(rewards).tolist(), dealt
 
 
 def _session_advantages(

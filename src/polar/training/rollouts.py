@@ -76,7 +76,8 @@ class RolloutSource:
 
     def take(self, versions: PolicyVersions) -> Material:
         groups = asyncio.run(self._groups())
-        made = material(groups, self._settings.objective, self._settings.batch, versions)
+        settings = self._settings
+        made = material(groups, settings.objective, settings.batch, versions, settings.seed)
         made.excluded[Excluded.TASKS_RESTING] += self._passed_over
         self._passed_over = 0
         self._step += 1
@@ -195,7 +196,7 @@ class RolloutSource:
         group = Group(task_id, tuple(map(EndedSession, results)))
         if group.rewards_differ:
             recordings = [await read_recording(client, result) for result in results]
-            return Group(task_id, tuple(map(EndedSession, results, recordings)))
+            return Group(task_id, tuple(map(EndedSession, results, recordings)), (turn.round, turn.task))
         self._resting[turn.task] = turn.round + self._rollouts.rest
         return group
 

@@ -118,6 +118,9 @@ class OptimizerSettings(Frozen):
 class ObjectiveSettings(Frozen):
     """The loss; docs/training.md has the formula."""
 
+    rewards: Literal["own", "shuffled"] = "own"
+    """What sessions are credited with. shuffled: the rewards of their group, dealt out by chance; a control
+    in which rewards tell nothing, so whatever still rises has another cause."""
     advantage: Advantage = Advantage.GROUP
     min_std: float = Field(default=MIN_STD, gt=0)
     """The least that advantages are divided by, where they are divided by a standard deviation."""

@@ -74,10 +74,16 @@ class Recordings(_ShuffledSource):
         self._order = Shuffled(len(self._groups), settings.seed)
 
     def take(self, versions: PolicyVersions) -> Material:
-        chosen = [self._groups[self._order.next()] for _ in range(self._settings.groups)]
-        groups = [Group(task_id, tuple(map(_read_session, files))) for task_id, files in chosen]
+        settings = self._settings
+        groups = [self._next() for _ in range(settings.groups)]
         # How stale a token is, is counted from the newest policy recorded.
-        return material(groups, self._settings.objective, self._settings.batch, PolicyVersions(self._newest))
+        newest = PolicyVersions(self._newest)
+        return material(groups, settings.objective, settings.batch, newest, settings.seed)
+
+    def _next(self) -> Group:
+        turn = self._order.round, self._order.next()
+        task_id, files = self._groups[turn[1]]
+        return Group(task_id, tuple(map(_read_session, files)), turn)
 
 
 class Dataset(_ShuffledSource):

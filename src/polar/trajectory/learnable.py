@@ -92,6 +92,8 @@ class Group:
 
     task_id: str
     samples: tuple[EndedSession, ...]
+    turn: tuple[int, int] = (0, 0)
+    """Which group of a run it is: of which round through all tasks, and of which of them."""
 
     @property
     def scored(self) -> tuple[EndedSession, ...]:
