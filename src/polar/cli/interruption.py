@@ -22,6 +22,7 @@ def until_interrupted(work: Coroutine[Any, Any, None], *, drain: Callable[[], bo
     `drain` says that the work ends by itself from now on, the first signal does not cancel it.
     """
     received: list[signal.Signals] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     async def main() -> None:
         task = asyncio.ensure_future(work)
@@ -37,7 +38,7 @@ def until_interrupted(work: Coroutine[Any, Any, None], *, drain: Callable[[], bo
             with contextlib.suppress(OSError):
                 typer.echo("\nstopping; once more to stop at once", err=True)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in handlers:
             loop.add_signal_handler(number, interrupt, number)
         try:
             await task
@@ -45,7 +46,12 @@ def until_interrupted(work: Coroutine[Any, Any, None], *, drain: Callable[[], bo
             if not received:
                 raise
 
-    uvloop.run(main())
+    try:
+        uvloop.run(main())
+    finally:
+        # uvloop leaves its own, which do nothing once the loop is closed: what follows would not end.
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     if received:
         raise typer.Exit(128 + received[0])
 
