@@ -115,7 +115,7 @@ _SUITE_RAN = re.compile(
 """How runners say that they ran something; where they name failures only, silence may be success or death."""
 _OUTCOMES = {
     "PASSED": Outcome.PASSED,
-    "XFAIL": Outcome.PASSED,
+    "XFAIL": Outcome.SKIPPED,
     "SKIPPED": Outcome.SKIPPED,
     "FAILED": Outcome.FAILED,
     "ERROR": Outcome.ERROR,

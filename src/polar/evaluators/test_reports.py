@@ -14,8 +14,9 @@ class Outcome(StrEnum):
     """How one test ended, from best to worst."""
 
     PASSED = "passed"
-    """Also a test that was expected to fail and did."""
     SKIPPED = "skipped"
+    """Also a test that was expected to fail and did: code under test can call any failure an expected one,
+    so it is no success."""
     FAILED = "failed"
     """Also a test that was expected to fail and did not."""
     ERROR = "error"
@@ -89,7 +90,7 @@ def _tally(found: Iterable[tuple[str, str]], *kinds: tuple[str, ...]) -> TestCou
 
 _PYTEST_OUTCOMES = {
     "PASSED": Outcome.PASSED,
-    "XFAIL": Outcome.PASSED,
+    "XFAIL": Outcome.SKIPPED,
     "SKIPPED": Outcome.SKIPPED,
     "FAILED": Outcome.FAILED,
     "XPASS": Outcome.PASSED,
@@ -145,13 +146,13 @@ def _pytest_id(text: str) -> str:
 def _pytest_closings(lines: list[str]) -> Iterator[TestCounts]:
     for line in lines:
         if match := _PYTEST_CLOSING.fullmatch(line.strip()):
-            passed, failed = ("passed", "xfailed", "xpassed"), ("failed", "error", "errors")
-            yield _tally(_PYTEST_COUNT.findall(match[1]), passed, failed, ("skipped",))
+            passed, failed = ("passed", "xpassed"), ("failed", "error", "errors")
+            yield _tally(_PYTEST_COUNT.findall(match[1]), passed, failed, ("skipped", "xfailed"))
 
 
 _UNITTEST_OUTCOMES = {
     "ok": Outcome.PASSED,
-    "expected failure": Outcome.PASSED,
+    "expected failure": Outcome.SKIPPED,
     "FAIL": Outcome.FAILED,
     "unexpected success": Outcome.FAILED,
     "ERROR": Outcome.ERROR,
@@ -199,7 +200,8 @@ def _unittest_summaries(lines: list[str]) -> Iterator[TestCounts]:
         elif ran is not None and (match := _UNITTEST_RESULT.fullmatch(line)):
             parts = (part.partition("=") for part in (match[1] or "").split(","))
             found = ((number, kind.strip()) for kind, _, number in parts if re.fullmatch(_NUMBER, number))
-            counts = _tally(found, (), ("failures", "errors", "unexpected successes"), ("skipped",))
+            left_out = ("skipped", "expected failures")
+            counts = _tally(found, (), ("failures", "errors", "unexpected successes"), left_out)
             yield replace(counts, passed=max(0, ran - counts.failed - counts.skipped))
             ran = None
 
