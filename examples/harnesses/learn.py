@@ -1,0 +1,211 @@
+"""Teaches a model a harness, arm by arm, and measures each on tasks that no arm has trained on.
+
+    python examples/harnesses/learn.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --out runs/harnesses \\
+        before rejection grpo
+    python examples/harnesses/learn.py … --harness codex --engine-url http://127.0.0.1:8000 before
+
+Every arm is commands of `polar`, shown as they run, each of which goes on where it was interrupted: so does
+this one. What is measured is in files below --out, HARNESS/ARM, and table.py makes the table of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import yaml
+
+TRAIN, HELD_OUT = "train", "held_out"
+RANK = 16
+"""Of the adapter: small enough to bring back from a machine that is had for minutes."""
+EPOCHS, ROWS = 4, 8
+"""How often a round's accepted sessions are read, and how many make a step."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Where it is kept, and what all of its commands have in common."""
+
+    out: Path
+    tasks: Path
+    """A taskset with the splits `train` and `held_out`."""
+    harness: str
+    model: str
+    engine_url: str | None
+    runtime: str
+    concurrency: int
+    """Agents at once, of all nodes together."""
+    nodes: int
+    """Processes that run them: one starts and grades about ten sessions a second."""
+    samples: int
+    """Sessions of each held-out task."""
+    tries: int
+    """Sessions of each training task in a round of rejection sampling."""
+    limit: int | None
+    """The most tasks of a split; None: all."""
+    seed: int
+    seconds: float | None
+    """Of a GRPO run."""
+    steps: int
+
+    def directory(self, arm: str) -> Path:
+        made = self.out / self.harness / (f"{arm}-{self.seed}" if self.seed else arm)
+        made.mkdir(parents=True, exist_ok=True)
+        return made
+
+    def before(self) -> None:
+        """The published weights."""
+        self.evaluate(self.directory("before"), None)
+
+    def rejection(self, rounds: int = 1) -> None:
+        """Of many tries the solved ones are learnt from; the next round tries with what was learnt."""
+        weights: Path | None = None
+        data: list[Path] = []
+        for number in range(1, rounds + 1):
+            place = self.directory(f"rejection-{number}")
+            self.generate(place, weights)
+            data.append(place / "data")
+            weights = self.fine_tune(place, data)
+            self.evaluate(place, weights)
+
+    def grpo(self) -> None:
+        """Reinforcement learning from where the first round of rejection sampling ended."""
+        place = self.directory("grpo")
+        start = _weights(self.directory("rejection-1") / "sft")
+        weights = self.reinforce(place, start)
+        self.evaluate(place, weights)
+
+    def evaluate(self, place: Path, weights: Path | None) -> None:
+        self.polar(
+            *("eval", "-t", self.taskset(HELD_OUT), "--out", place / "eval", "--harness", self.harness),
+            *("--samples", self.samples, "--seed", self.seed, "--temperature", 1),
+            *self.rolled_out_with(weights),
+        )
+
+    def generate(self, place: Path, weights: Path | None) -> None:
+        self.polar(
+            *("generate", "-t", self.taskset(TRAIN), "--out", place / "data", "--harness", self.harness),
+            *("--samples", self.tries, "--seed", self.seed),
+            *self.rolled_out_with(weights),
+        )
+
+    def fine_tune(self, place: Path, data: list[Path]) -> Path:
+        rows = sum(pq.read_metadata(one / "tokens.parquet").num_rows for one in data)
+        settings = self.training(place / "sft", lr=2e-4, schedule="cosine") | {
+            "steps": max(1, EPOCHS * rows // ROWS),
+            "rows": ROWS,
+            "data": [str(one.absolute()) for one in data],
+        }
+        self.polar("train", "sft", _written(place / "sft.yaml", settings))
+        return _weights(place / "sft")
+
+    def reinforce(self, place: Path, start: Path) -> Path:
+        settings = self.training(place / "run", lr=1e-4) | {
+            "groups": 16,
+            "objective": {"level": "token", "max_staleness": 2},
+            "rollouts": {
+                "tasks": [str(self.taskset(TRAIN, samples=8).absolute())],
+                "samples": 8,
+                "concurrency": self.concurrency // self.nodes,
+                "config": str(self.system().absolute()),
+            },
+        }
+        settings["model"]["start"] = str(start.absolute())
+        limit = ("--seconds", self.seconds) if self.seconds else ()
+        self.polar("train", _written(place / "run.yaml", settings), "--seed", self.seed, *limit)
+        return _weights(place / "run")
+
+    def training(self, out: Path, *, lr: float, schedule: str = "constant") -> dict[str, Any]:
+        return {
+            "out": str(out.absolute()),
+            "steps": self.steps,
+            "model": {"name": self.model, "lora": {"rank": RANK, "alpha": 2 * RANK}},
+            "optimizer": {"lr": lr, "schedule": schedule, "warmup_steps": 2},
+            "batch": {"tokens": 16384},
+            "checkpoint": {"every": 5, "keep": 2},
+        }
+
+    def taskset(self, split: str, **defaults: Any) -> Path:
+        """The taskset's file for a split: as published, with what a session may use."""
+        document = yaml.safe_load(self.tasks.read_text()) | {"split": split}
+        if self.limit is not None:
+            document["limit"] = self.limit
+        document["defaults"] = {
+            **document.get("defaults", {}),
+            "harness": self.harness,
+            "runtime": self.runtime,
+            "budgets": {"run_seconds": 150, "max_completions": 12},
+            "sampling": {"temperature": 1.0, "max_tokens": 768},
+            **defaults,
+        }
+        return _written(self.out / self.harness / f"{split}.yaml", document)
+
+    def system(self) -> Path:
+        """The settings of every system that is started: all agents at once, one engine."""
+        document = {
+            "engine": {"kind": "vllm", "mode": "tokens", "lora_rank": RANK}
+            | ({"url": self.engine_url} if self.engine_url else {}),
+            "node": {"count": self.nodes, "runtimes": [self.runtime], "ready_buffer": 16},
+        }
+        return _written(self.out / "polar.yaml", document)
+
+    def rolled_out_with(self, weights: Path | None) -> list[object]:
+        common = ["--model", self.model, "--concurrency", self.concurrency // self.nodes, "-c", self.system()]
+        return [*common, *(("--weights", weights) if weights else ())]
+
+    def polar(self, *arguments: object) -> None:
+        command = [str(argument) for argument in arguments]
+        print(f"$ polar {shlex.join(command)}", flush=True)
+        subprocess.run([sys.executable, "-m", "polar", *command], check=True)
+
+
+def _weights(run: Path) -> Path:
+    """Of a run's last checkpoint."""
+    return max(run.glob("checkpoints/step-*/weights"))
+
+
+def _written(path: Path, document: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    here = Path(__file__).parent
+    parser.add_argument("arms", nargs="+", choices=("before", "rejection", "grpo"))
+    parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-1.5B-Instruct", help="a directory or hub id")
+    parser.add_argument("--harness", default="pi")
+    parser.add_argument("--tasks", type=Path, default=here.parent / "public-tasks" / "humaneval.yaml")
+    parser.add_argument("--out", type=Path, default=Path("runs/harnesses"))
+    parser.add_argument("--engine-url", help="a running vLLM that takes adapters; else one is started")
+    parser.add_argument("--runtime", default="bubblewrap")
+    parser.add_argument("--concurrency", type=int, default=128, help="agents at once")
+    parser.add_argument("--nodes", type=int, default=4, help="processes that run agents")
+    parser.add_argument("--samples", type=int, default=8, help="of each held-out task")
+    parser.add_argument("--tries", type=int, default=16, help="at each training task, in a round")
+    parser.add_argument("--limit", type=int, help="the most tasks of a split, for a small run")
+    parser.add_argument("--rounds", type=int, default=1, help="of rejection sampling")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=60, help="of a GRPO run")
+    parser.add_argument("--seconds", type=float, help="after which a GRPO run ends")
+    given = vars(parser.parse_args())
+    arms, rounds = given.pop("arms"), given.pop("rounds")
+    experiment = Experiment(**given)
+    for arm in arms:
+        if arm == "rejection":
+            experiment.rejection(rounds)
+        else:
+            getattr(experiment, arm)()
+
+
+if __name__ == "__main__":
+    main()
