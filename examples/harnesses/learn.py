@@ -50,6 +50,8 @@ class Experiment:
     limit: int | None
     """The most tasks of a split; None: all."""
     seed: int
+    start: int
+    """The round of rejection sampling that a GRPO run begins with."""
     seconds: float | None
     """Of a GRPO run."""
     steps: int
@@ -75,9 +77,9 @@ class Experiment:
             self.evaluate(place, weights)
 
     def grpo(self) -> None:
-        """Reinforcement learning from where the first round of rejection sampling ended."""
+        """Reinforcement learning from where a round of rejection sampling ended."""
         place = self.directory("grpo")
-        start = _weights(self.directory("rejection-1") / "sft")
+        start = _weights(self.directory(f"rejection-{self.start}") / "sft")
         weights = self.reinforce(place, start)
         self.evaluate(place, weights)
 
@@ -194,6 +196,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=16, help="at each training task, in a round")
     parser.add_argument("--limit", type=int, help="the most tasks of a split, for a small run")
     parser.add_argument("--rounds", type=int, default=1, help="of rejection sampling")
+    parser.add_argument("--start", type=int, default=1, help="the round that GRPO begins with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60, help="of a GRPO run")
     parser.add_argument("--seconds", type=float, help="after which a GRPO run ends")
