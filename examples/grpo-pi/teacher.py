@@ -31,9 +31,11 @@ from polar.engines.embedded.weights import ensure_tokenizer
 from polar.engines.embedded.wire import CompletionAnswer, CompletionBody, TokenizeBody, Tokens
 from polar.models.chat import FinishReason, Message, Role, ToolCall
 from polar.models.component import Component
-from polar.rendering.chatml import END, START, assistant_text
+from polar.rendering.tool_calls import assistant_text
 from polar.tasksets.rows import Row
 
+START, END = "<|im_start|>", "<|im_end|>"
+"""Around every turn of a ChatML prompt."""
 DONE = "Done."
 CONTEXT = 8192
 

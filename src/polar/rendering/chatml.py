@@ -17,7 +17,7 @@ from polar.errors import InvalidInput
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.base import IdSequence, MessageDelta, Renderer, ResponseParser, TurnForm
 from polar.rendering.tokenizer import KeptTexts, RawText, TextStream, Vocabulary
-from polar.rendering.tool_calls import CallReader, write_call
+from polar.rendering.tool_calls import CallReader, assistant_text
 from polar.rendering.tool_prompt import HERMES_FRAME, demonstration, hermes_section, tool_section
 
 START = "<|im_start|>"
@@ -157,12 +157,6 @@ class ChatML(Renderer):
 
     def _encode(self, text: str) -> list[int]:
         return self._texts.ids(text)
-
-
-def assistant_text(message: Message) -> str:
-    """An assistant's message exactly as the model is asked to write it."""
-    calls = [write_call(call.name, call.arguments) for call in message.tool_calls]
-    return "\n".join([message.content, *calls] if message.content else calls)
 
 
 def _tool_response(message: Message) -> str:

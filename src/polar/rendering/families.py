@@ -137,6 +137,7 @@ class _Candidates:
             self._template,
             self._tokenizer,
             call_form=self._tool_form,
+            tool_prompt=self._tool_prompt,
             keeps_thoughts=self._keeps_thoughts,
         )
 

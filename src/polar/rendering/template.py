@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from polar.errors import InvalidInput
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.base import Renderer, Unrenderable
+from polar.rendering.tool_calls import argument_value
 
 CALLS = (ToolCall("call_0", "look", '{"at": "a", "deep": true}'), ToolCall("call_1", "look", '{"at": "b"}'))
 LOOK = ToolDefinition(
@@ -197,22 +198,8 @@ def message_fields(message: Message) -> dict[str, Any]:
     """A message in the form that most chat templates read: the arguments of calls are objects."""
     fields = openai_message(message) | {"content": message.content}
     for call in fields.get("tool_calls", ()):
-        call["function"]["arguments"] = _value(call["function"]["arguments"])
+        call["function"]["arguments"] = argument_value(call["function"]["arguments"])
     return fields
-
-
-def _value(arguments: str) -> Any:
-    """What arguments say; themselves where they are no JSON."""
-    if not arguments.strip():
-        return {}
-    try:
-        value = json.loads(arguments)
-        if "\\ud" in arguments.lower():
-            # A lone surrogate is legal in JSON's escapes but is no text.
-            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return arguments
-    return value
 
 
 def openai_message(message: Message) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from polar.errors import InvalidInput
 from polar.models.chat import Message, Role, ToolDefinition
 from polar.rendering.base import Thinking, Unrenderable
-from polar.rendering.call_forms import FORM_NAMES, form_named, form_of
+from polar.rendering.call_forms import FORM_NAMES, HERMES, form_named, form_of
 from polar.rendering.template import (
     AGAIN,
     ANSWERED,
@@ -33,11 +33,11 @@ from polar.rendering.template import (
     THOUGHT_AND_CALLED,
     ChatTemplate,
     Conversation,
-    MessageForm,
     tokenizer_config,
 )
 from polar.rendering.template_renderer import MARK, TemplateRenderer, goes_with, stand_in
 from polar.rendering.tokenizer import is_byte_level, is_spelt_in_words
+from polar.rendering.tool_prompt import ToolsInText
 
 BEFORE: dict[str, Conversation] = {
     "a question": ((ASKED,), ()),
@@ -66,7 +66,12 @@ AFTER: dict[str, tuple[Message, ...]] = {
 
 
 def proved_renderer(
-    template: ChatTemplate, tokenizer: Tokenizer, *, call_form: str | None, keeps_thoughts: bool
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    *,
+    call_form: str | None,
+    tool_prompt: bool,
+    keeps_thoughts: bool,
 ) -> TemplateRenderer:
     """The renderer that the template makes; InvalidInput says which proof failed, and why."""
     if call_form not in (None, *FORM_NAMES):
@@ -77,7 +82,8 @@ def proved_renderer(
         raise InvalidInput("its tokenizer is neither byte-level BPE nor SentencePiece with bytes")
     best: _Proof | None = None
     for form in template.forms:
-        proof = _Proof(template, form, tokenizer, call_form, keeps_thoughts=keeps_thoughts)
+        renderer = TemplateRenderer(template, form, tokenizer, keeps_thoughts=keeps_thoughts)
+        proof = _Proof(template, tokenizer, renderer, call_form, tool_prompt=tool_prompt)
         proof.run()
         if best is None or proof.rank > best.rank:
             best = proof
@@ -95,16 +101,17 @@ class _Proof:
     def __init__(
         self,
         template: ChatTemplate,
-        form: MessageForm,
         tokenizer: Tokenizer,
+        renderer: TemplateRenderer,
         call_form: str | None,
         *,
-        keeps_thoughts: bool,
+        tool_prompt: bool,
     ) -> None:
         self._template = template
         self._tokenizer = tokenizer
+        self.renderer = renderer
         self._call_form = call_form
-        self.renderer = TemplateRenderer(template, form, tokenizer, keeps_thoughts=keeps_thoughts)
+        self._tool_prompt = tool_prompt
         self._ends: set[str] = set()
         self._shown = 0
         self.failures: list[str] = []
@@ -217,13 +224,22 @@ class _Proof:
             renderer.thinking = Thinking("" if has_begun else _THINK, _THINK_END)
 
     def _find_end(self) -> None:
-        """The control token that ends a turn of text."""
-        extension, _ = self.renderer.after((ASKED,), ANSWERED, (AGAIN,), ())
-        self._ends.add(self._first_control(extension))
+        """The control token that ends a turn of text, and whether white space before it is the turn's own."""
+        renderer = self.renderer
+        extension, _ = renderer.after((ASKED,), ANSWERED, (AGAIN,), ())
+        end = self._first_control(extension)
+        self._ends.add(end)
+        spaced = renderer.text((ASKED, replace(ANSWERED, content=" a ")))
+        renderer.keeps_space = renderer.thinking is None and spaced.startswith(
+            f"{renderer.text((ASKED,))} a {end}"
+        )
 
     def _find_calls(self) -> None:
         """The form of calls, and the control tokens in them."""
         renderer, (end,) = self.renderer, self._ends
+        if self._knows_no_tools:
+            system = self._default_system() if self._tool_prompt else ""
+            renderer.tools_in_text = ToolsInText(self._tool_prompt, system)
         called = next((turn for turn in (CALLED_TWICE, CALLED) if self._is_shown(turn)), None)
         renderer.has_one_call = called is CALLED and not self._is_shown(replace(CALLED_TWICE, content=""))
         if called is None:
@@ -255,6 +271,24 @@ class _Proof:
         if renderer.calls is None:
             raise Unrenderable(f"calls: they are in no known form: {turn.strip()!r}")
 
+    @property
+    def _knows_no_tools(self) -> bool:
+        """Whether all that can be said of tools and calls is text of ours."""
+        template = self._template
+        is_ours = self._call_form in (None, HERMES)
+        return is_ours and not template.shows_tools and "tool_calls" not in template.source
+
+    def _default_system(self) -> str:
+        """What the template says in place of a system message."""
+        marked = self.renderer.text((Message(Role.SYSTEM, MARK), ASKED))
+        before, shown, after = marked.partition(MARK)
+        if not shown:
+            raise Unrenderable("engine.tool_prompt: its template shows no system message")
+        said = self.renderer.text((ASKED,))
+        if len(said) < len(before + after) or not (said.startswith(before) and said.endswith(after)):
+            return ""
+        return said[len(before) : len(said) - len(after)]
+
     def _is_shown(self, turn: Message) -> bool:
         results = SEEN[: len(turn.tool_calls)]
         try:
@@ -280,6 +314,8 @@ class _Proof:
 
 
 _THINK, _THINK_END = "<think>", "</think>"
+_END_OF_TEXT = "<|endoftext|>"
+"""Ends a document in pre-training: a model that samples it has nothing more to say."""
 
 
 def _shared(one: str, other: str) -> int:
@@ -294,9 +330,10 @@ def _answers(turn: Message, new: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _end_ids(directory: Path, tokenizer: Tokenizer) -> list[int]:
-    """The ids that the model's own settings end an answer at."""
+    """The ids that the model's own settings end an answer at, and the end of a text."""
     eos = tokenizer_config(directory).get("eos_token")
     named = tokenizer.token_to_id(eos["content"] if isinstance(eos, dict) else eos) if eos else None
     file = directory / "generation_config.json"
     listed = json.loads(file.read_text()).get("eos_token_id", []) if file.is_file() else []
-    return [*([] if named is None else [named]), *(listed if isinstance(listed, list) else [listed])]
+    ids = [named, *(listed if isinstance(listed, list) else [listed]), tokenizer.token_to_id(_END_OF_TEXT)]
+    return [id for id in ids if id is not None]

@@ -23,8 +23,10 @@ from polar.rendering.base import IdSequence, Renderer, ResponseParser, Thinking,
 from polar.rendering.call_forms import HERMES, CallForm
 from polar.rendering.template import ChatTemplate, MessageForm, tool_fields
 from polar.rendering.tokenizer import RawText, TemplateText, TextStream, Vocabulary
+from polar.rendering.tool_prompt import ToolsInText
 from polar.rendering.turn_parser import TurnMarks, TurnParser
 
+TEMPLATE = "template"
 ASKED = Message(Role.USER, "u")
 MARK, THOUGHT_MARK = f"m{token_hex(12)}", f"t{token_hex(12)}"
 """Stand for what a turn says; nobody can know them and say them too."""
@@ -58,7 +60,11 @@ class TemplateRenderer(Renderer):
         """Whether the template shows no turn that calls twice."""
         self.call_marks: frozenset[str] = frozenset()
         """Control tokens inside a turn."""
+        self.tools_in_text: ToolsInText | None = None
+        """How conversations are shown where the template knows no tools."""
         self.is_plain = False
+        self.keeps_space = False
+        """Whether the template shows the white space around an answer."""
         self.rewriting: set[tuple[Role, bool, bool]] = set()
         """Roles of new messages that may change how the past is shown, by whether there are thoughts in the
         turn, and before it."""
@@ -78,11 +84,14 @@ class TemplateRenderer(Renderer):
         self._vocabulary = Vocabulary(self._tokenizer, inside)
         end = self.thinking.end.strip() if self.thinking is not None else ""
         stops = frozenset(self._stops)
-        self._marks = TurnMarks(self._vocabulary, stops, self.think_mark, end, self.calls, self.has_one_call)
+        self._marks = TurnMarks(
+            self._vocabulary, stops, self.think_mark, end, self.calls, self.has_one_call, self.keeps_space
+        )
 
     @property
     def name(self) -> str:
-        return "template"
+        is_ours = self.tools_in_text is not None and self.tools_in_text.describes
+        return f"{TEMPLATE}+tool_prompt" if is_ours else TEMPLATE
 
     @property
     def call_form(self) -> str | None:
@@ -258,6 +267,8 @@ class TemplateRenderer(Renderer):
 
     def _text(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> tuple[str, str]:
         """What the template gives, and the character that stands in each spelt control token that is none."""
+        if self.tools_in_text is not None:
+            messages, tools = self.tools_in_text.rewritten(messages, tools), ()
         fields, (shown_tools, tools_spell) = self._form.fields(messages), self._fields_of(tools)
         if not tools_spell and not self._spells_control(fields):
             return self._template.rendered(fields, shown_tools), ""

@@ -22,15 +22,30 @@ _STRAY = _WHITESPACE + "}]"
 """What may stand between a complete call and its closing tag: small models miscount brackets."""
 
 
+def assistant_text(message: Message) -> str:
+    """An assistant's message exactly as the model is asked to write it."""
+    calls = [write_call(call.name, call.arguments) for call in message.tool_calls]
+    return "\n".join([message.content, *calls] if message.content else calls)
+
+
 def write_call(name: str, arguments: str) -> str:
     """A call as the model is asked to write it; `arguments` is JSON text in any spacing."""
-    try:
-        value = json.loads(arguments, strict=False) if arguments.strip() else {}
-    except ValueError:
-        value = arguments
-    body = json.dumps({"name": name, "arguments": value}, ensure_ascii=False)
-    # A lone surrogate is legal in JSON's escapes but is no text.
+    body = json.dumps({"name": name, "arguments": argument_value(arguments)}, ensure_ascii=False)
     return f"{OPEN}\n{body.encode('utf-8', 'replace').decode()}\n{CLOSE}"
+
+
+def argument_value(arguments: str) -> Any:
+    """What the text of arguments says; itself where it is no JSON."""
+    if not arguments.strip():
+        return {}
+    try:
+        value = _LENIENT.decode(arguments)
+        if "\\ud" in arguments.lower():
+            # A lone surrogate is legal in JSON's escapes but is no text.
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return arguments
+    return value
 
 
 class _CallState(Enum):

@@ -1,4 +1,7 @@
-"""How tools are described in the system prompt, and demonstrated to models whose template has none.
+"""Tools for models whose template knows none: calls and results as text, tools described and demonstrated.
+
+Calls are `<tool_call>` blocks in the assistant's turn, results are `<tool_response>` blocks in a user turn: a
+role of its own for results would be a header that the model never saw in training.
 
 The section and the demonstration of our own were written for SmolLM2 with 135M parameters, and chosen by
 what they make likely: under a coding agent's system prompt, on two or three short asks each, the
@@ -9,12 +12,14 @@ alone, and -2.4 with two shown turns.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.template import tool_fields
-from polar.rendering.tool_calls import write_call
+from polar.rendering.tool_calls import assistant_text, write_call
 
 _EXAMPLE_VALUES = {
     "command": "ls -la",
@@ -56,6 +61,37 @@ def hermes_section(tools: Sequence[ToolDefinition], frame: tuple[str, str] = HER
     if not tools:
         return ""
     return "\n".join(json.dumps(tool_fields(tool), ensure_ascii=False) for tool in tools).join(frame)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsInText:
+    """Rewrites conversations for a template that shows neither tools nor calls."""
+
+    describes: bool
+    """Whether tools are described, in words of our own."""
+    default_system: str = ""
+    """What the template says where there is no system message."""
+
+    def rewritten(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[Message]:
+        if not tools or not self.describes:
+            return [*_without_tools(messages)]
+        has_system = bool(messages) and messages[0].role is Role.SYSTEM
+        system = messages[0].content if has_system else self.default_system
+        section = tool_section(tools)
+        said = Message(Role.SYSTEM, f"{system}\n\n{section}" if system else section)
+        return [said, *_without_tools((*demonstration(tools), *messages[has_system:]))]
+
+
+def _without_tools(messages: Iterable[Message]) -> Iterator[Message]:
+    """Calls as text, and the results that stand together as one message of the user."""
+    for is_result, group in groupby(messages, key=lambda message: message.role is Role.TOOL):
+        if is_result:
+            results = (f"<tool_response>\n{message.content}\n</tool_response>" for message in group)
+            yield Message(Role.USER, "\n".join(results))
+        else:
+            for message in group:
+                calls = bool(message.tool_calls)
+                yield replace(message, content=assistant_text(message), tool_calls=()) if calls else message
 
 
 def tool_section(tools: Sequence[ToolDefinition]) -> str:

@@ -26,6 +26,8 @@ class TurnMarks:
     calls: CallForm | None
     has_one_call: bool = False
     """Whether a turn calls once at most: a second call could not be shown again."""
+    keeps_space: bool = False
+    """Whether white space around an answer is a part of it."""
 
 
 class _Part(Enum):
@@ -48,7 +50,7 @@ class TurnParser(ResponseParser):
             self._part = _Part.THOUGHT
         self._buffer = ""
         """What is not told apart yet."""
-        self._thought, self._answer = _Trimmed(), _Trimmed()
+        self._thought, self._answer = _Said(), _Said(keeps_space=marks.keeps_space)
         self._calls: tuple[ToolCall, ...] = ()
         self._thought_tokens = 0
         self._has_ended = False
@@ -120,10 +122,11 @@ class TurnParser(ResponseParser):
         return MessageDelta(self._answer.feed(delta.content), tool_calls=calls)
 
 
-class _Trimmed:
-    """Text without the white space that begins or may end it: templates have their own there."""
+class _Said:
+    """Text without the white space that begins or may end it where templates have their own there."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_space: bool = False) -> None:
+        self._keeps_space = keeps_space
         self._shown: list[str] = []
         self._gap = ""
 
@@ -132,9 +135,11 @@ class _Trimmed:
         return "".join(self._shown)
 
     def feed(self, text: str) -> str:
-        text = self._gap + text
-        shown = text.rstrip() if self._shown else text.strip()
-        self._gap = text[len(text.rstrip()) :]
+        shown = text
+        if not self._keeps_space:
+            text = self._gap + text
+            shown = text.rstrip() if self._shown else text.strip()
+            self._gap = text[len(text.rstrip()) :]
         if shown:
             self._shown.append(shown)
         return shown

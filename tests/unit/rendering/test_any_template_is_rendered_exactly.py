@@ -57,6 +57,8 @@ class Case:
     reference: PreTrainedTokenizerFast
 
     def reference_ids(self, messages: list[Message], tools: list[ToolDefinition]) -> list[int]:
+        if self.renderer.tools_in_text is not None:
+            messages, tools = self.renderer.tools_in_text.rewritten(messages, tools), []
         ids = self.reference.apply_chat_template(
             self.renderer._form.fields(messages),
             tools=[tool_fields(tool) for tool in tools] or None,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
-from polar.rendering.chatml import ChatML, assistant_text
+from polar.rendering.chatml import ChatML
+from polar.rendering.tool_calls import assistant_text
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ARGUMENTS = st.dictionaries(

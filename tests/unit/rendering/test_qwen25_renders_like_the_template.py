@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.base import Renderer
-from polar.rendering.chatml import assistant_text
 from polar.rendering.families import renderer_for
+from polar.rendering.tool_calls import assistant_text
 from tests.tokenizers_of_families import QWEN25
 
 Template = Callable[[Sequence[Message], Sequence[ToolDefinition], bool], list[int]]
