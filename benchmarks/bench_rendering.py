@@ -1,4 +1,4 @@
-"""What a first render and an extension of a long conversation cost, by a family's renderer and by templates.
+"""What a first render and an extension of a long conversation cost, by the templates of several models.
 
 Each number is the CPU time of all threads in the fastest of many runs: a busy machine adds to a run, and
 takes from none.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from benchmarks.report import Row, at_most, report
+from polar.config.settings import DEFAULT_MODEL
+from polar.engines.embedded.weights import ensure_model
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
-from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
 from polar.rendering.tokenizer import read_tokenizer
-from tests.tokenizers_of_families import GEMMA, LLAMA, QWEN3, QWEN25, Family
+from tests.tokenizers_of_families import GEMMA, LLAMA, QWEN3, QWEN25
 
 TOKENS = 10_000
 RUNS = 100
@@ -38,20 +40,17 @@ def prose(seed: int, sentences: int) -> str:
     )
 
 
-def conversation(renderer: Renderer, seed: int) -> tuple[Message, ...]:
-    """About as many tokens as wanted, none of them seen before, with calls where the template shows them."""
+def conversation(seed: int) -> tuple[Message, ...]:
+    """About as many tokens as wanted, none of them seen before."""
     messages = [Message(Role.SYSTEM, prose(seed, 40)), Message(Role.USER, prose(seed + 1, 10))]
     answers = TOKENS // 610
     for number in range(answers):
         said = prose(seed + 100 * number, 20)
-        if renderer.call_form is None:
-            messages += [Message(Role.ASSISTANT, "I see."), Message(Role.USER, said)]
-        else:
-            call = ToolCall(f"call_{number}", "tool_1", '{"path": "a.txt"}')
-            messages += [
-                Message(Role.ASSISTANT, tool_calls=(call,)),
-                Message(Role.TOOL, said, tool_call_id=call.id, name="tool_1"),
-            ]
+        call = ToolCall(f"call_{number}", "tool_1", '{"path": "a.txt"}')
+        messages += [
+            Message(Role.ASSISTANT, tool_calls=(call,)),
+            Message(Role.TOOL, said, tool_call_id=call.id, name="tool_1"),
+        ]
     return tuple(messages)
 
 
@@ -65,28 +64,25 @@ def fastest(measured: Sequence[Callable[[], object]]) -> float:
     return min(times) * 1000
 
 
-def rows(family: Family, name: str | None) -> list[Row]:
-    renderer = renderer_for("x", family.directory(), family=name)
-    tools = TOOLS if renderer.call_form is not None else ()
-    conversations = [conversation(renderer, 10_000 * (run + 1)) for run in range(RUNS)]
-    first = fastest([partial(renderer.render, said, tools) for said in conversations])
+def rows(name: str, directory: Path) -> list[Row]:
+    renderer = renderer_for("x", directory, tool_prompt=True)
+    conversations = [conversation(10_000 * (run + 1)) for run in range(RUNS)]
+    first = fastest([partial(renderer.render, said, TOOLS) for said in conversations])
     said = conversations[0]
-    prompt = renderer.render(said, tools)
+    prompt = renderer.render(said, TOOLS)
     text = b"".join(map(renderer.spelling, prompt)).decode()
-    tokenizer = read_tokenizer(family.directory() / "tokenizer.json")
+    tokenizer = read_tokenizer(directory / "tokenizer.json")
     alone = fastest([lambda: tokenizer.encode(text, add_special_tokens=False)] * RUNS)
     call = ToolCall("call_x", "tool_1", '{"path": "b.txt"}')
-    turn, new = Message(Role.ASSISTANT, "I see."), Message(Role.USER, prose(5, 3))
-    if tools:
-        turn = Message(Role.ASSISTANT, tool_calls=(call,))
-        new = Message(Role.TOOL, prose(5, 3), tool_call_id=call.id, name="tool_1")
+    turn = Message(Role.ASSISTANT, tool_calls=(call,))
+    new = Message(Role.TOOL, prose(5, 3), tool_call_id=call.id, name="tool_1")
     sampled = [*prompt[100:200], renderer.stop_token_ids[0]]
 
     def extended() -> None:
-        assert renderer.bridge(prompt, sampled, (new,), history=(*said, turn), tools=tools) is not None
+        assert renderer.bridge(prompt, sampled, (new,), history=(*said, turn), tools=TOOLS) is not None
 
     extension = fastest([extended] * RUNS)
-    what = f"{family.name} by {renderer.name}, {len(prompt):,} tokens"
+    what = f"{name} by {renderer.name}, {len(prompt):,} tokens"
     return [
         at_most(f"{what}: first render (peer: tokenising alone)", first, "ms", FIRST_GOAL_MS, peer=alone),
         at_most(f"{what}: extension", extension, "ms", EXTENSION_GOAL_MS),
@@ -94,8 +90,9 @@ def rows(family: Family, name: str | None) -> list[Row]:
 
 
 def main() -> None:
-    measured = [(QWEN25, "qwen2.5"), *((family, "template") for family in (QWEN25, QWEN3, LLAMA, GEMMA))]
-    report("rendering", [row for family, name in measured for row in rows(family, name)])
+    measured = {DEFAULT_MODEL: ensure_model(DEFAULT_MODEL)}
+    measured |= {family.name: family.directory() for family in (QWEN25, QWEN3, LLAMA, GEMMA)}
+    report("rendering", [row for name, directory in measured.items() for row in rows(name, directory)])
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ from polar.models.chat import ChatRequest, Message, Role, ToolCall, ToolDefiniti
 from polar.models.completion import Ids
 from polar.recordings.growth import GrowingTree, Turn
 from polar.rendering.base import Renderer
-from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer import read_tokenizer
+from polar.rendering.families import renderer_for
 
 T = TypeVar("T")
 
@@ -53,7 +52,7 @@ TOOLS = tuple(
 
 def measure() -> dict[str, float]:
     """Milliseconds a request at 400 turns and at 50, the part of them that is matching, and the ratio."""
-    renderer = ChatML(read_tokenizer(ensure_model(DEFAULT_MODEL) / "tokenizer.json"), tools=ToolForm.PROMPT)
+    renderer = renderer_for("x", ensure_model(DEFAULT_MODEL), tool_prompt=True)
     many_find, many = _cost(renderer, 400)
     few_find, few = _cost(renderer, 50)
     return {

@@ -14,11 +14,10 @@ from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer import read_tokenizer
+from polar.rendering.families import renderer_for
 from tests.captures import read_capture
 from tests.fakes.scripted_engine import Script, ScriptedEngine
-from tests.fakes.thinking_renderer import ThinkingChatML
+from tests.fakes.thinking_renderer import thinking_renderer
 
 MODEL = "scripted"
 CALL = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
@@ -55,11 +54,10 @@ async def served(
     thinks: bool = False,
     **settings: object,
 ) -> AsyncIterator[Service]:
-    file = ensure_model(DEFAULT_MODEL) / "tokenizer.json"
-    engine = ScriptedEngine(
-        Tokenizer.from_file(str(file)), script, name=name, max_context=max_context, repeat_last=True
-    )
-    renderer = ThinkingChatML(file) if thinks else ChatML(read_tokenizer(file), tools=ToolForm.PROMPT)
+    model = ensure_model(DEFAULT_MODEL)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    engine = ScriptedEngine(tokenizer, script, name=name, max_context=max_context, repeat_last=True)
+    renderer = thinking_renderer(model) if thinks else renderer_for("x", model, tool_prompt=True)
     async with Gateway(GatewaySettings(**settings), engine, renderer, engine.info) as gateway:
         grant = SessionGrant("s1", new_key(), directory / "capture", SamplingPin(), budgets or Budgets())
         gateway.open_session(grant)

@@ -18,8 +18,7 @@ from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway
 from polar.models.task import TaskSpec
 from polar.node.node import Node
-from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer import read_tokenizer
+from polar.rendering.families import renderer_for
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.scripted_engine import Script, ScriptedEngine
@@ -105,7 +104,7 @@ async def system(
         store = await parts.enter_async_context(Store.open(data_dir))
         server_settings = ServerSettings(port=0, runs_dir=runs_dir, retry_seconds=0.0)
         server = await parts.enter_async_context(RolloutServer(store, TOKEN, server_settings))
-        renderer = ChatML(read_tokenizer(model_dir / "tokenizer.json"), tools=ToolForm.PROMPT)
+        renderer = renderer_for("x", model_dir, tool_prompt=True)
         gateway = await parts.enter_async_context(Gateway(GatewaySettings(), engine, renderer, engine.info))
         client = await parts.enter_async_context(AsyncClient(server.url, TOKEN))
         settings = NodeSettings(

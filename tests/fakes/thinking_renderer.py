@@ -1,4 +1,4 @@
-"""ChatML of a model that thinks: the first line of every answer is its reasoning."""
+"""The renderer of a model that thinks: the first line of every answer is its reasoning."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polar.models.chat import Message, ToolDefinition
-from polar.rendering.base import IdSequence, MessageDelta, ResponseParser
-from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer import read_tokenizer
+from polar.rendering.base import IdSequence, MessageDelta, Renderer, ResponseParser
+from polar.rendering.families import renderer_for
 
 
-class ThinkingChatML(ChatML):
-    def __init__(self, tokenizer_file: Path) -> None:
-        super().__init__(read_tokenizer(tokenizer_file), tools=ToolForm.PROMPT)
+def thinking_renderer(directory: Path) -> Renderer:
+    """The model's own renderer but for how it reads answers."""
+    renderer = renderer_for("thinking", directory, tool_prompt=True)
+    read = renderer.parser
 
-    def parser(
-        self, tools: Sequence[ToolDefinition] = (), prompt_ids: IdSequence | None = None
-    ) -> ResponseParser:
-        return _FirstLineThinks(super().parser(tools, prompt_ids))
+    def parser(tools: Sequence[ToolDefinition] = (), prompt_ids: IdSequence | None = None) -> ResponseParser:
+        return _FirstLineThinks(read(tools, prompt_ids))
+
+    renderer.parser = parser  # type: ignore[method-assign]
+    return renderer
 
 
 class _FirstLineThinks(ResponseParser):

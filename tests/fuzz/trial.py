@@ -20,8 +20,7 @@ from polar.config.settings import DEFAULT_MODEL, GatewaySettings, ServerSettings
 from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.task import Budgets, SamplingPin
-from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer import read_tokenizer
+from polar.rendering.families import renderer_for
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.scripted_engine import ScriptedEngine
@@ -70,7 +69,7 @@ async def _fuzz_gateway(data_dir: Path, seed: int, requests: int, findings: Find
     model = ensure_model(DEFAULT_MODEL)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     engine = ScriptedEngine(tokenizer, ["Hello."], repeat_last=True)
-    renderer = ChatML(read_tokenizer(model / "tokenizer.json"), tools=ToolForm.PROMPT)
+    renderer = renderer_for("x", model, tool_prompt=True)
     async with Gateway(_SETTINGS, engine, renderer, engine.info) as gateway:
         for first in range(0, requests, _A_SESSION):
             grant = SessionGrant(

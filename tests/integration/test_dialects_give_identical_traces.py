@@ -34,7 +34,7 @@ from polar.trajectory.materialise import materialise
 from polar.trajectory.prefix_merging import PrefixMerging
 from tests.captures import grow, read_capture
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
-from tests.fakes.thinking_renderer import ThinkingChatML
+from tests.fakes.thinking_renderer import thinking_renderer
 
 MODEL = "scripted"
 FAILURES = (OpenAIError, AnthropicError, GoogleError, RuntimeError)
@@ -243,7 +243,7 @@ def tokenizer_file() -> Path:
 @asynccontextmanager
 async def session(directory: Path) -> AsyncIterator[tuple[str, SessionGrant, Gateway]]:
     engine = ScriptedEngine(Tokenizer.from_file(str(tokenizer_file())), SCRIPT)
-    renderer = ThinkingChatML(tokenizer_file())
+    renderer = thinking_renderer(tokenizer_file().parent)
     async with Gateway(GatewaySettings(), engine, renderer, engine.info) as gateway:
         grant = SessionGrant("s1", new_key(), directory / "capture", SamplingPin(), Budgets())
         gateway.open_session(grant)

@@ -21,12 +21,10 @@ from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.rendering.base import Renderer
-from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer import read_tokenizer
+from polar.rendering.families import renderer_for
 from tests.captures import read_capture
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
-from tests.fakes.thinking_renderer import ThinkingChatML
+from tests.fakes.thinking_renderer import thinking_renderer
 
 MODEL = "scripted"
 ASK: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -73,7 +71,7 @@ Serve = Callable[..., Awaitable[Service]]
 
 @pytest.fixture
 async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
-    tokenizer_file = ensure_model(DEFAULT_MODEL) / "tokenizer.json"
+    model = ensure_model(DEFAULT_MODEL)
     async with AsyncExitStack() as stack:
 
         async def service(
@@ -83,11 +81,9 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
             thinks: bool = False,
             **settings: object,
         ) -> Service:
-            tokenizer = Tokenizer.from_file(str(tokenizer_file))
+            tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
             engine = ScriptedEngine(tokenizer, script, max_context=max_context)
-            renderer: Renderer = ChatML(read_tokenizer(tokenizer_file), tools=ToolForm.PROMPT)
-            if thinks:
-                renderer = ThinkingChatML(tokenizer_file)
+            renderer = thinking_renderer(model) if thinks else renderer_for("x", model, tool_prompt=True)
             gateway = Gateway(GatewaySettings(**settings), engine, renderer, engine.info)
             await stack.enter_async_context(gateway)
             grant = SessionGrant("s1", new_key(), tmp_path / "capture", SamplingPin(), budgets or Budgets())

@@ -26,7 +26,7 @@ from polar.models.task import Budgets, SamplingPin
 from polar.rendering.families import renderer_for
 from tests.captures import read_capture
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
-from tests.fakes.thinking_renderer import ThinkingChatML
+from tests.fakes.thinking_renderer import thinking_renderer
 
 MODEL = "scripted"
 CALL = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
@@ -91,9 +91,8 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
                 name=name,
                 max_context=max_context,
             )
-            tokenizer = directory / "tokenizer.json"
             renderer = (
-                ThinkingChatML(tokenizer)
+                thinking_renderer(directory)
                 if thinks
                 else renderer_for(DEFAULT_MODEL, directory, tool_prompt=True)
             )

@@ -29,7 +29,7 @@ from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
 from tests.captures import read_capture
 from tests.fakes.scripted_engine import Answer, Script, ScriptedEngine
-from tests.fakes.thinking_renderer import ThinkingChatML
+from tests.fakes.thinking_renderer import thinking_renderer
 
 MODEL = "scripted"
 FUNCTION = {
@@ -83,7 +83,9 @@ def tokens(thinking: bool) -> tuple[Tokenizer, Renderer]:
     """Loaded once: they take most of a second, and no test changes them."""
     directory = ensure_model(DEFAULT_MODEL)
     file = directory / "tokenizer.json"
-    renderer = ThinkingChatML(file) if thinking else renderer_for(DEFAULT_MODEL, directory, tool_prompt=True)
+    renderer = (
+        thinking_renderer(directory) if thinking else renderer_for(DEFAULT_MODEL, directory, tool_prompt=True)
+    )
     return Tokenizer.from_file(str(file)), renderer
 
 

@@ -14,7 +14,7 @@ from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.task import Budgets, SamplingPin
 from tests.captures import read_capture
 from tests.fakes.scripted_engine import ScriptedEngine
-from tests.fakes.thinking_renderer import ThinkingChatML
+from tests.fakes.thinking_renderer import thinking_renderer
 from tests.vercel import run_tool_loop
 
 CALL = (
@@ -30,7 +30,7 @@ async def test_its_default_openai_provider_refers_to_items_it_was_given(tmp_path
     directory = ensure_model(DEFAULT_MODEL)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     engine = ScriptedEngine(tokenizer, [CALL, TWO_CALLS, "Hm.\nRain."])
-    renderer = ThinkingChatML(directory / "tokenizer.json")
+    renderer = thinking_renderer(directory)
     async with Gateway(GatewaySettings(), engine, renderer, engine.info) as gateway:
         grant = SessionGrant("s", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
         gateway.open_session(grant)

@@ -33,7 +33,8 @@ from polar.models.chat import Message, Role, Sampling
 from polar.models.component import Component, Frozen
 from polar.models.session import PROCESSED, RAW
 from polar.rendering.base import Renderer
-from polar.rendering.families import TEMPLATE, renderer_for
+from polar.rendering.families import renderer_for
+from polar.rendering.template_renderer import TEMPLATE
 from polar.rendering.tokenizer import read_tokenizer
 from polar.runtimes.base import Runtime
 from polar.telemetry.readings import shown
@@ -341,8 +342,8 @@ def _chosen(settings: EngineSettings, renderer: Renderer) -> str:
     mode = "chat, as engine.mode says; tokens would be rendered by" if settings.mode == "chat" else "tokens:"
     if settings.renderer is not None:
         why = "as engine.renderer says"
-    elif renderer.name == TEMPLATE:
-        why = "no family gives the ids of the model's chat template, which itself is proved turn by turn"
+    elif renderer.name.startswith(TEMPLATE):
+        why = "the model's own chat template, proved turn by turn"
     else:
         why = "it gives the ids of the model's chat template"
     calls = renderer.call_form or "none: the template shows no tools"

@@ -370,7 +370,8 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
         )
     except (NotInstalled, InvalidInput) as error:
         # A name that the user wrote is meant; one that the engine made up may lead nowhere.
-        is_meant = isinstance(error, NotInstalled) and not is_left_to_engine
+        is_missing = isinstance(error, NotInstalled) and not is_left_to_engine
+        is_meant = is_missing or settings.renderer is not None
         if settings.mode != "auto" or settings.is_embedded or is_meant:
             raise
         log.warning(

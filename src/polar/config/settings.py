@@ -152,15 +152,15 @@ class EngineSettings(Frozen):
     """tokens: the gateway renders prompts, and no history is tokenised twice. chat: the engine renders them
     and says which ids it made. auto: tokens where the model's family has a renderer."""
     renderer: str | None = None
-    """The family whose renderer is used in tokens mode (chatml, qwen2.5, qwen3 …), or template: the model's
-    chat template itself. None: the family that renders as the template does, else the template; the model's
-    name is never looked at."""
+    """What renders in tokens mode: template, the model's own chat template, or a family of the package
+    renderers (gpt-oss, qwen3 …). None: the template where it can be rendered turn by turn, else the family
+    that renders as it does; the model's name is never looked at."""
     tool_form: str | None = None
     """How the model writes calls, where its chat template itself is the renderer: hermes, xml, glm, deepseek,
     kimi, mistral, json or pythonic. None: as the template writes them."""
     tool_prompt: bool = False
     """Whether to describe tools, and to demonstrate calls in turns of our own, where the model's chat
-    template shows no tools (SmolLM2 and plain ChatML). Small models call none without it."""
+    template shows no tools (SmolLM2, Gemma 3). Small models call none without it."""
     history: Literal["template", "keep"] = "template"
     """What becomes of earlier thoughts in tokens mode. template: what the model's own template does, which in
     many families (Qwen3) drops them at each new question, so that each begins a new trace. keep: they stay as

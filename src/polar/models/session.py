@@ -221,8 +221,8 @@ class SessionResult(Frozen):
     None: the engine neither says so nor shows it, and only temperature 1 without cuts is sure to be right.
     """
     renderer: str | None = None
-    """The family whose renderer made the prompts, and what it said beyond the model's chat template, as in
-    `chatml+tool_prompt`. None: the engine rendered them, or it is not known."""
+    """What made the prompts, `template` or a family, and what it said beyond the model's chat template, as in
+    `template+tool_prompt`. None: the engine rendered them, or it is not known."""
     has_recording: bool = False
     """Whether its tokens are stored."""
     has_artifacts: bool = False

@@ -124,25 +124,9 @@ class ChatTemplate:
             for what, probe in PROBES.items()
         }
 
-    def text(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> str | None:
-        """The prompt; None where the template has no form for the conversation."""
-        return next(self._texts(messages, tools), None)
-
     @property
     def shows_tools(self) -> bool:
         return self._expected["tools"] != self._expected["a question"]
-
-    @property
-    def tool_frame(self) -> tuple[str, str] | None:
-        """What the template says in its system turn before and after the JSON of a tool; None if it has none.
-
-        Models of one family differ in a brace here.
-        """
-        tool = json.dumps(tool_fields(LOOK), ensure_ascii=False)
-        before, _, rest = (self.text((SYSTEM, ASKED), (LOOK,)) or "").partition(tool)
-        after, ended, _ = rest.partition("<|im_end|>")
-        _, gap, before = before.partition(f"{SYSTEM.content}\n\n")
-        return (before, after) if gap and ended else None
 
     def differences(self, renderer: Renderer) -> list[str]:
         """The probes that the renderer renders in other ids than the template."""

@@ -1,4 +1,4 @@
-"""A renderer made from a model's chat template alone, for every family that has no other.
+"""A renderer made from a model's chat template alone.
 
 What follows a sampled turn is found by rendering around it: the template shows a stand-in for the turn and
 the new messages, and what it writes from the control token on that ends the turn is what comes after the

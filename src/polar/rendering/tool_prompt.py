@@ -18,7 +18,6 @@ from itertools import groupby
 from typing import Any
 
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
-from polar.rendering.template import tool_fields
 from polar.rendering.tool_calls import assistant_text, write_call
 
 _EXAMPLE_VALUES = {
@@ -37,32 +36,6 @@ _EXAMPLE_VALUES = {
 _EXAMPLE_OF_TYPE: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
 
 
-HERMES_FRAME = (
-    """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-""",
-    """
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{"name": <function-name>, "arguments": <args-json-object>}
-</tool_call>""",  # noqa: E501
-)
-"""What Qwen2.5 reads before and after the tools, one per line; its coder models have other braces."""
-
-
-def hermes_section(tools: Sequence[ToolDefinition], frame: tuple[str, str] = HERMES_FRAME) -> str:
-    """Tools as Qwen2.5's template describes them; empty without tools."""
-    if not tools:
-        return ""
-    return "\n".join(json.dumps(tool_fields(tool), ensure_ascii=False) for tool in tools).join(frame)
-
-
 @dataclass(frozen=True, slots=True)
 class ToolsInText:
     """Rewrites conversations for a template that shows neither tools nor calls."""
@@ -77,9 +50,9 @@ class ToolsInText:
             return [*_without_tools(messages)]
         has_system = bool(messages) and messages[0].role is Role.SYSTEM
         system = messages[0].content if has_system else self.default_system
-        section = tool_section(tools)
+        section = _section(tools)
         said = Message(Role.SYSTEM, f"{system}\n\n{section}" if system else section)
-        return [said, *_without_tools((*demonstration(tools), *messages[has_system:]))]
+        return [said, *_without_tools((*_demonstration(tools), *messages[has_system:]))]
 
 
 def _without_tools(messages: Iterable[Message]) -> Iterator[Message]:
@@ -90,14 +63,11 @@ def _without_tools(messages: Iterable[Message]) -> Iterator[Message]:
             yield Message(Role.USER, "\n".join(results))
         else:
             for message in group:
-                calls = bool(message.tool_calls)
-                yield replace(message, content=assistant_text(message), tool_calls=()) if calls else message
+                yield replace(message, content=assistant_text(message), tool_calls=())
 
 
-def tool_section(tools: Sequence[ToolDefinition]) -> str:
-    """What follows the system message when tools are offered; empty without tools."""
-    if not tools:
-        return ""
+def _section(tools: Sequence[ToolDefinition]) -> str:
+    """What follows the system message when tools are offered."""
     tool = _shown_tool(tools)
     lines = [
         "You can use these tools:",
@@ -108,13 +78,11 @@ def tool_section(tools: Sequence[ToolDefinition]) -> str:
     return "\n".join(lines)
 
 
-def demonstration(tools: Sequence[ToolDefinition]) -> tuple[Message, ...]:
+def _demonstration(tools: Sequence[ToolDefinition]) -> tuple[Message, ...]:
     """Turns between the system prompt and the conversation, in which the assistant calls tools.
 
     No results and no final answers: after those a small model answers in prose instead of calling.
     """
-    if not tools:
-        return ()
     tool = _shown_tool(tools)
     if _takes_command(tool):
         return (

@@ -14,8 +14,9 @@ import polar.app.proxy
 import polar.app.stack
 from polar.app.stack import data_plane
 from polar.cli.main import app
-from polar.config.settings import EngineSettings, GatewaySettings, Settings
+from polar.config.settings import DEFAULT_MODEL, EngineSettings, GatewaySettings, Settings
 from polar.engines.base import EngineError
+from polar.engines.embedded.weights import ensure_model
 from polar.engines.replicas import engine_client
 from polar.errors import InvalidInput, NotInstalled
 from polar.gateway.server import Gateway
@@ -82,12 +83,22 @@ async def test_tokens_mode_is_taken_where_polar_has_a_renderer(
     async def alike(*_: object) -> None:
         return
 
-    renderer = SimpleNamespace(name="chatml")
+    renderer = SimpleNamespace(name="template")
     monkeypatch.setattr(polar.app.stack, "renderer_for", lambda name, directory, **options: renderer)
     monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda name: tmp_path)
     monkeypatch.setattr(polar.app.stack, "_check_tokenizer", alike)
     async with vllm_wire(SAMPLED) as wire:
         assert isinstance(await source(tmp_path, url=wire.url, model="small"), TokenSource)
+
+
+async def test_a_renderer_that_the_user_wrote_is_taken_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = ensure_model(DEFAULT_MODEL)
+    monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda name: directory)
+    async with vllm_wire(SAMPLED) as wire:
+        with pytest.raises(InvalidInput, match=r"engine\.renderer: chatml is rendered by the model's own"):
+            await source(tmp_path, url=wire.url, renderer="chatml")
 
 
 async def test_an_openai_engine_is_chat_mode_and_nothing_else(tmp_path: Path) -> None:

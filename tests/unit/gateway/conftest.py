@@ -16,8 +16,8 @@ from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
-from polar.rendering.chatml import ChatML, ToolForm
-from polar.rendering.tokenizer import read_tokenizer
+from polar.rendering.base import Renderer
+from polar.rendering.families import renderer_for
 from tests.captures import read_capture
 from tests.fakes.scripted_engine import Script, ScriptedEngine
 
@@ -28,8 +28,8 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def chatml() -> ChatML:
-    return ChatML(read_tokenizer(ensure_model(DEFAULT_MODEL) / "tokenizer.json"), tools=ToolForm.PROMPT)
+def renderer() -> Renderer:
+    return renderer_for("x", ensure_model(DEFAULT_MODEL), tool_prompt=True)
 
 
 @dataclass
@@ -59,7 +59,7 @@ SetScene = Callable[..., Awaitable[Scene]]
 
 
 @pytest.fixture
-async def set_scene(tokenizer: Tokenizer, chatml: ChatML, tmp_path: Path) -> AsyncIterator[SetScene]:
+async def set_scene(tokenizer: Tokenizer, renderer: Renderer, tmp_path: Path) -> AsyncIterator[SetScene]:
     async with AsyncExitStack() as stack:
 
         async def scene(
@@ -75,7 +75,7 @@ async def set_scene(tokenizer: Tokenizer, chatml: ChatML, tmp_path: Path) -> Asy
             engine = ScriptedEngine(
                 tokenizer, script, max_context=max_context, records_routing=records_routing
             )
-            gateway = Gateway(settings or GatewaySettings(), engine, chatml, engine.info)
+            gateway = Gateway(settings or GatewaySettings(), engine, renderer, engine.info)
             await stack.enter_async_context(gateway)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             grant = SessionGrant(

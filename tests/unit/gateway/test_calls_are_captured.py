@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from polar.engines.base import EngineError
 from polar.models.chat import FinishReason
-from polar.rendering.chatml import ChatML
+from polar.rendering.base import Renderer
 from polar.trajectory.per_request import PerRequest
 from tests.captures import grow
 from tests.fakes.scripted_engine import Answer, logprob_of
@@ -27,7 +27,7 @@ async def events(response: aiohttp.ClientResponse) -> list[str]:
 
 
 async def test_a_completion_is_captured_with_prompt_tokens_and_logprobs(
-    set_scene: SetScene, chatml: ChatML
+    set_scene: SetScene, renderer: Renderer
 ) -> None:
     scene = await set_scene(["Hello there."])
     async with scene.post(scene.body(temperature=0.5, max_tokens=50)) as response:
@@ -37,7 +37,7 @@ async def test_a_completion_is_captured_with_prompt_tokens_and_logprobs(
     (completion,) = await scene.captured()
     sampled = scene.engine.encode("Hello there.")
     assert completion.sampled_ids.tolist() == sampled
-    assert completion.prompt_ids.tolist() == chatml.render(completion.messages, ())
+    assert completion.prompt_ids.tolist() == renderer.render(completion.messages, ())
     assert completion.prompt_ids.tolist() == scene.engine.requests[0].prompt_ids
     assert completion.logprobs.tolist() == [logprob_of(id) for id in sampled]
     assert completion.policy_versions.tolist() == [0] * len(sampled)

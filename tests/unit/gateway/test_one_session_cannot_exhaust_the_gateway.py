@@ -25,7 +25,7 @@ from polar.gateway.quota import GatewayMemory, SessionQuota, memory_of, values_i
 from polar.gateway.server import new_key
 from polar.models.chat import FinishReason, Message, ToolDefinition
 from polar.models.session import AgentEnd
-from polar.rendering.chatml import ChatML
+from polar.rendering.base import Renderer
 from tests.fakes.scripted_engine import Answer
 from tests.unit.gateway.conftest import Scene, SetScene
 from tests.unit.gateway.test_hostile_requests_are_refused import ADDRESSES
@@ -238,18 +238,18 @@ async def test_token_ids_that_do_not_fit_are_refused_unread(
 
 
 async def test_a_very_long_prompt_is_tokenised_only_if_it_may_fit(
-    set_scene: SetScene, chatml: ChatML, monkeypatch: pytest.MonkeyPatch
+    set_scene: SetScene, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = await set_scene(["Hello."], max_context=80_000)
     rendered: list[int] = []
-    render = chatml.render
+    render = renderer.render
 
     def measured(messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
         ids = list(render(messages, tools))
         rendered.append(len(ids))
         return ids
 
-    monkeypatch.setattr(chatml, "render", measured)
+    monkeypatch.setattr(renderer, "render", measured)
     status, answer = await send(scene, orjson.dumps(scene.body("a " * 300_000)))
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert max(rendered) < 40_000, "only samples of it"

@@ -10,9 +10,8 @@ from tokenizers import Tokenizer
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_model
 from polar.rendering.adapter import AdaptedRenderer
-from polar.rendering.chatml import ChatML, ToolForm
 from polar.rendering.families import renderer_for
-from polar.rendering.tokenizer import read_tokenizer
+from polar.rendering.template_renderer import TemplateRenderer
 from tests.tokenizers_of_families import DEEPSEEK, LLAMA, QWEN3, Family
 
 
@@ -27,8 +26,10 @@ def tokenizer(model_directory: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def chatml(model_directory: Path) -> ChatML:
-    return ChatML(read_tokenizer(model_directory / "tokenizer.json"), tools=ToolForm.PROMPT)
+def smollm2(model_directory: Path) -> TemplateRenderer:
+    renderer = renderer_for("x", model_directory, tool_prompt=True)
+    assert isinstance(renderer, TemplateRenderer)
+    return renderer
 
 
 def adapted(family: Family) -> AdaptedRenderer:

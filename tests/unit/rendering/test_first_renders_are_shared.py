@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from polar.models.chat import Message, Role, ToolDefinition
 from polar.rendering.adapter import AdaptedRenderer
-from polar.rendering.chatml import ChatML
+from polar.rendering.template_renderer import TemplateRenderer
 from polar.rendering.tokenizer import KeptTexts
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -85,12 +85,12 @@ def test_texts_that_are_asked_for_together_get_their_own_ids(asked: list[str]) -
 @settings(max_examples=30)
 @given(TEXTS, TEXTS, TEXTS)
 def test_kept_renders_equal_fresh_ones(
-    family: AdaptedRenderer, chatml: ChatML, system: str, tool: str, asked: str
+    family: AdaptedRenderer, smollm2: TemplateRenderer, system: str, tool: str, asked: str
 ) -> None:
     tools = [ToolDefinition("bash", f"Runs. {tool}" * 50, {"type": "object"})]
     messages = [Message(Role.SYSTEM, f"{system} Be good." * 60), Message(Role.USER, asked)]
-    kept = [(family.render(messages, tools), chatml.render(messages, tools)) for _ in range(3)]
+    kept = [(family.render(messages, tools), smollm2.render(messages, tools)) for _ in range(3)]
     family._tokens.control_in_text = False  # forgets
-    chatml._texts = KeptTexts(chatml._tokenizer)
-    fresh = (family.render(messages, tools), chatml.render(messages, tools))
+    smollm2.tokens._kept = KeptTexts(smollm2._tokenizer)
+    fresh = (family.render(messages, tools), smollm2.render(messages, tools))
     assert kept == [fresh] * 3

@@ -12,13 +12,19 @@ from polar.rendering.families import renderer_for
 
 ASKED = [Message(Role.SYSTEM, "Be good."), Message(Role.USER, "a long question " * 20)]
 
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{{ '<|im_start|>assistant\\n' }}"
+)
 
-@pytest.mark.parametrize("family", ["chatml", "qwen2.5", "qwen3"])
+
+@pytest.mark.parametrize("family", ["template", "qwen3"])
 def test_limits_in_a_tokenizer_file_do_not_cut_or_fill_up_prompts(family: str, tmp_path: Path) -> None:
     plain, limited = (tmp_path / name for name in ("plain", "limited"))
     for directory in (plain, limited):
         directory.mkdir()
-    tokenizer = _tokenizer(is_qwen=family.startswith("qwen"))
+        (directory / "chat_template.jinja").write_text(CHATML)
+    tokenizer = _tokenizer(is_qwen=family == "qwen3")
     tokenizer.save(str(plain / "tokenizer.json"))
     tokenizer.enable_truncation(max_length=32)
     tokenizer.enable_padding(pad_id=0, pad_token="!", length=64)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,8 +25,6 @@ Template = Callable[[Sequence[Message], Sequence[ToolDefinition], bool], list[in
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(
     lambda text: re.search(r"<\|\w+\|>", text) is None
 )
-SAID = TEXTS.map(lambda text: text.lstrip())
-"""The header ends with a line break, and the policy never sees one merged with what it writes itself."""
 VALUES = st.recursive(
     st.one_of(TEXTS, st.integers(-(2**53), 2**53), st.booleans(), st.none()),
     lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(TEXTS, inner, max_size=2)),
@@ -41,13 +40,15 @@ TOOLS = st.lists(
     st.builds(ToolDefinition, NAMES, TEXTS, st.fixed_dictionaries({"type": st.just("object"), "x": VALUES})),
     max_size=2,
 )
-ANSWERS = st.builds(
+WRITTEN = st.builds(
     lambda text, calls: Message(Role.ASSISTANT, text, tool_calls=tuple(calls)),
-    SAID,
+    TEXTS,
     st.lists(CALLS, max_size=2),
 )
+ANSWERS = WRITTEN.map(lambda answer: replace(answer, content=answer.content.lstrip()))
+"""The header ends with a line break, and the policy never sees one merged with what it writes itself."""
 HEARD = st.lists(st.builds(Message, st.sampled_from([Role.USER, Role.TOOL]), TEXTS), min_size=1, max_size=3)
-TURNS = st.lists(st.tuples(ANSWERS, HEARD), max_size=3)
+TURNS, SAMPLED = (st.lists(st.tuples(said, HEARD), max_size=3) for said in (WRITTEN, ANSWERS))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_any_conversation_gives_the_ids_of_the_template(
 
 
 @settings(max_examples=100)
-@given(TEXTS, TURNS.filter(bool), TOOLS)
+@given(TEXTS, SAMPLED.filter(bool), TOOLS)
 def test_extensions_give_what_the_template_gives_of_the_whole(
     qwen25: Renderer,
     template: Template,
@@ -105,10 +106,11 @@ def test_extensions_give_what_the_template_gives_of_the_whole(
     ids = qwen25.render(messages, tools)
     for answer, heard in turns:
         sampled = [*(qwen25.opened(assistant_text(answer)) or []), qwen25.stop_token_ids[0]]
-        bridge = qwen25.bridge(ids, sampled, heard)
+        messages.append(answer)
+        bridge = qwen25.bridge(ids, sampled, heard, history=messages, tools=tools)
         assert bridge is not None
         ids = ids + sampled + bridge
-        messages += [answer, *heard]
+        messages += heard
     assert ids == template(messages, tools, True)
 
 
@@ -118,10 +120,13 @@ def test_sampled_tokens_are_never_tokenised_again(
     qwen25: Renderer, sampled: list[int], heard: list[Message]
 ) -> None:
     """Whatever a policy samples: the extension depends on how the turn ended, not on its tokens."""
-    prompt = qwen25.render([Message(Role.USER, "Hi")], ())
+    asked = [Message(Role.USER, "Hi")]
+    prompt, history = qwen25.render(asked, ()), [*asked, Message(Role.ASSISTANT, "Yes")]
     end = qwen25.stop_token_ids[0]
-    cut, ended = qwen25.bridge(prompt, sampled, heard), qwen25.bridge(prompt, [*sampled, end], heard)
-    assert ended == qwen25.bridge(prompt, [0, end], heard)
+    cut, ended, other = (
+        qwen25.bridge(prompt, ids, heard, history=history) for ids in (sampled, [*sampled, end], [0, end])
+    )
+    assert ended == other
     assert cut == [end, *(ended or [])]
 
 

@@ -11,7 +11,6 @@ import pytest
 from polar.errors import InvalidInput
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.adapter import AdaptedRenderer
-from polar.rendering.chatml import ChatML
 from polar.rendering.families import renderer_for
 from polar.rendering.template_renderer import TemplateRenderer
 from tests.tokenizers_of_families import DEEPSEEK, LLAMA, QWEN3, QWEN25, Family, public_template, with_bytes
@@ -25,15 +24,10 @@ def test_a_copy_under_any_name_is_rendered_as_its_family(family: Family, tmp_pat
     copy = tmp_path / "my-finetune-of-llama-qwen3-deepseek"
     shutil.copytree(family.directory(), copy)
     found = renderer_for(str(copy), copy)
-    named = renderer_for("-", family.directory(), family=family.name)
+    named = renderer_for("-", family.directory(), family="template" if family is QWEN25 else family.name)
     call = Message(Role.ASSISTANT, "", "hm", (ToolCall("call_0", "bash", '{"command": "ls"}'),))
     for conversation in ([*ASKED], [*ASKED, call, Message(Role.TOOL, "a", tool_call_id="call_0")]):
         assert found.render(conversation, TOOLS) == named.render(conversation, TOOLS)
-
-
-def test_qwen_s_generations_are_told_apart_by_their_templates() -> None:
-    assert isinstance(renderer_for("x", QWEN25.directory()), ChatML)
-    assert isinstance(renderer_for("x", QWEN3.directory()), TemplateRenderer)
 
 
 def test_a_template_that_shows_no_calls_leaves_them_to_a_family_that_does() -> None:
@@ -72,32 +66,31 @@ def with_template(directory: Path, old: str, new: str) -> Path:
 def test_what_is_said_of_tools_is_the_template_s_own(tmp_path: Path, old: str, new: str, shown: str) -> None:
     renderer = renderer_for("x", with_template(tmp_path, old, new))
     prompt = b"".join(map(renderer.spelling, renderer.render(ASKED, TOOLS))).decode()
-    assert isinstance(renderer, ChatML)
+    assert renderer.name == "template"
     assert shown in prompt
 
 
-def test_a_template_that_no_family_renders_is_rendered_itself(tmp_path: Path) -> None:
+def test_a_template_that_shows_tools_otherwise_is_rendered_as_it_is(tmp_path: Path) -> None:
     copy = with_template(tmp_path, "{{- tool | tojson }}", "{{- tool.function | tojson }}")
     renderer = renderer_for("Qwen/Qwen2.5-7B-Instruct", copy)
     assert isinstance(renderer, TemplateRenderer)
     assert (renderer.name, renderer.call_form) == ("template", "hermes")
     prompt = b"".join(map(renderer.spelling, renderer.render(ASKED, TOOLS))).decode()
     assert '<tools>\n{"name": "bash"' in prompt
-    assert isinstance(renderer_for("x", copy, family="qwen2.5"), ChatML)
 
 
 def test_a_template_that_cannot_be_rendered_turn_by_turn_is_refused_with_the_proof_that_failed(
     tmp_path: Path,
 ) -> None:
     copy = tmp_path / "model"
-    shutil.copytree(QWEN25.directory(), copy)
+    shutil.copytree(QWEN3.directory(), copy)
     (copy / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     )
     with pytest.raises(InvalidInput, match="no control token ends a turn") as refused:
         renderer_for("x", copy)
     assert refused.value.hint is not None
-    assert "nearest is chatml, which differs in a question" in refused.value.hint
+    assert "nearest is qwen3, which differs in a question" in refused.value.hint
 
 
 def test_the_default_system_message_is_the_template_s_own(tmp_path: Path) -> None:
@@ -114,7 +107,15 @@ def test_a_family_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(InvalidInput, match=r"engine\.renderer: qwen9") as refused:
         renderer_for("x", QWEN25.directory(), family="qwen9")
     assert refused.value.hint is not None
-    assert "qwen2.5" in refused.value.hint
+    assert "known: template, qwen3" in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen2.5"])
+def test_a_family_that_its_template_renders_is_refused_with_what_to_write(name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{name} is rendered by the model's own chat template") as refused:
+        renderer_for("x", QWEN25.directory(), family=name)
+    assert refused.value.hint is not None
+    assert "leave engine.renderer out, or write template" in refused.value.hint
 
 
 def test_tools_are_described_to_a_plain_template_only_if_asked(model_directory: Path) -> None:

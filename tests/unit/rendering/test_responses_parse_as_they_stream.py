@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from polar.models.chat import Message
-from polar.rendering.chatml import ChatML
+from polar.rendering.template_renderer import TemplateRenderer
 from polar.rendering.tool_calls import CallReader
 
 LS = '{"name": "bash", "arguments": {"command": "ls"}}'
@@ -27,8 +27,8 @@ def read(text: str, *, pieces: list[int] | None = None) -> tuple[str, list[tuple
     return content, calls
 
 
-def parse(chatml: ChatML, ids: list[int], sizes: list[int]) -> Message:
-    parser, position = chatml.parser(), 0
+def parse(smollm2: TemplateRenderer, ids: list[int], sizes: list[int]) -> Message:
+    parser, position = smollm2.parser(), 0
     for size in sizes:
         parser.feed(ids[position : position + size])
         position += size
@@ -119,20 +119,20 @@ def test_the_same_text_gives_the_same_message_however_split(text: str, cuts: lis
 @settings(max_examples=100)
 @given(st.lists(st.integers(0, 49151), max_size=30), st.lists(st.integers(1, 5), max_size=10))
 def test_any_ids_give_the_same_message_however_split(
-    chatml: ChatML, ids: list[int], sizes: list[int]
+    smollm2: TemplateRenderer, ids: list[int], sizes: list[int]
 ) -> None:
-    whole = parse(chatml, ids, [])
-    assert parse(chatml, ids, sizes) == whole
-    assert parse(chatml, ids, [1] * len(ids)) == whole
+    whole = parse(smollm2, ids, [])
+    assert parse(smollm2, ids, sizes) == whole
+    assert parse(smollm2, ids, [1] * len(ids)) == whole
     whole.content.encode()
 
 
 @settings(max_examples=100)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<�"), max_size=30))
-def test_no_half_character_is_emitted(chatml: ChatML, tokenizer: Tokenizer, text: str) -> None:
+def test_no_half_character_is_emitted(smollm2: TemplateRenderer, tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assume(tokenizer.decode(ids) == text)  # the vocabulary lacks a few rare bytes
-    parser = chatml.parser()
+    parser = smollm2.parser()
     for id in ids:
         assert "�" not in parser.feed([id]).content
     parser.finish()
@@ -149,16 +149,16 @@ def test_text_flows_before_the_turn_ends_and_a_call_when_its_json_is_complete() 
     assert not reader.feed("\n</tool_call>")
 
 
-def test_ids_after_the_end_of_turn_are_ignored(chatml: ChatML, tokenizer: Tokenizer) -> None:
+def test_ids_after_the_end_of_turn_are_ignored(smollm2: TemplateRenderer, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("Hi<|im_end|>more", add_special_tokens=False).ids
-    assert parse(chatml, ids, []).content == "Hi"
-    assert parse(chatml, ids, [1] * len(ids)).content == "Hi"
+    assert parse(smollm2, ids, []).content == "Hi"
+    assert parse(smollm2, ids, [1] * len(ids)).content == "Hi"
 
 
-def test_a_call_whose_name_is_half_a_surrogate_pair_stays_text(chatml: ChatML) -> None:
+def test_a_call_whose_name_is_half_a_surrogate_pair_stays_text(smollm2: TemplateRenderer) -> None:
     text = '<tool_call>\n{"name": "\\ud83d", "arguments": {}}\n</tool_call>'
-    parser = chatml.parser()
-    parser.feed(chatml._encode(text))
+    parser = smollm2.parser()
+    parser.feed(smollm2.tokens.ids(text))
     parser.finish()
     assert not parser.message.tool_calls
     assert "ud83d" in parser.message.content

@@ -11,9 +11,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from polar.errors import InvalidInput
 from polar.models.chat import ChatRequest, JsonOutput, ToolChoice, ToolDefinition, ToolUse
 from polar.rendering.base import Renderer, Thinking, TurnForm
-from polar.rendering.chatml import ChatML
 from polar.rendering.constraints import closed, constraint_of
 from polar.rendering.families import renderer_for
+from polar.rendering.template_renderer import TemplateRenderer
 from polar.rendering.tool_calls import limited
 from tests.tokenizers_of_families import QWEN3
 
@@ -39,8 +39,10 @@ def qwen_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_a_family_s_form_is_found_from_how_it_renders(qwen_directory: Path, chatml: ChatML) -> None:
-    assert chatml.form == TurnForm(is_plain=True, writes_calls=True)
+def test_a_family_s_form_is_found_from_how_it_renders(
+    qwen_directory: Path, smollm2: TemplateRenderer
+) -> None:
+    assert smollm2.form == TurnForm(is_plain=True, writes_calls=True)
     qwen3 = renderer_for("tiny", qwen_directory, family="qwen3")
     assert qwen3.form == TurnForm(True, True, Thinking("<think>", "</think>\n\n"))
     # Its calls are XML, and its prompt begins the thoughts.
@@ -115,20 +117,20 @@ def parsed(renderer: Renderer, tokenizer: Tokenizer, text: str, choice: ToolChoi
     return message.content, [call.name for call in message.tool_calls]
 
 
-def test_calls_that_may_not_be_made_are_text(chatml: ChatML, tokenizer: Tokenizer) -> None:
+def test_calls_that_may_not_be_made_are_text(smollm2: TemplateRenderer, tokenizer: Tokenizer) -> None:
     none = ToolChoice(ToolUse.NONE)
-    assert parsed(chatml, tokenizer, f"hi {CALL}", none) == (f"hi{CALL}", [])
+    assert parsed(smollm2, tokenizer, f"hi {CALL}", none) == (f"hi{CALL}", [])
 
 
-def test_one_call_at_a_time_leaves_the_first(chatml: ChatML, tokenizer: Tokenizer) -> None:
+def test_one_call_at_a_time_leaves_the_first(smollm2: TemplateRenderer, tokenizer: Tokenizer) -> None:
     second = CALL.replace('"f"', '"g"')
     one = ToolChoice(parallel=False)
-    assert parsed(chatml, tokenizer, f"hi {CALL}\n{second}", one) == ("hi", ["f"])
-    assert parsed(chatml, tokenizer, f"hi {CALL}\n{second}", ToolChoice(names=("f",), parallel=False))[1] == [
-        "f"
-    ]
+    assert parsed(smollm2, tokenizer, f"hi {CALL}\n{second}", one) == ("hi", ["f"])
+    assert parsed(smollm2, tokenizer, f"hi {CALL}\n{second}", ToolChoice(names=("f",), parallel=False))[
+        1
+    ] == ["f"]
 
 
-def test_calls_are_as_sampled_when_nothing_limits_them(chatml: ChatML) -> None:
-    parser = chatml.parser()
+def test_calls_are_as_sampled_when_nothing_limits_them(smollm2: TemplateRenderer) -> None:
+    parser = smollm2.parser()
     assert limited(parser, ToolChoice()) is parser

@@ -136,7 +136,7 @@ async def test_an_engine_that_cannot_be_reached_is_a_problem_with_a_way_out() ->
 def test_the_renderer_is_told_with_why_it_was_chosen_and_how_calls_are_read() -> None:
     renderer = renderer_for("x", LLAMA.directory(), family="template")
     told = doctor._chosen(EngineSettings(), renderer)
-    assert told.startswith("mode tokens: template (no family gives the ids")
+    assert told.startswith("mode tokens: template (the model's own chat template")
     assert "calls: json" in told
     assert "as engine.renderer says" in doctor._chosen(EngineSettings(renderer="template"), renderer)
     assert doctor._chosen(EngineSettings(mode="chat"), renderer).startswith("mode chat")
