@@ -16,6 +16,7 @@ import pytest
 from polar.engines.base import EngineDown
 from polar.models.session import FailureReason, SessionResult, SessionStatus
 from polar.models.views import Join
+from polar.node import admission
 from tests.fakes.scripted_engine import Script
 from tests.sandboxes import require_runtime
 from tests.systems import ASK, System, shell_task, system
@@ -141,15 +142,17 @@ async def test_broken_tasks_do_not_keep_a_node_from_sound_ones(small: System) ->
     assert begun.index("sound") < 12, "it came after all attempts at the broken ones"
 
 
-async def test_a_node_whose_disk_fills_while_all_places_are_taken_takes_nothing_more(small: System) -> None:
+async def test_a_node_whose_disk_fills_while_all_places_are_taken_takes_nothing_more(
+    small: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for task_id in ("first", "second"):
         command = "touch started; until test -e go; do sleep 0.02; done; echo done > answer.txt"
         await small.client.submit(shell_task(task_id, command))
-    async with small.node(run_slots=1, ready_buffer=0) as node:
+    async with small.node(run_slots=1, ready_buffer=0):
         async with asyncio.timeout(60):
             while not (begun := list(small.data_dir.rglob("workspace/started"))):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        node._admission._reserve = 1 << 60
+        monkeypatch.setattr(admission, "free_bytes", lambda _directory: 0)
         (begun[0].parent / "go").touch()
         await small.client.wait(["first"], timeout=60)
         assert (await small.client.session("second.0")).status is SessionStatus.QUEUED

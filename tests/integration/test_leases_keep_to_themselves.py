@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from polar.models.session import SessionStatus
-from polar.models.views import MOST_LEASES, Release
+from polar.models.views import MOST_LEASES
+from polar.store.store import Store
 from tests.conformance import eventually
 from tests.fakes.scripted_engine import Answer, Script
 from tests.systems import ASK, shell_task, system
@@ -32,13 +33,14 @@ async def test_a_session_given_back_and_leased_again_records_only_its_last_run(t
 
 async def test_a_session_that_comes_back_to_its_node_ends_what_its_lost_lease_began(tmp_path: Path) -> None:
     script: list[Script] = [Answer("Never.", gate=asyncio.Event()), "Done."]
-    async with system(tmp_path / "data", script) as running, running.node() as node:
+    async with system(tmp_path / "data", script) as running, running.node():
         await running.client.submit(shell_task("back", ASK))
         await running.engine.waiting.wait()
-        # What the server does with the lease of a node that it has not heard of for too long.
-        await running.client.release("back.0", Release(key=node._runs["back.0"].lease.key))
+        # Another server of the store, an hour later, has not heard of the node for too long.
+        async with Store.open(tmp_path / "data", lambda: time.time() + 3600) as later:
+            assert (await later.leases.expire(max_attempts=2)).requeued == 1
         (result,) = await running.client.wait(["back"], timeout=120)
-    assert (result.status, result.error, result.attempt) == (SessionStatus.COMPLETED, None, 1)
+    assert (result.status, result.error, result.attempt) == (SessionStatus.COMPLETED, None, 2)
     assert result.stats.completions == 1
 
 

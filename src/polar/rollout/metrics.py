@@ -18,9 +18,9 @@ class ServerMetrics:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._registry = CollectorRegistry()
-        gauge = partial(Gauge, namespace="polar_server", registry=self._registry)
-        counter = partial(Counter, namespace="polar_server", registry=self._registry)
+        self.registry = CollectorRegistry()
+        gauge = partial(Gauge, namespace="polar_server", registry=self.registry)
+        counter = partial(Counter, namespace="polar_server", registry=self.registry)
         self._sessions = gauge("sessions", "Stored sessions by status.", ["status"])
         self._policy_version = gauge("policy_version", "The policy version that nodes are to sample with.")
         self._webhook_lag = gauge("webhook_lag", "Results not yet delivered to their webhooks.")
@@ -45,7 +45,7 @@ class ServerMetrics:
         )
         self._deliveries = counter("deliveries", "Results that nodes delivered.", ["outcome"])
         self._results = counter("results", "Results that were stored, by their status.", ["status"])
-        self._reward = Summary("polar_server_reward", "Rewards of stored results.", registry=self._registry)
+        self._reward = Summary("polar_server_reward", "Rewards of stored results.", registry=self.registry)
         self._sampled = counter("sampled_tokens", "Tokens sampled in delivered sessions.")
         self._trainable = counter("trainable_tokens", "Of these, tokens that a trainer can use.")
         self._excluded = counter(
@@ -62,7 +62,7 @@ class ServerMetrics:
         self._webhook_lag.set(sum(view.lag for view in webhooks))
         self._webhook_lag_seconds.set(max((view.lag_seconds for view in webhooks), default=0.0))
         self._webhooks_failing.set(sum(view.error is not None for view in webhooks))
-        return self._registry.collect()
+        return self.registry.collect()
 
     def delivered(self, result: SessionResult, outcome: bool | PolarError, *, is_retried: bool) -> None:
         """Whether a delivery was new; neither one that comes again nor one that is retried is a result."""

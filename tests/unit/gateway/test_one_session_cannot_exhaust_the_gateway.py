@@ -170,13 +170,14 @@ async def test_failed_calls_spend_a_budget(set_scene: SetScene) -> None:
     scene = await set_scene([failure, failure, "Hello."], settings=GatewaySettings(max_failed_calls=4))
     sound = orjson.dumps(scene.body())
     stream = orjson.dumps(scene.body(stream=True))
+    spent = asyncio.create_task(budget_spent(scene))
     assert [(await send(scene, body))[0] for body in (b"{", sound, b"[]")] == [400, 502, 400]
-    assert not scene.gateway._sessions.get("s1").budget_spent.is_set()
+    assert not spent.done()
     async with scene.http.post(
         scene.url, data=stream, headers={"Authorization": f"Bearer {scene.grant.key}"}
     ) as response:
         assert b"error" in await response.read()
-    assert await budget_spent(scene) == (AgentEnd.BUDGET, "4 model calls have failed")
+    assert await spent == (AgentEnd.BUDGET, "4 model calls have failed")
     status, answer = await send(scene, sound)
     assert (status, answer["error"]["code"]) == (400, "insufficient_quota")
 
@@ -212,10 +213,10 @@ async def test_a_call_that_the_engine_refuses_is_recorded_in_brief(set_scene: Se
 
 
 async def test_a_prompt_that_is_too_long_by_far_is_refused_unrendered(
-    set_scene: SetScene, monkeypatch: pytest.MonkeyPatch
+    set_scene: SetScene, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = await set_scene([], max_context=64)
-    monkeypatch.setattr(scene.gateway._source, "begin", None)
+    monkeypatch.setattr(renderer, "render", None)
     for more in (
         {"content": "x" * 2000},
         {"tools": [{"function": {"name": "t", "description": "d" * 2000}}]},

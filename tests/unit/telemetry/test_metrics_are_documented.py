@@ -37,6 +37,7 @@ def of_registry(registry: Any) -> set[Row]:
 
 
 def of_collector(collector: Any) -> set[Row]:
+    # The labels of what was never counted: the library's public parts do not name them.
     if isinstance(collector, MetricWrapperBase):
         assert collector._type is not None
         return {row(collector._name, collector._type, collector._labelnames)}
@@ -51,7 +52,7 @@ def exported() -> set[Row]:
     read = {row(family.name, family.type, ("engine",)) for family in families({"http://engine": Readings()})}
     names_read = {name for name, _, _ in read}
     return (
-        of_registry(ServerMetrics(cast(Any, None))._registry)
+        of_registry(ServerMetrics(cast(Any, None)).registry)
         | of_registry(Metrics(Pools(NodeSettings())).registry)
         | of_registry(GatewayMetrics(int, int, bool).registry)
         | read
