@@ -47,23 +47,22 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from polar.training.learner import Learner
-from polar.training.objective import Measured
 from polar.training.run import train
 from tests.fakes.training_runs import quiet, settings
 
-measured, dies_at = 0, int(sys.argv[3])
-whole = Learner._update
+begun, dies_at = 0, int(sys.argv[3])
+whole = Learner.learn
 
-def update(self, batches, olds, references):
-    global measured
-    measured += 1
-    if measured == dies_at:
-        # Half of the gradient is there, and the weights are those of the step before.
-        self._loss(batches[0], Measured(*self.policy.measure(batches[0]))).value.backward()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return whole(self, batches, olds, references)
+def learn(learner, batches):
+    global begun
+    begun += 1
+    if begun == dies_at:
+        # Part of the gradient is there, and the weights are those of the step before.
+        die = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        learner.policy.parameters[0].register_post_accumulate_grad_hook(die)
+    return whole(learner, batches)
 
-Learner._update = update
+Learner.learn = learn
 train(settings(Path(sys.argv[1]), Path(sys.argv[2])), quiet())
 """
 

@@ -64,19 +64,27 @@ def one_after_another(left: Tensor, right: Tensor) -> Tensor:
 def test_a_vocabulary_of_unlikely_tokens_is_not_lost_in_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     vocabulary = 16 * PART
-    # One token is likely, all others together make up 3e-4; embeddings have a direction in common.
+    # The first token is likely, all others together make up 3e-4; embeddings have a direction in common.
     matrix = torch.randn(vocabulary, 4) * 0.1 + torch.tensor([0.5, 0.0, 0.0, 0.0])
-    slope = torch.full((1, vocabulary), -3e-4 / vocabulary)
-    slope[0, 0] = 1.0
+    matrix[:, 3] = 0.0
+    matrix[0, 3] = 0.185
+    hidden = torch.tensor([[0.0, 0.0, 0.0, 100.0]], requires_grad=True)
+    unlikely = torch.tensor([1])
     monkeypatch.setattr(head, "product", one_after_another)
-    exact = slope.double() @ matrix.double()
 
-    def off(summed: Tensor) -> float:
-        return float((summed - exact).abs().max() / exact.abs().max())
+    def gradient(logprobs: Tensor) -> Tensor:
+        return torch.autograd.grad(logprobs.sum(), hidden)[0].double()
 
-    lost = off(one_after_another(slope, matrix))
+    exact = gradient(plainly(hidden.double(), matrix.double(), unlikely, 1.0)[0])
+
+    def off(part: int) -> float:
+        monkeypatch.setattr(head, "PART", part)
+        found = gradient(score(hidden, matrix, unlikely, Manner(torch.float32, 1))[0])
+        return float((found - exact).abs().max() / exact.abs().max())
+
+    lost = off(vocabulary)
     assert lost > 1e-4
-    assert off(head._summed_in_parts(slope, matrix)) < lost / 10
+    assert off(PART) < lost / 10
 
 
 def test_in_half_precision_sums_are_still_kept_in_float32() -> None:

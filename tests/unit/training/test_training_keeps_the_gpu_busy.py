@@ -9,12 +9,19 @@ import pytest
 import torch
 
 from polar.training.head import to_device
-from polar.training.learner import _numbers
+from polar.training.learner import Learner
 from polar.training.material import PolicyVersions, material
 from polar.training.metrics import GpuUsage
-from polar.training.objective import Loss
+from polar.training.objective import Loss, Measured
 from polar.training.policy import SHAPES, _granule, load_policy
-from polar.training.settings import BatchSettings, ModelSettings, ObjectiveSettings
+from polar.training.settings import (
+    BatchSettings,
+    DivergenceLimits,
+    ModelSettings,
+    ObjectiveSettings,
+    OptimizerSettings,
+)
+from polar.trajectory.packing.batch import Batch
 from polar.trajectory.packing.masks import BLOCK
 from tests.fakes.training_runs import groups
 
@@ -23,6 +30,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("most_tokens", [2, 128, 1000, 4096, 32_768, 100_000])
 def test_batches_have_few_sizes_and_hold_the_budget(most_tokens: int) -> None:
+    # Only a GPU pads its batches, so that nothing public shows it here.
     granule = _granule(most_tokens)
     sizes = {
         -(-length // granule) * granule for length in range(1, most_tokens + 1, max(1, most_tokens // 97))
@@ -38,10 +46,22 @@ def test_arrays_keep_their_values_whatever_their_layout_in_memory() -> None:
     assert to_device(np.arange(4, dtype=np.float32)[::-1], CPU).tolist() == [3, 2, 1, 0]
 
 
-def test_numbers_of_an_update_are_sums_of_losses_and_means_over_terms() -> None:
-    losses = [Loss(torch.tensor(value), {"entropy": torch.tensor(2 * value)}) for value in (1.0, 3.0)]
-    found = _numbers(losses, torch.tensor(5.0), terms=4)
-    assert found == {"loss": 4.0, "grad_norm": 5.0, "entropy": 2.0}
+def test_numbers_of_an_update_are_sums_of_losses_and_means_over_terms(tiny_model: Path) -> None:
+    batches = material(
+        groups(), ObjectiveSettings(), BatchSettings(tokens=40), PolicyVersions(0)
+    ).packing.batches
+    assert len(batches) > 1
+    policy = load_policy(ModelSettings(name=str(tiny_model), device="cpu"))
+    logprobs, entropy = map(torch.cat, zip(*map(policy.measure, batches), strict=True))
+    slopes = torch.autograd.grad(logprobs.sum(), policy.parameters)
+
+    def loss(_: Batch, measured: Measured) -> Loss:
+        return Loss(measured.logprobs.sum(), {"entropy": measured.entropy.detach().sum()})
+
+    found = Learner(policy, loss, OptimizerSettings(), DivergenceLimits(), steps=1).learn(batches)
+    assert found["loss"] == pytest.approx(float(logprobs.detach().sum()))
+    assert found["entropy"] == pytest.approx(float(entropy.detach().mean()))
+    assert found["grad_norm"] == pytest.approx(float(torch.nn.utils.get_total_norm(slopes)), rel=1e-4)
 
 
 def test_without_a_gpu_nothing_is_said_of_it() -> None:

@@ -212,7 +212,7 @@ def test_a_run_that_goes_on_starts_no_engine_beside_memory_that_is_gone(
     monkeypatch.setattr(run, "load_tasks", lambda *_: [])
     monkeypatch.setattr(run, "server_beside_trainer", start)
     with pytest.raises(Started), ExitStack() as stack:
-        run._supply(settings, stack, print)
+        run.assemble(settings, stack, print)
     # Nor are half of the files taken for all of them.
     assert not _manifests(weights)
     assert not list(weights.rglob("*.safetensors"))
