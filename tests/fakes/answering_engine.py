@@ -12,6 +12,7 @@ from aiohttp import web
 
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import VllmWire
+from tests.listening import listening
 
 WORDS = ("yes", "yes indeed", "no", "perhaps", "yes", "never")
 
@@ -48,12 +49,5 @@ async def answering_engine(
     app.router.add_get("/v1/models", engine.models)
     app.router.add_post("/v1/chat/completions", engine.completions)
     app.router.add_post("/tokenize", engine.tokenize)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    engine.url = f"http://{host}:{port}"
-    try:
+    async with listening(app) as engine.url:
         yield engine
-    finally:
-        await runner.cleanup()

@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.listening import listening
+
 
 @dataclass
 class Asked:
@@ -26,7 +28,7 @@ class ChatServer:
 
     script: list[dict[str, Any]]
     asked: list[Asked] = field(default_factory=list)
-    port: int = 0
+    url: str = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(Asked(request.path, dict(request.headers), await request.json()))
@@ -66,12 +68,5 @@ async def chat_server(*script: dict[str, Any]) -> AsyncIterator[ChatServer]:
     server = ChatServer(list(script))
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/chat/completions", server.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        server.port = runner.addresses[0][1]
+    async with listening(app) as server.url:
         yield server
-    finally:
-        await runner.cleanup()

@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.listening import listening
+
 Answer = str | tuple[int, str] | Callable[[dict[str, Any]], str | tuple[int, str]]
 
 
@@ -39,13 +41,6 @@ async def judging(*answers: Answer) -> AsyncIterator[JudgeServer]:
     server = JudgeServer(list(answers))
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        server.url = f"http://127.0.0.1:{port}/v1"
+    async with listening(app) as url:
+        server.url = f"{url}/v1"
         yield server
-    finally:
-        await runner.cleanup()

@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.listening import listening
+
 COOKIE = "gym_session"
 
 
@@ -47,12 +49,5 @@ async def resources_server() -> AsyncIterator[ResourcesServer]:
 
     app = web.Application()
     app.add_routes([web.post("/seed_session", seed), web.post("/verify", verify)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with listening(app) as server.url:
         yield server
-    finally:
-        await runner.cleanup()

@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from tests.fakes import character_chat
-from tests.fakes.vllm_wire import likeliest
+from tests.fakes.engine_wire import EngineWire, likeliest
+from tests.listening import listening
 
 
 @dataclass
-class SglangWire:
-    """Answers the n-th generation with the n-th entry; the last one repeats.
+class SglangWire(EngineWire):
+    """Answers generations and chats.
 
-    An entry is a list of events (dicts are sent as JSON, strings as they are, an asyncio.Event is
-    waited for, a ConnectionError drops the connection), or a pair of a status and an error body.
+    An entry of its script is a list of events (dicts are sent as JSON, strings as they are, an
+    asyncio.Event is waited for, a ConnectionError drops the connection), or a pair of a status and an error
+    body.
     """
 
-    answers: Sequence[Any]
     is_old: bool = False
     """Whether the addresses that inform have the names they had on older servers."""
     is_incremental: bool = False
@@ -48,48 +48,25 @@ class SglangWire:
     """Where they come back: versions differ."""
     orders: list[tuple[str, Any]] = field(default_factory=list)
     refuses_weights: str | None = None
-    bodies: list[dict[str, Any]] = field(default_factory=list)
     aborted: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     """The rids of requests that were aborted by name."""
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
     ports: set[int] = field(default_factory=set)
     """Of the clients' ends of the connections that generations came on."""
-    url: str = ""
-
     path: str = "small"
     """Of its weights, by which it also calls itself."""
     takes_adapters: bool = False
     """Whether it was started with --enable-lora."""
-    adapters: dict[str, str] = field(default_factory=dict)
-    """Those that are loaded, and where they come from."""
     ever_loaded: dict[str, str] = field(default_factory=dict)
-    going: asyncio.Event = field(default_factory=asyncio.Event)
-    """Cleared by a pause: what is asked then waits, and nothing is sampled."""
     sampling: Counter[str] = field(default_factory=Counter)
     """The adapters that requests are sampled with."""
     ended: asyncio.Condition = field(default_factory=asyncio.Condition)
     updating: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by what loads or unloads an adapter."""
-    connections: set[asyncio.Transport] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.going.set()
 
     async def start_anew(self) -> None:
-        """As a process that ended and was started again: nothing is left of it but its address."""
         self.weight_version, self.path = "default", "small"
-        self.adapters.clear()
         self.ever_loaded.clear()
-        self.going.set()
-        while self.connections:
-            self.connections.pop().abort()
-
-    @web.middleware
-    async def connected(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        assert isinstance(request.transport, asyncio.Transport)
-        self.connections.add(request.transport)
-        return await handler(request)
+        await super().start_anew()
 
     async def models(self, request: web.Request) -> web.Response:
         cards: list[dict[str, Any]] = [{"id": self.path, "root": self.path, "max_model_len": 512}]
@@ -182,9 +159,7 @@ class SglangWire:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """SGLang's chat: ids in one piece only, each under the name that its flag has."""
         body = await request.json()
-        answer = self.answers[min(len(self.bodies), len(self.answers) - 1)]
-        self.bodies.append(body)
-        self.arrived.set()
+        answer = self.next_answer(body)
         for flag in ("return_token_ids", "return_prompt_token_ids", "return_meta_info"):
             if body.get(flag) and body.get("stream"):
                 message = f"{flag} is not supported with streaming on /v1/chat/completions."
@@ -224,9 +199,7 @@ class SglangWire:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
         self.ports.add(request.transport.get_extra_info("peername")[1])
-        answer = self.answers[min(len(self.bodies), len(self.answers) - 1)]
-        self.bodies.append(asked := await request.json())
-        self.arrived.set()
+        answer = self.next_answer(asked := await request.json())
         if asked.get("top_logprobs_num"):
             if self.logits is None:
                 return web.json_response({"error": {"message": "it shows no others"}}, status=400)
@@ -295,6 +268,10 @@ def event(
     return {"text": "x" * count, "output_ids": ids, "meta_info": info | meta}
 
 
+ANSWER = [event([5, 2], [-1.0] * 2, 2, "stop"), "[DONE]"]
+"""Two tokens."""
+
+
 @asynccontextmanager
 async def sglang_wire(*answers: Any, **options: Any) -> AsyncIterator[SglangWire]:
     wire = SglangWire(answers, **options)
@@ -316,12 +293,5 @@ async def sglang_wire(*answers: Any, **options: Any) -> AsyncIterator[SglangWire
         app.router.add_post(f"/{name}_lora_adapter", wire.adapter)
     app.router.add_post("/generate", wire.generate)
     app.router.add_post("/v1/chat/completions", wire.chat)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    wire.url = f"http://{host}:{port}"
-    try:
+    async with listening(app) as wire.url:
         yield wire
-    finally:
-        await runner.cleanup()

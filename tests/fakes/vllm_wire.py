@@ -6,42 +6,36 @@ import asyncio
 import base64
 import io
 import json
-import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from tests.fakes import character_chat
 from tests.fakes.character_chat import Said
+from tests.fakes.engine_wire import EngineWire, likeliest
+from tests.listening import listening
 
 HOTTEST = 2.0
 """The highest temperature that vLLM accepts."""
 
 
 @dataclass
-class VllmWire:
-    """Answers the n-th completion request with the n-th entry; the last one repeats.
+class VllmWire(EngineWire):
+    """Answers completions and chats.
 
-    An entry is a list of events (dicts are sent as JSON, strings as they are, an asyncio.Event is
-    waited for), a pair of a status and an error body, or, of a chat, what is said: in one piece or as
-    a stream, with or without tokens, as it is asked for.
+    An entry of its script is a list of events (dicts are sent as JSON, strings as they are, an
+    asyncio.Event is waited for), a pair of a status and an error body, or, of a chat, what is said: in one
+    piece or as a stream, with or without tokens, as it is asked for.
     """
 
-    answers: Sequence[Any]
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
     orders: list[str] = field(default_factory=list)
     """What was asked of the server itself, by path."""
     refused: str = ""
     """The path of orders that fail."""
-    adapters: dict[str, str] = field(default_factory=dict)
-    """Those that are loaded, and where they come from."""
     context: int = 512
     """Tokens that the model has room for."""
     weight_version: str | None = "default"
@@ -58,25 +52,11 @@ class VllmWire:
     """Of what may follow any prompt: then a completion that is not streamed tells the likeliest."""
     counts_temperature: bool = False
     """As --logprobs-mode processed_logprobs."""
-    authorization: str | None = None
-    """What the last request showed."""
-    connections: set[asyncio.Transport] = field(default_factory=set)
-    url: str = ""
 
     async def start_anew(self) -> None:
-        """As a process that ended and was started again: nothing is left of it but its address."""
         self.weight_version = None if self.weight_version is None else "default"
         self.started_at = None if self.started_at is None else self.started_at + 60
-        self.adapters.clear()
-        while self.connections:
-            self.connections.pop().abort()
-
-    @web.middleware
-    async def connected(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        assert isinstance(request.transport, asyncio.Transport)
-        self.connections.add(request.transport)
-        self.authorization = request.headers.get("Authorization")
-        return await handler(request)
+        await super().start_anew()
 
     async def models(self, request: web.Request) -> web.Response:
         cards: list[dict[str, Any]] = [
@@ -110,6 +90,10 @@ class VllmWire:
         self.orders.append(request.path)
         if request.path == self.refused:
             return web.json_response({"error": {"message": "not now"}}, status=500)
+        if request.path == "/pause":
+            self.going.clear()
+        if request.path == "/resume":
+            self.going.set()
         if request.path == "/update_weight_version" and self.weight_version is None:
             return web.json_response({"detail": "Not Found"}, status=404)
         if request.path == "/update_weight_version":
@@ -124,6 +108,9 @@ class VllmWire:
             if self.received is not None:
                 await self.received.wait()
         return web.json_response({})
+
+    async def is_paused(self, request: web.Request) -> web.Response:
+        return web.json_response({"is_paused": not self.going.is_set()})
 
     async def metrics(self, request: web.Request) -> web.Response:
         if self.started_at is None:
@@ -142,10 +129,9 @@ class VllmWire:
         return web.json_response({"weight_version": self.weight_version})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        answer = self.answers[min(len(self.bodies), len(self.answers) - 1)]
         body = await request.json()
-        self.bodies.append(body)
-        self.arrived.set()
+        answer = self.next_answer(body)
+        await self.going.wait()
         if request.path == "/v1/completions" and not body.get("stream") and isinstance(answer, Said):
             return web.json_response({"error": {"message": "it completes nothing"}}, status=400)
         if body["model"].startswith("polar-") and body["model"] not in self.adapters:
@@ -176,12 +162,6 @@ class VllmWire:
             self.disconnected.set()
             raise
         return response
-
-
-def likeliest(logits: Iterable[float], temperature: float) -> float:
-    """The highest logprob at a temperature."""
-    scaled = [logit / temperature for logit in logits]
-    return max(scaled) - math.log(sum(map(math.exp, scaled)))
 
 
 def event(ids: list[int] | None, logprobs: list[float] | None, finish: str | None = None, **root: Any) -> Any:
@@ -219,6 +199,10 @@ def usage(tokens: int, cached: int = 0) -> Any:
     }
 
 
+ANSWER = [event([5], [-1.0]), event([2], [-1.0], "stop"), usage(2), "[DONE]"]
+"""Two tokens."""
+
+
 @asynccontextmanager
 async def vllm_wire(
     *answers: Any, takes_orders: bool = False, takes_adapters: bool = False
@@ -235,14 +219,8 @@ async def vllm_wire(
         app.router.add_post("/v1/unload_lora_adapter", wire.unload_adapter)
     if takes_orders:
         app.router.add_get("/weight_info", wire.weights)
+        app.router.add_get("/is_paused", wire.is_paused)
         app.router.add_get("/metrics", wire.metrics)
         app.router.add_post("/{order}", wire.order)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    wire.url = f"http://{host}:{port}"
-    try:
+    async with listening(app) as wire.url:
         yield wire
-    finally:
-        await runner.cleanup()

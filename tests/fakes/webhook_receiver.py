@@ -12,6 +12,7 @@ from aiohttp import web
 
 from polar.models.views import Notice
 from polar.webhooks import InvalidNotice, Recent, ReplayedNotice, verify
+from tests.listening import listening
 
 
 @dataclass
@@ -71,13 +72,6 @@ async def receiving(secret: str, tls: ssl.SSLContext | None = None) -> AsyncIter
     receiver = Receiver(secret)
     app = web.Application()
     app.router.add_post("/hook", receiver.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
-        await site.start()
-        port = runner.addresses[0][1]
-        receiver.url = f"https://localhost:{port}/hook" if tls else f"http://127.0.0.1:{port}/hook"
+    async with listening(app, tls) as url:
+        receiver.url = f"{url}/hook"
         yield receiver
-    finally:
-        await runner.cleanup()

@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from aiohttp import web
 from tokenizers import Tokenizer
 
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_tokenizer
+from tests.listening import listening
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CHOSEN = {
@@ -45,14 +45,9 @@ async def engine(tasksets: list[Path], *, is_right: bool) -> AsyncIterator[str]:
     if not is_right:
         rows = [{**row, "solutions": [[WRONG]]} for row in rows]
     tokenizer = Tokenizer.from_file(str(ensure_tokenizer(DEFAULT_MODEL) / "tokenizer.json"))
-    runner = web.AppRunner(module.TeacherServer(module.Teacher(rows), tokenizer, DEFAULT_MODEL).app())
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
+    server = module.TeacherServer(module.Teacher(rows), tokenizer, DEFAULT_MODEL)
+    async with listening(server.app()) as url:
+        yield url
 
 
 @pytest.mark.sandbox

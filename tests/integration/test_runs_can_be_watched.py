@@ -18,6 +18,7 @@ from polar.config.settings import TelemetrySettings
 from polar.models.session import SessionResult
 from polar.telemetry.page import PATH
 from polar.telemetry.tracing import exporting
+from tests.listening import listening
 from tests.systems import ASK, System, shell_task, system
 
 SAID = "Forty-two, of course."
@@ -57,14 +58,8 @@ async def collecting() -> AsyncIterator[Collector]:
     collector = Collector()
     app = web.Application()
     app.router.add_post("/v1/traces", collector.take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    collector.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with listening(app) as collector.url:
         yield collector
-    finally:
-        await runner.cleanup()
 
 
 def attributes(span: Any) -> dict[str, Any]:

@@ -11,26 +11,20 @@ import pytest
 
 from polar.engines import model_server
 from polar.engines.base import (
-    ChatCall,
-    Engine,
     EngineDown,
     EngineError,
-    GenerateRequest,
     WeightUpdate,
 )
 from polar.engines.pausable import PausableEngine
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
-from polar.models.chat import ChatRequest, Message, Role, Sampling
 from polar.models.policy import PauseMode
 from tests.fakes.character_chat import Said
+from tests.fakes.sglang_wire import ANSWER as SGLANG_ANSWER
 from tests.fakes.sglang_wire import event as sglang_event
 from tests.fakes.sglang_wire import sglang_wire
-from tests.fakes.vllm_wire import event, usage, vllm_wire
-
-ANSWER = [event([5], [-1.0]), event([2], [-1.0], "stop"), usage(2), "[DONE]"]
-SGLANG_ANSWER = [sglang_event([5, 2], [-1.0] * 2, 2, "stop"), "[DONE]"]
-REQUEST = GenerateRequest("r", [1, 2, 3], Sampling(temperature=1.0, max_tokens=8), session="s")
+from tests.fakes.vllm_wire import ANSWER, event, vllm_wire
+from tests.unit.engines.conftest import versions
 
 
 def _adapter(directory: Path, name: str = "adapter") -> str:
@@ -47,14 +41,14 @@ async def test_vllm_samples_with_an_adapter_by_its_name(tmp_path: Path) -> None:
         engine = VllmEngine(wire.url)
         for version, path in ((1, one), (2, two), (3, three)):
             await engine.update_weights(WeightUpdate(version, path))
-            assert await _versions(engine, "tokens") == {version}
+            assert await versions(engine, "tokens") == {version}
             assert wire.bodies[-1]["model"] == f"polar-{version}"
         assert "/collective_rpc" not in wire.orders
         # Whoever has not heard of the newest yet may still ask for the one before.
         assert wire.adapters == {"polar-2": two, "polar-3": three}
         assert (await engine.model_info()).name == "small"
         await engine.update_weights(WeightUpdate(4))
-        assert await _versions(engine, "tokens") == {4}
+        assert await versions(engine, "tokens") == {4}
         assert wire.bodies[-1]["model"] == "small"
         await engine.close()
 
@@ -68,7 +62,7 @@ async def test_an_adapter_that_another_client_had_loaded_is_found(tmp_path: Path
         await late.update_weights(update)
         assert wire.orders.count("/v1/load_lora_adapter polar-5") == 1
         assert (await late.model_info()).policy_version == 5
-        assert await _versions(late, "tokens") == {5}
+        assert await versions(late, "tokens") == {5}
         assert wire.bodies[-1]["model"] == "polar-5"
         for one in (first, late):
             await one.close()
@@ -88,7 +82,7 @@ async def test_a_vllm_that_cannot_load_adapters_says_what_it_needs(tmp_path: Pat
         engine = VllmEngine(wire.url)
         with pytest.raises(EngineError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
             await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
-        assert await _versions(engine, "tokens") == {0}
+        assert await versions(engine, "tokens") == {0}
         assert wire.bodies[-1]["model"] == "small"
         await engine.close()
 
@@ -118,14 +112,14 @@ async def test_no_adapter_stays_in_use_on_weights_that_another_client_has_replac
         adapter = _adapter(tmp_path)
         for engine in both:
             await engine.update_weights(WeightUpdate(1, adapter))
-            assert await _versions(engine, "tokens") == {1}
+            assert await versions(engine, "tokens") == {1}
         wire.weight_version = "2+replacing-another"
         waiting = asyncio.create_task(both[1].update_weights(WeightUpdate(2, str(tmp_path))))
         await asyncio.sleep(0.05)
         wire.weight_version = "2"
         await asyncio.wait_for(waiting, 30)
         assert "/collective_rpc" not in wire.orders
-        assert await _versions(both[1], "tokens") == {2}
+        assert await versions(both[1], "tokens") == {2}
         assert wire.bodies[-1]["model"] == "small"
         for engine in both:
             await engine.close()
@@ -137,8 +131,8 @@ async def test_a_vllm_that_lost_its_adapter_samples_as_what_it_is(tmp_path: Path
         await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
         await wire.start_anew()
         with suppress(EngineError):
-            await _versions(engine, "tokens")
-        assert await _versions(engine, "tokens") == {0}
+            await versions(engine, "tokens")
+        assert await versions(engine, "tokens") == {0}
         await engine.close()
 
 
@@ -147,7 +141,7 @@ async def test_what_began_with_another_adapter_is_continued_with_the_new_one(tmp
     broken_off = [event([5], [-1.0]), gate]
     async with vllm_wire(broken_off, ANSWER, takes_orders=True, takes_adapters=True) as wire:
         engine = PausableEngine(VllmEngine(wire.url))
-        asking = asyncio.create_task(_versions(engine, "tokens"))
+        asking = asyncio.create_task(versions(engine, "tokens"))
         await asyncio.wait_for(wire.arrived.wait(), 30)
         await engine.pause(PauseMode.KEEP)
         await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
@@ -176,9 +170,9 @@ async def test_a_vllm_without_names_for_weights_takes_adapters(tmp_path: Path) -
         wire.weight_version = None
         engine = VllmEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
-        assert await _versions(engine, "tokens") == {1}
+        assert await versions(engine, "tokens") == {1}
         await engine.update_weights(WeightUpdate(2))
-        assert await _versions(engine, "tokens") == {2}
+        assert await versions(engine, "tokens") == {2}
         assert [body["model"] for body in wire.bodies] == ["polar-1", "small"]
         await engine.close()
 
@@ -189,7 +183,7 @@ async def test_sglang_samples_with_an_adapter_by_its_name(tmp_path: Path) -> Non
         engine = SglangEngine(wire.url)
         for version, path in ((1, one), (2, two), (3, three)):
             await engine.update_weights(WeightUpdate(version, path))
-            assert await _versions(engine, "tokens") == {version}
+            assert await versions(engine, "tokens") == {version}
             assert wire.bodies[-1]["lora_path"] == f"polar-{version}"
         assert wire.weight_version == "0+adapter-3"
         # Whoever has not heard of the newest yet may still ask for the one before.
@@ -197,7 +191,7 @@ async def test_sglang_samples_with_an_adapter_by_its_name(tmp_path: Path) -> Non
         info = await engine.model_info()
         assert (info.name, info.policy_version) == ("small", 3)
         await engine.update_weights(WeightUpdate(4))
-        assert await _versions(engine, "tokens") == {4}
+        assert await versions(engine, "tokens") == {4}
         assert "lora_path" not in wire.bodies[-1]
         assert "/update_weights_from_disk" not in {path for path, _ in wire.orders}
         await engine.close()
@@ -207,7 +201,7 @@ async def test_sglangs_chats_and_scores_are_of_the_adapter_too(tmp_path: Path) -
     async with sglang_wire(Said("hi"), takes_adapters=True) as wire:
         engine = SglangEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
-        assert await _versions(engine, "chat") == {1}
+        assert await versions(engine, "chat") == {1}
         assert wire.bodies[-1]["lora_path"] == "polar-1"
         with suppress(EngineError):
             await engine.score([1, 2])
@@ -231,7 +225,7 @@ async def test_a_client_that_connects_anew_finds_the_adapter_in_use(tmp_path: Pa
         update = WeightUpdate(5, _adapter(tmp_path))
         await first.update_weights(update)
         assert (await late.model_info()).policy_version == 5
-        assert await _versions(late, "tokens") == {5}
+        assert await versions(late, "tokens") == {5}
         assert wire.bodies[-1]["lora_path"] == "polar-5"
         await late.update_weights(update)
         assert [path for path, _ in wire.orders].count("/load_lora_adapter") == 1
@@ -251,7 +245,7 @@ async def test_tokens_of_a_client_that_has_not_heard_of_the_adapter_carry_what_t
     async with sglang_wire(answer, takes_adapters=True) as wire:
         quick, slow = SglangEngine(wire.url), SglangEngine(wire.url)
         await quick.update_weights(WeightUpdate(4))
-        asking = asyncio.create_task(_versions(slow, "tokens"))
+        asking = asyncio.create_task(versions(slow, "tokens"))
         await asyncio.wait_for(wire.arrived.wait(), 30)
         await quick.update_weights(WeightUpdate(5, _adapter(tmp_path)))
         gate.set()
@@ -267,11 +261,11 @@ async def test_tokens_of_an_adapter_whose_weights_below_were_replaced_are_refuse
     async with sglang_wire(SGLANG_ANSWER if mode == "tokens" else Said("hi"), takes_adapters=True) as wire:
         engine = SglangEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
-        assert await _versions(engine, mode) == {1}
+        assert await versions(engine, mode) == {1}
         # By another client, which this one has not heard of.
         wire.weight_version = "2"
         with pytest.raises(EngineError, match="were replaced while"):
-            await _versions(engine, mode)
+            await versions(engine, mode)
         await engine.close()
 
 
@@ -286,7 +280,7 @@ async def test_an_adapter_goes_on_no_weights_of_sglang_that_it_was_not_trained_o
         await engine.update_weights(WeightUpdate(3))
         await engine.update_weights(WeightUpdate(4, adapter))
         assert wire.weight_version == "3+adapter-4"
-        assert await _versions(engine, "tokens") == {4}
+        assert await versions(engine, "tokens") == {4}
         await engine.close()
 
 
@@ -296,7 +290,7 @@ async def test_an_sglang_that_cannot_load_adapters_says_what_it_needs(tmp_path: 
         with pytest.raises(EngineError, match=r"LoRA is not enabled.*--lora-target-modules all"):
             await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
         assert wire.weight_version == "default"
-        assert await _versions(engine, "tokens") == {0}
+        assert await versions(engine, "tokens") == {0}
         assert "lora_path" not in wire.bodies[-1]
         await engine.close()
 
@@ -306,13 +300,13 @@ async def test_an_sglang_that_lost_its_adapter_samples_as_what_it_is(tmp_path: P
     async with sglang_wire(SGLANG_ANSWER if mode == "tokens" else Said("hi"), takes_adapters=True) as wire:
         engine = SglangEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, path := _adapter(tmp_path)))
-        assert await _versions(engine, mode) == {1}
+        assert await versions(engine, mode) == {1}
         await wire.start_anew()
         with suppress(EngineDown):
-            await _versions(engine, mode)
-        assert await _versions(engine, mode) == {0}
+            await versions(engine, mode)
+        assert await versions(engine, mode) == {0}
         await engine.update_weights(WeightUpdate(2, path))
-        assert await _versions(engine, mode) == {2}
+        assert await versions(engine, mode) == {2}
         await engine.close()
 
 
@@ -324,13 +318,13 @@ async def test_a_request_for_an_adapter_that_sglang_no_longer_has_may_succeed_el
     async with sglang_wire(SGLANG_ANSWER if mode == "tokens" else Said("hi"), takes_adapters=True) as wire:
         engine = SglangEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, path := _adapter(tmp_path)))
-        assert await _versions(engine, mode) == {1}
+        assert await versions(engine, mode) == {1}
         wire.adapters.clear()
         shutil.rmtree(path)
         wire.weight_version = "default"
         with pytest.raises(EngineDown, match="no longer samples with polar-1"):
-            await _versions(engine, mode)
-        assert await _versions(engine, mode) == {0}
+            await versions(engine, mode)
+        assert await versions(engine, mode) == {0}
         await engine.close()
 
 
@@ -345,7 +339,7 @@ async def test_an_adapter_that_others_sample_with_is_let_go_when_they_have_ended
     async with sglang_wire(answer, takes_adapters=True) as wire:
         late, engine = SglangEngine(wire.url), SglangEngine(wire.url)
         await late.update_weights(WeightUpdate(1, one))
-        asking = asyncio.create_task(_versions(late, "tokens"))
+        asking = asyncio.create_task(versions(late, "tokens"))
         await asyncio.wait_for(wire.arrived.wait(), 30)
         await engine.update_weights(WeightUpdate(2, two))
         await engine.pause(PauseMode.KEEP)
@@ -373,7 +367,7 @@ async def test_two_clients_that_load_an_adapter_at_once_both_have_it(tmp_path: P
         update = WeightUpdate(1, _adapter(tmp_path))
         await asyncio.gather(*(engine.update_weights(update) for engine in both))
         for engine in both:
-            assert await _versions(engine, "tokens") == {1}
+            assert await versions(engine, "tokens") == {1}
             await engine.close()
 
 
@@ -382,7 +376,7 @@ async def test_what_sglang_began_with_another_adapter_is_continued_with_the_new_
     broken_off = [sglang_event([5], [-1.0], 1), gate]
     async with sglang_wire(broken_off, SGLANG_ANSWER, takes_adapters=True) as wire:
         engine = PausableEngine(SglangEngine(wire.url))
-        asking = asyncio.create_task(_versions(engine, "tokens"))
+        asking = asyncio.create_task(versions(engine, "tokens"))
         await asyncio.wait_for(wire.arrived.wait(), 30)
         await engine.pause(PauseMode.KEEP)
         await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
@@ -391,12 +385,3 @@ async def test_what_sglang_began_with_another_adapter_is_continued_with_the_new_
         assert [body.get("lora_path") for body in wire.bodies] == [None, "polar-1"]
         gate.set()
         await engine.close()
-
-
-async def _versions(engine: Engine, mode: str) -> set[int]:
-    """Those of the tokens of one answer."""
-    if mode == "tokens":
-        return {chunk.policy_version async for chunk in engine.generate(REQUEST)}
-    chat = ChatRequest("", (Message(Role.USER, "Hi"),), stream=True)
-    chunks = [chunk async for chunk in engine.chat(ChatCall("c", chat, Sampling(max_tokens=8)))]
-    return {chunk.tokens.policy_version for chunk in chunks if chunk.tokens is not None}

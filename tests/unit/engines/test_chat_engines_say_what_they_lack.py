@@ -169,7 +169,7 @@ async def openai(url: str, **options: Any) -> list[ChatChunk]:
 
 async def test_an_openai_endpoint_gives_text_that_is_never_trainable() -> None:
     async with chat_server({"content": "hello"}) as server:
-        chunks = await openai(f"http://127.0.0.1:{server.port}/v1")
+        chunks = await openai(f"{server.url}/v1")
     assert [chunk.tokens for chunk in chunks] == [None] * len(chunks)
     assert "".join(chunk.delta.content for chunk in chunks) == "hello"
     assert chunks[-1].untrainable == "the engine gives no token ids"
@@ -243,7 +243,7 @@ async def test_the_model_s_name_comes_from_the_settings_or_a_list_of_one(
 async def unlisted() -> AsyncIterator[str]:
     """An endpoint without /v1/models."""
     async with chat_server() as server:
-        yield f"http://127.0.0.1:{server.port}"
+        yield server.url
 
 
 async def test_an_openai_engine_cannot_be_asked_for_tokens() -> None:

@@ -14,9 +14,10 @@ from polar.app.stack import data_plane
 from polar.cli.main import app
 from polar.config.settings import EngineSettings, Settings
 from polar.engines.base import EngineError
-from polar.engines.replicas import Replicas, engine_client
+from polar.engines.replicas import engine_client
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
+from tests.fakes.sglang_wire import sglang_wire
 from tests.fakes.vllm_wire import event, usage, vllm_wire
 
 A, B = "http://a:8000", "https://b:8000/v1"
@@ -40,13 +41,16 @@ def test_what_is_no_list_of_different_urls_is_refused(url: Any) -> None:
         EngineSettings.model_validate({"url": url})
 
 
-def test_replicas_are_made_of_the_named_kind() -> None:
+async def test_replicas_are_made_of_the_named_kind() -> None:
     one = engine_client(EngineSettings(url=A, kind="sglang"), (A,))
     assert isinstance(one, SglangEngine)
     assert one.url == A
-    several = engine_client(EngineSettings(url=f"{A},{B}"), (A, B))
-    assert isinstance(several, Replicas)
-    assert [type(replica.engine) for replica in several._replicas.values()] == [VllmEngine] * 2
+    async with sglang_wire(weight_version="2") as first, sglang_wire(weight_version="3") as second:
+        urls = (first.url, second.url)
+        several = engine_client(EngineSettings(url=",".join(urls), kind="sglang"), urls)
+        # Both are asked in SGLang's words, and the oldest weights are those of all.
+        assert (await several.model_info()).policy_version == 2
+        await several.close()
 
 
 def test_the_option_may_be_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

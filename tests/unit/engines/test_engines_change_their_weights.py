@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
-from aiohttp import web
 
 from polar.engines import cuda_ipc, sglang, vllm
 from polar.engines.base import (
     HALF_REPLACED,
-    ChatCall,
     Engine,
     EngineDown,
     EngineError,
-    GenerateRequest,
     Mode,
     TokenChunk,
     WeightUpdate,
@@ -28,17 +29,14 @@ from polar.engines.pausable import PausableEngine
 from polar.engines.replicas import Replicas
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
-from polar.models.chat import ChatRequest, Message, Role, Sampling
 from polar.models.policy import PauseMode
 from tests.fakes.character_chat import Said, document
+from tests.fakes.sglang_wire import ANSWER as SGLANG_ANSWER
 from tests.fakes.sglang_wire import event as sglang_event
 from tests.fakes.sglang_wire import sglang_wire
 from tests.fakes.switchable_engine import SwitchableEngine
-from tests.fakes.vllm_wire import event, usage, vllm_wire
-
-ANSWER = [event([5], [-1.0]), event([2], [-1.0], "stop"), usage(2), "[DONE]"]
-SGLANG_ANSWER = [sglang_event([5, 2], [-1.0] * 2, 2, "stop"), "[DONE]"]
-REQUEST = GenerateRequest("r", [1, 2, 3], Sampling(temperature=1.0, max_tokens=8), session="s")
+from tests.fakes.vllm_wire import ANSWER, event, usage, vllm_wire
+from tests.unit.engines.conftest import REQUEST, versions
 
 
 async def test_sglang_is_told_in_its_own_words() -> None:
@@ -86,20 +84,20 @@ async def test_sglang_goes_back_to_its_first_weights_after_it_was_given_others()
 
 
 async def test_an_sglang_replica_that_was_started_anew_comes_back_among_those_that_call_themselves_otherwise(
-    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     async with sglang_wire(SGLANG_ANSWER) as one, sglang_wire(SGLANG_ANSWER) as other:
         clients = {"a": SglangEngine(one.url), "b": SglangEngine(other.url)}
         replicas = Replicas(clients, first_backoff_seconds=0.01)
         await replicas.model_info()
         await replicas.update_weights(WeightUpdate(1, "/weights/1"))
         assert (await replicas.model_info()).name == "small"
-        other.path, other.weight_version = "small", "default"
-        replicas._put_aside(replicas._replicas["b"], EngineDown("it is started anew"))
-        async with asyncio.timeout(30):
-            probe = replicas._replicas["b"].probe
-            assert probe is not None
-            await probe
+        await other.start_anew()
+        other.answers = [(503, {"error": {"message": "it is loading"}})]
+        assert await _versions_until(lambda: "b is put aside" in caplog.text, replicas) == {1}
+        other.answers = [SGLANG_ANSWER]
+        assert await _versions_until(lambda: "b is back" in caplog.text, replicas) == {1}
         assert (other.path, other.weight_version) == ("/weights/1", "1")
         await replicas.close()
 
@@ -110,11 +108,11 @@ async def test_a_vllm_without_names_for_weights_is_known_by_when_it_started(tmp_
         wire.weight_version, wire.started_at = None, 1794827457.67
         engine = VllmEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, str(tmp_path)))
-        assert await _versions(engine, "tokens") == {1}
+        assert await versions(engine, "tokens") == {1}
         await wire.start_anew()
         with suppress(EngineError):
-            await _versions(engine, "tokens")
-        assert await _versions(engine, "tokens") == {0}
+            await versions(engine, "tokens")
+        assert await versions(engine, "tokens") == {0}
         await engine.close()
 
 
@@ -273,15 +271,14 @@ async def test_tokens_of_a_vllm_that_was_started_anew_carry_no_version_that_it_w
     tmp_path: Path, mode: str
 ) -> None:
     (tmp_path / "model.safetensors").touch()
-    answer = [event([5], [-1.0]), event([2], [-1.0], "stop"), usage(2), "[DONE]"]
-    async with vllm_wire(answer if mode == "tokens" else Said("hi"), takes_orders=True) as wire:
+    async with vllm_wire(ANSWER if mode == "tokens" else Said("hi"), takes_orders=True) as wire:
         engine = VllmEngine(wire.url)
         await engine.update_weights(WeightUpdate(3, str(tmp_path)))
-        assert await _versions(engine, mode) == {3}
+        assert await versions(engine, mode) == {3}
         await wire.start_anew()
-        assert await _versions(engine, mode) == {0}
+        assert await versions(engine, mode) == {0}
         await engine.update_weights(WeightUpdate(4, str(tmp_path)))
-        assert await _versions(engine, mode) == {4}
+        assert await versions(engine, mode) == {4}
         await engine.close()
 
 
@@ -294,53 +291,36 @@ async def test_tokens_of_an_sglang_that_was_started_anew_carry_no_version_that_i
         engine = SglangEngine(wire.url)
         await engine.update_weights(WeightUpdate(3, "/weights/3"))
         wire.weight_version = "default"
-        assert await _versions(engine, mode) == {0}
+        assert await versions(engine, mode) == {0}
         await engine.close()
 
 
-async def _versions(engine: Engine, mode: str) -> set[int]:
-    """Those of the tokens of one answer."""
-    if mode == "tokens":
-        return {chunk.policy_version async for chunk in engine.generate(REQUEST)}
-    chat = ChatRequest("", (Message(Role.USER, "Hi"),), stream=True)
-    chunks = [chunk async for chunk in engine.chat(ChatCall("c", chat, Sampling(max_tokens=8)))]
-    return {chunk.tokens.policy_version for chunk in chunks if chunk.tokens is not None}
-
-
-async def test_a_pause_that_somebody_left_behind_is_ended_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "PAUSE_PATIENCE_SECONDS", 0.1)
-    orders: list[str] = []
-
-    async def is_paused(_request: web.Request) -> web.Response:
-        return web.json_response({"is_paused": not orders})
-
-    async def resume(request: web.Request) -> web.Response:
-        orders.append(request.path)
-        return web.json_response({"status": "resumed"})
-
-    app = web.Application()
-    app.router.add_get("/is_paused", is_paused)
-    app.router.add_post("/resume", resume)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine = VllmEngine("http://{}:{}".format(*runner.addresses[0][:2]))
-    await engine._outlast_pause()
-    assert orders == ["/resume"]
-    await engine.close()
-    await runner.cleanup()
+async def _versions_until(is_so: Callable[[], object], engine: Engine) -> set[int]:
+    """Those of all tokens that are sampled meanwhile, for one session after the other."""
+    found: set[int] = set()
+    async with asyncio.timeout(30):
+        for number in itertools.count():
+            if is_so():
+                break
+            request = replace(REQUEST, request_id=f"r{number}", session=f"s{number}")
+            found |= {chunk.policy_version async for chunk in engine.generate(request)}
+            await asyncio.sleep(0.01)
+    return found
 
 
 @pytest.mark.parametrize("mode", Mode)
-async def test_a_pause_of_sglang_that_somebody_left_behind_is_ended_at_start(
-    mode: Mode, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [vllm, sglang])
+async def test_a_pause_that_somebody_left_behind_is_ended_at_start(
+    kind: ModuleType, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sglang, "PAUSE_PATIENCE_SECONDS", 0.1)
-    async with sglang_wire(SGLANG_ANSWER if mode is Mode.TOKENS else Said("h")) as wire:
-        killed = SglangEngine(wire.url)
+    monkeypatch.setattr(kind, "PAUSE_PATIENCE_SECONDS", 0.1)
+    answer = Said("h") if mode is Mode.CHAT else ANSWER if kind is vllm else SGLANG_ANSWER
+    served = vllm_wire(answer, takes_orders=True) if kind is vllm else sglang_wire(answer)
+    client = VllmEngine if kind is vllm else SglangEngine
+    async with served as wire:
+        killed, engine = client(wire.url), client(wire.url)
         await killed.pause(PauseMode.KEEP)
         await killed.close()
-        engine = SglangEngine(wire.url)
         await asyncio.wait_for(engine.check(mode), 30)
         assert wire.going.is_set()
         await engine.close()
@@ -369,15 +349,11 @@ async def test_a_replica_that_cannot_change_is_not_asked_until_it_can() -> None:
     assert (await group.model_info()).policy_version == 3
     engines["b"].probed.clear()
     await asyncio.wait_for(engines["b"].probed.wait(), 30)
-    for number in range(30):
-        request = GenerateRequest(f"r{number}", [1], Sampling(max_tokens=2), session=f"s{number}")
-        chunks = [chunk async for chunk in group.generate(request)]
-        assert {chunk.policy_version for chunk in chunks} == {3}
+    others = engines["a"].sessions, engines["c"].sessions
+    assert await _versions_until(lambda: sum(map(len, others)) == 30, group) == {3}
     assert engines["b"].sessions == []
     engines["b"].refuses_weights = False
-    async with asyncio.timeout(10):
-        while engines["b"].info.policy_version != 3 or not group._replicas["b"].is_up:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    assert await _versions_until(lambda: engines["b"].sessions, group) == {3}
     await group.close()
 
 
@@ -420,16 +396,12 @@ async def test_a_replica_that_comes_back_during_a_change_is_not_asked_with_the_o
     await asyncio.wait_for(engines["c"].probed.wait(), 30)
     if not is_slow:
         checking.set()
-        async with asyncio.timeout(30):
-            while not group._replicas["c"].is_up:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        assert await _versions_until(lambda: engines["c"].sessions, group) == {0}
+        engines["c"].sessions.clear()
     loading.set()
     await changing
     checking.set()
-    async with asyncio.timeout(30):
-        while engines["c"].info.policy_version != 3 or not group._replicas["c"].is_up:
-            assert engines["c"].info.policy_version == 3 or not group._replicas["c"].is_up
-            await asyncio.sleep(0.01)
+    assert await _versions_until(lambda: engines["c"].sessions, group) == {3}
     await group.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,32 +17,30 @@ from polar.config.settings import DEFAULT_MODEL, EngineSettings, GatewaySettings
 from polar.engines.base import EngineError
 from polar.engines.embedded.weights import ensure_model
 from polar.engines.replicas import engine_client
+from polar.engines.vllm import VllmEngine
 from polar.errors import InvalidInput, NotInstalled
-from polar.gateway.server import Gateway
-from polar.gateway.source import ChatSource, TokenSource
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import event, usage, vllm_wire
 
 SAMPLED = [event([5], [-0.5], "length"), usage(1), "[DONE]"]
 
 
-async def source(tmp_path: Path, **engine: Any) -> object:
+async def renderer(tmp_path: Path, **engine: Any) -> str | None:
+    """Which of Polar's renders the prompts; None: the engine does."""
     settings = Settings(data_dir=tmp_path, gateway=GatewaySettings(), engine=EngineSettings(**engine))
     async with data_plane(settings, lambda _step: None) as plane:
-        assert isinstance(plane.gateway, Gateway)
-        return plane.gateway._source
+        return plane.model.renderer
 
 
 async def test_chat_mode_needs_no_tokenizer(tmp_path: Path) -> None:
     async with vllm_wire(Said("h")) as wire:
-        found = await source(tmp_path, url=wire.url, mode="chat", model="no/such/model")
-    assert isinstance(found, ChatSource)
+        assert await renderer(tmp_path, url=wire.url, mode="chat", model="no/such/model") is None
 
 
 async def test_thoughts_cannot_be_kept_where_the_engine_renders(tmp_path: Path) -> None:
     async with vllm_wire(Said("h")) as wire:
         with pytest.raises(InvalidInput, match="in chat mode the engine"):
-            await source(tmp_path, url=wire.url, mode="chat", model="no/such/model", history="keep")
+            await renderer(tmp_path, url=wire.url, mode="chat", model="no/such/model", history="keep")
 
 
 async def test_a_model_that_polar_has_no_renderer_for_is_asked_in_chat_mode(
@@ -55,11 +52,11 @@ async def test_a_model_that_polar_has_no_renderer_for_is_asked_in_chat_mode(
     monkeypatch.setattr(polar.app.stack, "renderer_for", none_for)
     monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda name: tmp_path)
     async with vllm_wire(Said("h")) as wire:
-        assert isinstance(await source(tmp_path, url=wire.url, model="small"), ChatSource)
+        assert await renderer(tmp_path, url=wire.url, model="small") is None
         assert "chat mode: the engine renders the prompts" in caplog.text
         assert "no renderer for its chat template" in caplog.text
         with pytest.raises(InvalidInput, match="no renderer"):
-            await source(tmp_path, url=wire.url, model="small", mode="tokens")
+            await renderer(tmp_path, url=wire.url, model="small", mode="tokens")
 
 
 async def test_a_name_that_the_engine_made_up_leads_to_chat_mode_and_one_the_user_wrote_to_an_error(
@@ -71,24 +68,22 @@ async def test_a_name_that_the_engine_made_up_leads_to_chat_mode_and_one_the_use
     monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", missing)
     async with vllm_wire(Said("h")) as wire:
         with caplog.at_level(logging.WARNING):
-            assert isinstance(await source(tmp_path, url=wire.url), ChatSource)
+            assert await renderer(tmp_path, url=wire.url) is None
         assert "model small: cannot be downloaded" in caplog.text
         with pytest.raises(NotInstalled, match="typo"):
-            await source(tmp_path, url=wire.url, model="typo")
+            await renderer(tmp_path, url=wire.url, model="typo")
 
 
 async def test_tokens_mode_is_taken_where_polar_has_a_renderer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def alike(*_: object) -> None:
-        return
+    async def unsaid(*_: object) -> None:
+        return None
 
-    renderer = SimpleNamespace(name="template")
-    monkeypatch.setattr(polar.app.stack, "renderer_for", lambda name, directory, **options: renderer)
-    monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda name: tmp_path)
-    monkeypatch.setattr(polar.app.stack, "_check_tokenizer", alike)
+    monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda _name: ensure_model(DEFAULT_MODEL))
+    monkeypatch.setattr(VllmEngine, "tokenize", unsaid)
     async with vllm_wire(SAMPLED) as wire:
-        assert isinstance(await source(tmp_path, url=wire.url, model="small"), TokenSource)
+        assert await renderer(tmp_path, url=wire.url, model="small") == "template"
 
 
 async def test_a_renderer_that_the_user_wrote_is_taken_or_refused(
@@ -98,14 +93,14 @@ async def test_a_renderer_that_the_user_wrote_is_taken_or_refused(
     monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda name: directory)
     async with vllm_wire(SAMPLED) as wire:
         with pytest.raises(InvalidInput, match=r"engine\.renderer: chatml is rendered by the model's own"):
-            await source(tmp_path, url=wire.url, renderer="chatml")
+            await renderer(tmp_path, url=wire.url, renderer="chatml")
 
 
 async def test_an_openai_engine_is_chat_mode_and_nothing_else(tmp_path: Path) -> None:
     async with vllm_wire(Said("h")) as wire:
-        assert isinstance(await source(tmp_path, url=wire.url, kind="openai", model="gpt"), ChatSource)
+        assert await renderer(tmp_path, url=wire.url, kind="openai", model="gpt") is None
         with pytest.raises(InvalidInput, match="takes no tokens"):
-            await source(tmp_path, url=wire.url, kind="openai", model="gpt", mode="tokens")
+            await renderer(tmp_path, url=wire.url, kind="openai", model="gpt", mode="tokens")
 
 
 async def test_the_engine_is_shown_its_key() -> None:

@@ -9,13 +9,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from aiohttp import web
 from tokenizers import Tokenizer
 
 from polar.engines.base import GenerateRequest
 from polar.engines.vllm import VllmEngine
 from polar.models.chat import FinishReason, Sampling
 from tests.fakes.tiny_llama import write_tiny_llama
+from tests.listening import listening
 
 FILE = Path(__file__).parents[3] / "examples" / "grpo-pi" / "teacher.py"
 ASK = "Copy a.txt to b.txt."
@@ -71,19 +71,13 @@ def test_what_it_does_not_know_it_leaves() -> None:
 async def test_the_engine_client_understands_it(tmp_path: Path, limit: int, end: FinishReason) -> None:
     tokenizer = Tokenizer.from_file(str(write_tiny_llama(tmp_path) / "tokenizer.json"))
     server = TEACHER.TeacherServer(TEACHER.Teacher([ROW]), tokenizer, "tiny")
-    runner = web.AppRunner(server.app())
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    engine = VllmEngine(f"http://{host}:{port}")
-    try:
+    async with listening(server.app()) as url:
+        engine = VllmEngine(url)
         await engine.check()
         ids = tokenizer.encode(prompt(("user", ASK)), add_special_tokens=False).ids
         request = GenerateRequest("one", ids, Sampling(max_tokens=limit, seed=1))
         chunks = [chunk async for chunk in engine.generate(request)]
-    finally:
         await engine.close()
-        await runner.cleanup()
     sampled = [id for chunk in chunks for id in chunk.ids]
     assert chunks[-1].finish_reason is end
     said = tokenizer.decode(sampled, skip_special_tokens=False)
