@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from polar.app import stack
+from polar.config.settings import ServerSettings, Settings
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_large_blocks_are_returned_unless_a_trainer_computes_here(
-    monkeypatch: pytest.MonkeyPatch, trains: bool
+async def test_large_blocks_are_returned_unless_a_trainer_computes_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
 ) -> None:
     asked: list[int] = []
     library = SimpleNamespace(mallopt=lambda option, value: asked.append(option))
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    modules = {name: module for name, module in sys.modules.items() if name != "torch"}
-    monkeypatch.setattr(sys, "modules", modules | ({"torch": library} if trains else {}))
-
-    stack._return_large_blocks()
-
-    assert bool(asked) is not trains
+    monkeypatch.setattr(stack, "ctypes", SimpleNamespace(CDLL=lambda name: library))
+    monkeypatch.setattr(stack, "sys", SimpleNamespace(modules={"torch": library} if trains else {}))
+    settings = Settings(data_dir=tmp_path, server=ServerSettings(port=0))
+    async with stack.serving(settings, lambda _step: None):
+        assert bool(asked) is not trains

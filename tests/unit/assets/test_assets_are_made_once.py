@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import io
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from polar.assets import node
 from polar.assets.cache import DownloadFailed, asset
 from polar.assets.pypi import Wheel, unpack_wheel
 
@@ -76,67 +71,6 @@ def test_leftover_of_a_killed_process_is_cleared(cache: Path) -> None:
     (cache / ".thing.part-dead").mkdir(parents=True)
     asset("thing", lambda into: None)
     assert not (cache / ".thing.part-dead").exists()
-
-
-def packed(*names: str) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name in names:
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = 4, 0o755 if name.endswith("cli.js") else 0o644
-            archive.addfile(member, io.BytesIO(b"body"))
-    return buffer.getvalue()
-
-
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Puts the tarball at the returned path in the place of npm's download."""
-    tarball = tmp_path / "served.tgz"
-    monkeypatch.setattr(node, "_pack", lambda wanted, into: tarball)
-    return tarball
-
-
-def integrity(data: bytes) -> str:
-    return f"sha512-{base64.b64encode(hashlib.sha512(data).digest()).decode()}"
-
-
-def test_pinned_package_is_unpacked_without_its_top_directory(registry: Path, tmp_path: Path) -> None:
-    registry.write_bytes(packed("package/package.json", "package/dist/cli.js"))
-    into = tmp_path / "into"
-    node.unpack_npm("@x/y", "1.0.0", integrity(registry.read_bytes()), into)
-    assert sorted(str(path.relative_to(into)) for path in into.rglob("*")) == [
-        "dist",
-        "dist/cli.js",
-        "package.json",
-    ]
-    assert os.access(into / "dist/cli.js", os.X_OK)
-
-
-def test_another_tarball_is_refused(registry: Path, tmp_path: Path) -> None:
-    registry.write_bytes(packed("package/package.json"))
-    with pytest.raises(DownloadFailed, match=r"@x/y@1\.0\.0: the registry's tarball is not the pinned one"):
-        node.unpack_npm("@x/y", "1.0.0", integrity(b"other"), tmp_path / "into")
-    assert list((tmp_path / "into").iterdir()) == []
-
-
-def test_tarball_cannot_write_elsewhere(registry: Path, tmp_path: Path) -> None:
-    registry.write_bytes(packed("package/../../evil"))
-    with pytest.raises(DownloadFailed, match="evil"):
-        node.unpack_npm("@x/y", "1.0.0", integrity(registry.read_bytes()), tmp_path / "into")
-    assert not (tmp_path / "evil").exists()
-
-
-def test_failed_npm_download_says_which_and_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/")
-    monkeypatch.setenv("npm_config_fetch_retries", "0")
-    monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
-    with pytest.raises(DownloadFailed) as caught:
-        node.unpack_npm("no-such-package", "1.2.3", "sha512-", tmp_path / "into")
-    assert "could not download no-such-package@1.2.3 with npm: " in caught.value.message
-    assert "ECONNREFUSED" in caught.value.message
-    assert "registry" in (caught.value.hint or "")
 
 
 def test_failed_pip_download_says_which_and_what_to_do(

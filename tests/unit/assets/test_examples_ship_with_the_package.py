@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from polar.assets.shipped import EXAMPLES, copy_examples
-from polar.cli.quickstart import _example_tasks
+from polar.cli.quickstart import quickstart
 from polar.errors import InvalidInput
+from polar.tasksets import files
 from polar.tasksets.files import load_tasks
 from polar.training.settings import GrpoSettings, load_run
 
@@ -53,7 +54,16 @@ def test_copying_again_changes_nothing_and_never_overwrites(tmp_path: Path) -> N
 def test_the_quickstart_prefers_tasks_of_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[Path] = []
+
+    def load(path: Path) -> None:
+        asked.append(path)
+        raise InvalidInput("far enough")
+
+    monkeypatch.setattr(files, "load_tasks", load)
     monkeypatch.chdir(tmp_path)
-    assert _example_tasks() == EXAMPLES / "quickstart"
-    copy_examples(Path("examples"))
-    assert _example_tasks() == Path("examples/quickstart")
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="far enough"):
+            quickstart()
+        copy_examples(Path("examples"))
+    assert asked == [EXAMPLES / "quickstart", Path("examples/quickstart")]

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import platform
 import tarfile
 import threading
@@ -16,18 +17,20 @@ from pathlib import Path
 import pytest
 
 from polar.assets.cache import DownloadFailed
-from polar.assets.node import install_npm, native
+from polar.assets.node import install_npm, native, unpack_npm
 from polar.errors import NotInstalled
 
 PACKAGE = {"name": "thing", "version": "1.2.3", "scripts": {"postinstall": "echo ran > ran.txt"}}
 
 
-def tarball() -> bytes:
+def tarball(*more: str) -> bytes:
+    """The package, with more files."""
     buffer, body = io.BytesIO(), json.dumps(PACKAGE).encode()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        member = tarfile.TarInfo("package/package.json")
-        member.size = len(body)
-        archive.addfile(member, io.BytesIO(body))
+        for name in ("package/package.json", *more):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(body), 0o755 if name.endswith("cli.js") else 0o644
+            archive.addfile(member, io.BytesIO(body))
     return buffer.getvalue()
 
 
@@ -37,12 +40,14 @@ TARBALL = tarball()
 class Registry(BaseHTTPRequestHandler):
     """Serves one package in one version."""
 
+    tarball = TARBALL
+
     def do_GET(self) -> None:
         host = self.headers["Host"]
         version = {**PACKAGE, "dist": {"tarball": f"http://{host}/thing.tgz"}}
         known = {
             "/thing": json.dumps({"name": "thing", "versions": {"1.2.3": version}}).encode(),
-            "/thing.tgz": TARBALL,
+            "/thing.tgz": self.tarball,
         }
         body = known.get(self.path)
         self.send_response(404 if body is None else 200)
@@ -105,6 +110,47 @@ def test_a_package_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
 def test_a_lock_without_a_hash_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DownloadFailed, match=r"thing\.json has no hash for node_modules/thing"):
         install_npm(lock(tmp_path), tmp_path)
+
+
+@pytest.mark.usefixtures("registry")
+def test_pinned_package_is_unpacked_without_its_top_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Registry, "tarball", tarball("package/dist/cli.js"))
+    into = tmp_path / "into"
+    unpack_npm("thing", "1.2.3", integrity(Registry.tarball), into)
+    assert sorted(str(path.relative_to(into)) for path in into.rglob("*")) == [
+        "dist",
+        "dist/cli.js",
+        "package.json",
+    ]
+    assert os.access(into / "dist/cli.js", os.X_OK)
+
+
+@pytest.mark.usefixtures("registry")
+def test_another_tarball_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DownloadFailed, match=r"thing@1\.2\.3: the registry's tarball is not the pinned one"):
+        unpack_npm("thing", "1.2.3", integrity(b"other"), tmp_path / "into")
+    assert list((tmp_path / "into").iterdir()) == []
+
+
+@pytest.mark.usefixtures("registry")
+def test_tarball_cannot_write_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Registry, "tarball", tarball("package/../../evil"))
+    with pytest.raises(DownloadFailed, match="evil"):
+        unpack_npm("thing", "1.2.3", integrity(Registry.tarball), tmp_path / "into")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_failed_download_says_which_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/")
+    monkeypatch.setenv("npm_config_fetch_retries", "0")
+    monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
+    with pytest.raises(DownloadFailed) as caught:
+        unpack_npm("no-such-package", "1.2.3", "sha512-", tmp_path / "into")
+    assert "could not download no-such-package@1.2.3 with npm: " in caught.value.message
+    assert "ECONNREFUSED" in caught.value.message
+    assert "registry" in (caught.value.hint or "")
 
 
 def test_machine_without_a_build_is_told_which_have_one(

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from polar.cli.serve import _say_dashboard
 
-ADDRESS = "http://127.0.0.1:8700/#token=polar_1_secret"
-
-
-@pytest.mark.parametrize(("is_terminal", "said"), [(True, ADDRESS), (False, "http://127.0.0.1:8700/")])
-def test_token_is_shown_to_a_terminal_only(
-    is_terminal: bool, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
-    _say_dashboard(ADDRESS)
-    assert capsys.readouterr().out == f"dashboard: {said}\n"
+@pytest.mark.parametrize(
+    ("is_terminal", "said"),
+    [(True, r"http://127\.0\.0\.1:\d+/#token=polar_\w+"), (False, r"http://127\.0\.0\.1:\d+/")],
+    ids=["terminal", "file"],
+)
+def test_token_is_shown_to_a_terminal_only(is_terminal: bool, said: str, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty() if is_terminal else os.pipe()
+    command = [
+        sys.executable,
+        "-m",
+        "polar",
+        "serve",
+        "--no-node",
+        "--port",
+        "0",
+        "--data-dir",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(command, stdout=theirs) as serving, open(ours) as output:
+        os.close(theirs)
+        told = next(line for line in output if line.startswith("dashboard: "))
+        serving.terminate()
+    assert re.fullmatch(f"dashboard: {said}\n", told)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Callable
 
-from rich.console import Console, Group
+import pytest
 
-from polar.app.vitals import EngineSigns, PoolSigns, Vitals
-from polar.cli.top import _parts
+from polar.app.vitals import EngineSigns, Look, PoolSigns, Vitals
+from polar.cli.top import top
 from polar.models.dashboard import NodeOverview
 from polar.models.session import SessionStatus
 
+Show = Callable[[Vitals], list[str]]
 
-def shown(vitals: Vitals) -> list[str]:
-    written = io.StringIO()
-    Console(file=written, width=200).print(Group(*_parts(vitals, "http://here")))
-    return [line.rstrip() for line in written.getvalue().splitlines()]
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Show:
+    def show(vitals: Vitals) -> list[str]:
+        monkeypatch.setattr(Look, "at_server", lambda _client: None)
+        monkeypatch.setattr(Vitals, "between", lambda _before, _now: vitals)
+        top(interval=0.0, once=True, server="http://here", token="unused")
+        return capsys.readouterr().out.splitlines()
+
+    return show
 
 
 QUIET = Vitals(
@@ -35,13 +42,13 @@ QUIET = Vitals(
 )
 
 
-def test_a_system_at_rest_is_shown_without_empty_tables() -> None:
+def test_a_system_at_rest_is_shown_without_empty_tables(shown: Show) -> None:
     lines = shown(QUIET)
     assert lines[0] == "polar http://here   policy version 0"
     assert not any(line.startswith(("NODE", "POOL", "ENGINE")) for line in lines)
 
 
-def test_everything_has_its_line() -> None:
+def test_everything_has_its_line(shown: Show) -> None:
     busy = QUIET.model_copy(
         update={
             "sessions": {SessionStatus.RUNNING: 3},

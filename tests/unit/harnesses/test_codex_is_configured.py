@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import tomllib
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar.assets.cache import asset
 from polar.config import plugins
 from polar.errors import InvalidInput
-from polar.harnesses import codex
-from polar.harnesses.codex import CODEX, Codex
+from polar.harnesses.codex import CODEX, VERSION, Codex
 from polar.models.component import Component
 from tests.fakes.harness_context import harness_context
 
@@ -23,9 +23,12 @@ STATE = PurePosixPath("/home/agent/.codex")
 
 
 @pytest.fixture(autouse=True)
-def known_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    template = {"slug": "known", "base_instructions": "Codex's own.", "apply_patch_tool_type": "freeform"}
-    monkeypatch.setattr(codex, "_template", lambda: template)
+def known_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a Codex left it in the cache when it was first asked."""
+    known = {"slug": "known", "base_instructions": "Codex's own.", "apply_patch_tool_type": "freeform"}
+    monkeypatch.setenv("POLAR_CACHE", str(tmp_path))
+    left = asset(f"codex-model-{VERSION}", lambda _into: None)
+    (left / "model.json").write_text(json.dumps(known))
 
 
 def documents(harness: Codex) -> tuple[dict[str, Any], dict[str, Any]]:

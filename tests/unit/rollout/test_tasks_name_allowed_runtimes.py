@@ -14,7 +14,6 @@ from polar.app import quickstart
 from polar.app.own_system import rollout_server
 from polar.config.settings import NodeSettings, Settings
 from polar.errors import InvalidInput
-from polar.models.component import Component
 from polar.models.task import TaskSpec
 from polar.runtimes.bubblewrap import BubblewrapRuntime
 from polar.store.store import Store
@@ -78,10 +77,15 @@ async def test_the_quickstart_says_that_it_goes_on_without_isolation(monkeypatch
     async def unavailable() -> str:
         return "no namespaces"
 
+    def start(settings: Settings, tasks: list[TaskSpec], *_: object, **__: object) -> Any:
+        assert [task.runtime.name for task in tasks] == ["process"]
+        assert "process" in settings.node.runtimes
+        raise InvalidInput("far enough")
+
     monkeypatch.setattr(BubblewrapRuntime, "unavailable", unavailable)
-    console = Console(file=io.StringIO(), width=200)
-    (usable,) = await quickstart._in_working_sandbox([task(runtime="bubblewrap")], console)
-    assert usable.runtime == Component(name="process")
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "no namespaces" in said
-    assert "nothing keeps it from your files" in said
+    monkeypatch.setattr(quickstart, "rollout_server", start)
+    said = io.StringIO()
+    with pytest.raises(InvalidInput, match="far enough"):
+        await quickstart.run(Settings(), [task(runtime="bubblewrap")], Console(file=said, width=200))
+    assert "no namespaces" in said.getvalue()
+    assert "nothing keeps it from your files" in said.getvalue()

@@ -6,8 +6,10 @@ import importlib.util
 import resource
 import socket
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 import pytest
 from tokenizers import Tokenizer
 
@@ -18,7 +20,7 @@ from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import NotInstalled
-from polar.rendering.families import renderer_for
+from tests.fakes.vllm_wire import ANSWER, vllm_wire
 from tests.tokenizers_of_families import LLAMA
 
 
@@ -48,13 +50,16 @@ def test_settings_that_are_wrong_are_named_and_the_rest_is_still_checked(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("kilobytes", "level"),
-    [(100 << 10, Severity.PROBLEM), (1 << 20, Severity.WARNING), (8 << 20, Severity.OK)],
+    ("least", "enough", "level"),
+    [(2.0, 2.0, Severity.PROBLEM), (0.5, 2.0, Severity.WARNING), (0.5, 0.5, Severity.OK)],
 )
-def test_memory_is_judged_by_what_is_free(tmp_path: Path, kilobytes: int, level: Severity) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text(f"MemTotal: 99999999 kB\nMemAvailable: {kilobytes} kB\n")
-    finding = doctor._memory(meminfo)
+def test_memory_is_judged_by_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, least: float, enough: float, level: Severity
+) -> None:
+    free = psutil.virtual_memory().available
+    monkeypatch.setattr(doctor, "LEAST_MEMORY", least * free)
+    monkeypatch.setattr(doctor, "ENOUGH_MEMORY", enough * free)
+    finding = named(doctor.machine_findings(Settings()), "memory")
     assert (finding.level, finding.fix is None) == (level, level is Severity.OK)
 
 
@@ -62,8 +67,9 @@ def test_memory_is_judged_by_what_is_free(tmp_path: Path, kilobytes: int, level:
     ("limit", "level"),
     [(1024, Severity.WARNING), (65_536, Severity.OK), (resource.RLIM_INFINITY, Severity.OK)],
 )
-def test_open_files_are_judged(limit: int, level: Severity) -> None:
-    assert doctor._open_files(limit).level is level
+def test_open_files_are_judged(monkeypatch: pytest.MonkeyPatch, limit: int, level: Severity) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, limit))
+    assert named(doctor.machine_findings(Settings()), "open files").level is level
 
 
 def test_an_engine_that_is_named_needs_no_torch_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,10 +97,23 @@ async def test_a_runtime_that_is_wanted_and_does_not_work_is_a_problem(
     assert all("node.runtimes" in (found.fix or "") for found in (wanted, unwanted))
 
 
-def test_bounds_that_are_only_watched_are_a_warning() -> None:
-    assert doctor._bounds("x", {"memory": "cgroup v2", "disk": "ext4 image"}).level is Severity.OK
-    weak = doctor._bounds("x", {"memory": "watched", "disk": "ext4 image"})
-    assert (weak.level, "control group" in (weak.fix or "")) == (Severity.WARNING, True)
+@pytest.mark.parametrize(("how", "level"), [("cgroup v2", Severity.OK), ("watched", Severity.WARNING)])
+async def test_bounds_that_are_only_watched_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, how: str, level: Severity
+) -> None:
+    class Bounded:
+        @classmethod
+        async def unavailable(cls) -> str | None:
+            return None
+
+        @classmethod
+        async def enforcement(cls) -> dict[str, str]:
+            return {"memory": how, "disk": "ext4 image"}
+
+    monkeypatch.setattr(plugins, "names", lambda _kind: ("x",))
+    monkeypatch.setattr(plugins, "load", lambda _kind, _name: Bounded)
+    _, bounds = [found async for found in doctor.sandbox_findings(NodeSettings(runtimes=("x",)))]
+    assert (bounds.level, "control group" in (bounds.fix or "")) == (level, level is Severity.WARNING)
 
 
 async def test_harnesses_are_looked_for_and_never_fetched(
@@ -133,15 +152,22 @@ async def test_an_engine_that_cannot_be_reached_is_a_problem_with_a_way_out() ->
     assert finding.fix
 
 
-def test_the_renderer_is_told_with_why_it_was_chosen_and_how_calls_are_read() -> None:
-    renderer = renderer_for("x", LLAMA.directory(), family="template")
-    told = doctor._chosen(EngineSettings(), renderer)
-    assert told.startswith("mode tokens: template (the model's own chat template")
-    assert "calls: json" in told
-    assert "as engine.renderer says" in doctor._chosen(EngineSettings(renderer="template"), renderer)
-    assert doctor._chosen(EngineSettings(mode="chat"), renderer).startswith("mode chat")
-
-
-async def test_versions_are_those_of_the_packages_that_render() -> None:
-    finding = await doctor._versions(Settings(engine=EngineSettings(url="http://127.0.0.1:9")))
-    assert "tokenizers " in finding.detail
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ({}, "mode tokens: template (the model's own chat template"),
+        ({"renderer": "template"}, "mode tokens: template (as engine.renderer says"),
+        ({"mode": "chat"}, "mode chat, as engine.mode says; tokens would be rendered by template"),
+    ],
+)
+async def test_the_renderer_is_told_with_why_it_was_chosen_and_how_calls_are_read(
+    monkeypatch: pytest.MonkeyPatch, engine: dict[str, str], told: str
+) -> None:
+    monkeypatch.setattr(doctor, "ensure_tokenizer", lambda _name: LLAMA.directory())
+    async with vllm_wire(ANSWER) as wire:
+        settings = Settings(engine=EngineSettings.model_validate({"url": wire.url, **engine}))
+        found = [finding async for finding in doctor.engine_findings(settings, lambda _step: None)]
+    renderer = named(found, "renderer").detail
+    assert renderer.startswith(told)
+    assert "calls: json" in renderer
+    assert f"tokenizers {version('tokenizers')}" in named(found, "versions").detail

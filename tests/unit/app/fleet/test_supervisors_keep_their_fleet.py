@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +13,10 @@ import pytest
 from polar.app.fleet.planning import FleetOrder, Machine, NodeState, PlacedNode
 from polar.app.fleet.supervisor import LONGEST_REST_SECONDS, Supervisor
 from polar.config.settings import FleetSettings, Settings
+from polar.errors import Unavailable
 from polar.models.dashboard import NodeOverview
+from polar.models.session import SessionStatus
+from polar.models.views import Health
 
 SECRET = "a-secret-for-nodes-only"
 
@@ -65,12 +70,17 @@ def supervised(
     told: Sequence[NodeOverview] = (),
     **fleet: Any,
 ) -> Any:
-    settings = Settings(fleet=FleetSettings(**fleet))
-    supervisor = Supervisor(FleetOrder.of(settings, "http://127.0.0.1:1", SECRET), cast(Any, cluster), clock)
     queue: list[int | None] = [0]
-    monkeypatch.setattr(supervisor, "_ask", lambda: queue[0])
-    monkeypatch.setattr(supervisor, "_ask_of_nodes", lambda: tuple(told))
-    return supervisor, queue
+
+    def health() -> Health:
+        if queue[0] is None:
+            raise Unavailable("the server is away")
+        return Health(version="1", sessions={SessionStatus.QUEUED: queue[0], SessionStatus.FAILED: 9})
+
+    server = SimpleNamespace(health=health, nodes=lambda: tuple(told))
+    monkeypatch.setattr("polar.app.fleet.supervisor.Client", lambda *_, **__: nullcontext(server))
+    order = FleetOrder.of(Settings(fleet=FleetSettings(**fleet)), "http://127.0.0.1:1", SECRET)
+    return Supervisor(order, cast(Any, cluster), clock), queue
 
 
 def test_every_machine_gets_a_node_also_one_that_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
