@@ -72,6 +72,7 @@ def test_experts_stand_where_verl_replays_them(
 def test_the_model_says_how_many_layers_and_experts_it_has(bridge: Any, tmp_path: Path) -> None:
     write_tiny_moe(tmp_path)
     expected = (SMALL["num_hidden_layers"], SMALL["num_experts_per_tok"])
+    # What verl's loop gives to `output`; the loop itself needs a rollout server.
     assert bridge._layers_and_experts(str(tmp_path)) == expected
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from polar.config.settings import EngineSettings
 from polar.engines.embedded import attention
@@ -17,14 +20,18 @@ DEVICE = "cuda"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> SlotModel:
-    directory = write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> SlotModel:
     return load(
         EngineSettings(model=str(directory), device=DEVICE, dtype="float32", slots=4, max_context=256)
     )
 
 
-def test_sampled_tokens_and_logprobs_are_those_of_the_plain_model(model: SlotModel) -> None:
+def test_sampled_tokens_and_logprobs_are_those_of_the_plain_model(model: SlotModel, directory: Path) -> None:
     scheduler = Scheduler(model)
     prompts = [[(11 * i + slot) % 250 for i in range(30 + slot)] for slot in range(6)]
     for number, ids in enumerate(prompts):
@@ -33,17 +40,14 @@ def test_sampled_tokens_and_logprobs_are_those_of_the_plain_model(model: SlotMod
     while scheduler.has_work:
         for token in scheduler.step():
             sampled[token.request].append((token.token_id, token.logprob))
-    model._model.set_attn_implementation("sdpa")
-    try:
-        for number, ids in enumerate(prompts):
-            tokens = [id for id, _ in sampled[number]]
-            with torch.inference_mode():
-                logits = model._model(torch.tensor([ids + tokens], device=DEVICE), use_cache=False).logits[0]
-            rows = logits.float().log_softmax(-1)[len(ids) - 1 : -1]
-            expected = rows.gather(1, torch.tensor(tokens, device=DEVICE)[:, None])[:, 0].tolist()
-            assert [logprob for _, logprob in sampled[number]] == pytest.approx(expected, abs=1e-3)
-    finally:
-        model._model.set_attn_implementation("polar_slots")
+    plain = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).to(DEVICE)
+    for number, ids in enumerate(prompts):
+        tokens = [id for id, _ in sampled[number]]
+        with torch.inference_mode():
+            logits = plain(torch.tensor([ids + tokens], device=DEVICE), use_cache=False).logits[0]
+        rows = logits.float().log_softmax(-1)[len(ids) - 1 : -1]
+        expected = rows.gather(1, torch.tensor(tokens, device=DEVICE)[:, None])[:, 0].tolist()
+        assert [logprob for _, logprob in sampled[number]] == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_long_prompt_is_the_same_in_one_step_in_several_and_in_parts(

@@ -8,12 +8,15 @@ import math
 import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
 import torch
+from llguidance import LLMatcher
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from polar.engines.embedded import grammar
 from polar.engines.embedded.grammar import Grammars
 from polar.engines.embedded.model import SlotModel
 from polar.engines.embedded.sampler import Draw, sample
@@ -230,12 +233,10 @@ def test_a_turn_is_held_to_what_the_request_asks(
     assert [text for text in other if accepts(constraint, text)] == []
 
 
-def test_a_grammar_is_compiled_once() -> None:
+def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = _tokenizer([])
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), [256])
-    constraint = Constraint(json_schema=json.dumps(SCHEMA))
-    grammars.guide(constraint, [256])
-    compiled = grammars._compiled[constraint]
-    grammars.guide(constraint, [256])
-    assert grammars._compiled[constraint] is compiled
-    assert len(grammars._compiled) == 1
+    monkeypatch.setattr(grammar, "LLMatcher", compiling := Mock(wraps=LLMatcher))
+    for _ in range(2):
+        grammars.guide(Constraint(json_schema=json.dumps(SCHEMA)), [256])
+    assert compiling.call_count == 1

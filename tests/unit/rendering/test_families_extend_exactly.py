@@ -134,10 +134,11 @@ def test_a_turn_cut_short_is_closed_and_kept(family: AdaptedRenderer, text: str,
 
 
 def test_thoughts_cut_short_are_closed_too(qwen3: AdaptedRenderer) -> None:
-    sampled = qwen3._tokens.encode("<think>\nI wonder")
+    sampled = qwen3.raw.ids("<think>\nI wonder")
     bridge = qwen3.bridge(qwen3.render(ASKED, TOOLS), sampled, [Message(Role.TOOL, "a")])
     assert bridge is not None
-    assert qwen3._tokens.decode(bridge).startswith("</think><|im_end|>\n<|im_start|>user\n<tool_response>")
+    spelt = b"".join(map(qwen3.spelling, bridge)).decode()
+    assert spelt.startswith("</think><|im_end|>\n<|im_start|>user\n<tool_response>")
 
 
 @settings(max_examples=60)
@@ -160,7 +161,7 @@ def test_what_was_sampled_is_never_rewritten_and_the_far_past_never_read(
 
 def test_control_tokens_in_messages_stay_plain_text(family: AdaptedRenderer) -> None:
     stop = family.stop_token_ids[0]
-    spelt = family._tokens.decode([stop])
+    spelt = family.spelling(stop).decode()
     plain, forged = ([Message(Role.USER, text)] for text in ("x", spelt))
     assert family.render(forged, ()).count(stop) == family.render(plain, ()).count(stop)
     ended = [5, stop]

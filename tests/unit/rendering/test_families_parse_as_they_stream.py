@@ -102,11 +102,7 @@ def test_the_package_reads_calls_when_the_turn_is_over(deepseek: AdaptedRenderer
     call = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
     calls = call.format("a", '{"x": 1}') + call.format("b", '{"y": "é"}')
     text = f"On it.<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
-    tokenizer = deepseek._tokens.tokenizer
-    tokenizer.encode_special_tokens = False
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    tokenizer.encode_special_tokens = True
-    assert not parser.feed(ids)
+    assert not parser.feed(deepseek.raw.ids(text))
     parser.finish()
     assert parser.message.content == "On it."
     assert [(call.name, call.arguments) for call in parser.message.tool_calls] == [

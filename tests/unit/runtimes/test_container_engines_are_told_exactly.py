@@ -31,11 +31,16 @@ RUNNING_AS_ROOT = {"SecurityOptions": ["name=seccomp,profile=default"], "ServerE
 ROOTLESS = {"SecurityOptions": ["name=seccomp,profile=default", "name=rootless"]}
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an engine once said of itself holds as long as a process, and tests share one."""
+    monkeypatch.setattr(DockerRuntime, "_probed", {})
+
+
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(DockerRuntime, "_probed", {})
     return fake_engine("docker", tmp_path / "bin")
 
 
@@ -222,7 +227,6 @@ async def test_a_container_of_another_machine_is_refused(docker: FakeEngine, tmp
 
 async def test_a_missing_engine_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(DockerRuntime, "_probed", {})
     for runtime, name in (
         (DockerRuntime, "docker"),
         (PodmanRuntime, "podman"),

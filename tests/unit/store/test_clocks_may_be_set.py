@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from polar.models.session import SessionStatus
 from polar.models.views import SessionBeat
+from polar.store import database
 from polar.store.leases import Expired
 from polar.store.store import Store
 from tests.databases import fresh_postgres
@@ -56,12 +58,12 @@ async def test_servers_agree_again_after_the_database_s_clock_was_set(
 ) -> None:
     """Seen from a server whose own clock is the one that is off."""
     url = fresh_postgres()
-    true_steady = time.monotonic
-    async with (
-        Store.open(tmp_path / "one", database_url=url) as one,
-        Store.open(tmp_path / "two", database_url=url) as two,
-    ):
-        monkeypatch.setattr(one.database, "_steady", lambda: true_steady() + HOUR)
-        assert one.database.now() - two.database.now() > HOUR / 2
-        assert await one.database.set_clock() == pytest.approx(-HOUR, abs=5)
-        assert one.database.now() == pytest.approx(two.database.now(), abs=5)
+    off_by = 0.0
+    async with Store.open(tmp_path / "two", database_url=url) as two:
+        clocks = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + off_by)
+        monkeypatch.setattr(database, "time", clocks)
+        async with Store.open(tmp_path / "one", database_url=url) as one:
+            off_by = HOUR
+            assert one.database.now() - two.database.now() > HOUR / 2
+            assert await one.database.set_clock() == pytest.approx(-HOUR, abs=5)
+            assert one.database.now() == pytest.approx(two.database.now(), abs=5)
