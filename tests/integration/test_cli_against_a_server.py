@@ -323,9 +323,9 @@ def test_an_interrupted_wait_says_what_goes_on_and_how_to_come_back(served: Serv
 def test_harness_and_samples_are_laid_over_every_task(served: Served) -> None:
     file, options = served.task_file("one", "two"), "shell:{command: 'false'}"
     views = served.ok("submit", file, "--harness", options, "--samples", "3", "--json").splitlines()
-    for view in map(json.loads, views):
-        assert view["spec"]["harness"] == {"name": "shell", "options": {"command": "false"}}
-        assert view["spec"]["samples"] == 3
+    specs = [json.loads(view)["spec"] for view in views]
+    harness = {"name": "shell", "options": {"command": "false"}}
+    assert [(spec["harness"], spec["samples"]) for spec in specs] == [(harness, 3)] * 2
 
 
 def test_a_harness_that_is_none_is_one_line(served: Served) -> None:

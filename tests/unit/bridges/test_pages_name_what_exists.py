@@ -37,6 +37,11 @@ def found(pattern: re.Pattern[str], page: Path) -> Iterator[Any]:
     yield from pattern.findall(page.read_text())
 
 
+@pytest.mark.parametrize("pattern", [SNIPPET, SETTING, NAME, FILE, COMMAND, TARGET], ids=str)
+def test_pages_name_something_of_every_kind(pattern: re.Pattern[str]) -> None:
+    assert any(pattern.search(page.read_text()) for page in PAGES)
+
+
 @everywhere
 def test_snippets_of_configuration_are_valid(page: Path) -> None:
     for snippet in found(SNIPPET, page):
