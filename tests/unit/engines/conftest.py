@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from polar.engines import http
@@ -23,3 +25,11 @@ async def versions(engine: Engine, mode: str) -> set[int]:
     chat = ChatRequest("", (Message(Role.USER, "Hi"),), stream=True)
     chunks = [chunk async for chunk in engine.chat(ChatCall("c", chat, Sampling(max_tokens=8)))]
     return {chunk.tokens.policy_version for chunk in chunks if chunk.tokens is not None}
+
+
+def adapter_in(directory: Path, name: str = "adapter") -> str:
+    path = directory / name
+    path.mkdir()
+    (path / "adapter_config.json").write_text("{}")
+    (path / "adapter_model.safetensors").touch()
+    return str(path)

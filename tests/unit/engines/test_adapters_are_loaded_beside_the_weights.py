@@ -24,19 +24,11 @@ from tests.fakes.sglang_wire import ANSWER as SGLANG_ANSWER
 from tests.fakes.sglang_wire import event as sglang_event
 from tests.fakes.sglang_wire import sglang_wire
 from tests.fakes.vllm_wire import ANSWER, event, vllm_wire
-from tests.unit.engines.conftest import versions
-
-
-def _adapter(directory: Path, name: str = "adapter") -> str:
-    path = directory / name
-    path.mkdir()
-    (path / "adapter_config.json").write_text("{}")
-    (path / "adapter_model.safetensors").touch()
-    return str(path)
+from tests.unit.engines.conftest import adapter_in, versions
 
 
 async def test_vllm_samples_with_an_adapter_by_its_name(tmp_path: Path) -> None:
-    one, two, three = (_adapter(tmp_path, name) for name in ("one", "two", "three"))
+    one, two, three = (adapter_in(tmp_path, name) for name in ("one", "two", "three"))
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
         engine = VllmEngine(wire.url)
         for version, path in ((1, one), (2, two), (3, three)):
@@ -57,7 +49,7 @@ async def test_an_adapter_that_another_client_had_loaded_is_found(tmp_path: Path
     """As by another node of the same engine."""
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
         first, late = VllmEngine(wire.url), VllmEngine(wire.url)
-        update = WeightUpdate(5, _adapter(tmp_path))
+        update = WeightUpdate(5, adapter_in(tmp_path))
         await first.update_weights(update)
         await late.update_weights(update)
         assert wire.orders.count("/v1/load_lora_adapter polar-5") == 1
@@ -72,7 +64,7 @@ async def test_an_adapter_of_another_run_with_the_same_number_is_not_taken_for_i
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
         wire.adapters["polar-1"] = "/weights/of/another/run"
         engine = VllmEngine(wire.url)
-        await engine.update_weights(WeightUpdate(1, path := _adapter(tmp_path)))
+        await engine.update_weights(WeightUpdate(1, path := adapter_in(tmp_path)))
         assert wire.adapters == {"polar-1": path}
         await engine.close()
 
@@ -81,7 +73,7 @@ async def test_a_vllm_that_cannot_load_adapters_says_what_it_needs(tmp_path: Pat
     async with vllm_wire(ANSWER, takes_orders=True) as wire:
         engine = VllmEngine(wire.url)
         with pytest.raises(EngineError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
-            await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+            await engine.update_weights(WeightUpdate(1, adapter_in(tmp_path)))
         assert await versions(engine, "tokens") == {0}
         assert wire.bodies[-1]["model"] == "small"
         await engine.close()
@@ -92,7 +84,7 @@ async def test_an_adapter_is_not_put_on_weights_that_it_was_not_trained_on(tmp_p
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
         engine = VllmEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, str(tmp_path)))
-        adapter = _adapter(tmp_path)
+        adapter = adapter_in(tmp_path)
         with pytest.raises(EngineError, match="its own were replaced"):
             await engine.update_weights(WeightUpdate(2, adapter))
         wire.refused = "/reset_prefix_cache"
@@ -109,7 +101,7 @@ async def test_no_adapter_stays_in_use_on_weights_that_another_client_has_replac
     (tmp_path / "model.safetensors").touch()
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
         both = [VllmEngine(wire.url), VllmEngine(wire.url)]
-        adapter = _adapter(tmp_path)
+        adapter = adapter_in(tmp_path)
         for engine in both:
             await engine.update_weights(WeightUpdate(1, adapter))
             assert await versions(engine, "tokens") == {1}
@@ -128,7 +120,7 @@ async def test_no_adapter_stays_in_use_on_weights_that_another_client_has_replac
 async def test_a_vllm_that_lost_its_adapter_samples_as_what_it_is(tmp_path: Path) -> None:
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
         engine = VllmEngine(wire.url)
-        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        await engine.update_weights(WeightUpdate(1, adapter_in(tmp_path)))
         await wire.start_anew()
         with suppress(EngineError):
             await versions(engine, "tokens")
@@ -144,7 +136,7 @@ async def test_what_began_with_another_adapter_is_continued_with_the_new_one(tmp
         asking = asyncio.create_task(versions(engine, "tokens"))
         await asyncio.wait_for(wire.arrived.wait(), 30)
         await engine.pause(PauseMode.KEEP)
-        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        await engine.update_weights(WeightUpdate(1, adapter_in(tmp_path)))
         await engine.resume()
         assert 1 in await asyncio.wait_for(asking, 30)
         assert [body["model"] for body in wire.bodies] == ["small", "polar-1"]
@@ -155,11 +147,11 @@ async def test_what_began_with_another_adapter_is_continued_with_the_new_one(tmp
 async def test_an_adapter_that_comes_without_a_pause_leaves_none(tmp_path: Path) -> None:
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
         engine = PausableEngine(VllmEngine(wire.url))
-        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        await engine.update_weights(WeightUpdate(1, adapter_in(tmp_path)))
         assert wire.orders[-1] == "/resume"
         assert not engine.is_paused
         await engine.pause(PauseMode.KEEP)
-        await engine.update_weights(WeightUpdate(2, _adapter(tmp_path, "two")))
+        await engine.update_weights(WeightUpdate(2, adapter_in(tmp_path, "two")))
         assert engine.is_paused
         assert wire.orders[-1] != "/resume"
         await engine.close()
@@ -169,7 +161,7 @@ async def test_a_vllm_without_names_for_weights_takes_adapters(tmp_path: Path) -
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
         wire.weight_version = None
         engine = VllmEngine(wire.url)
-        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        await engine.update_weights(WeightUpdate(1, adapter_in(tmp_path)))
         assert await versions(engine, "tokens") == {1}
         await engine.update_weights(WeightUpdate(2))
         assert await versions(engine, "tokens") == {2}
@@ -178,7 +170,7 @@ async def test_a_vllm_without_names_for_weights_takes_adapters(tmp_path: Path) -
 
 
 async def test_sglang_samples_with_an_adapter_by_its_name(tmp_path: Path) -> None:
-    one, two, three = (_adapter(tmp_path, name) for name in ("one", "two", "three"))
+    one, two, three = (adapter_in(tmp_path, name) for name in ("one", "two", "three"))
     async with sglang_wire(SGLANG_ANSWER, takes_adapters=True) as wire:
         engine = SglangEngine(wire.url)
         for version, path in ((1, one), (2, two), (3, three)):
@@ -200,7 +192,7 @@ async def test_sglang_samples_with_an_adapter_by_its_name(tmp_path: Path) -> Non
 async def test_sglangs_chats_and_scores_are_of_the_adapter_too(tmp_path: Path) -> None:
     async with sglang_wire(Said("hi"), takes_adapters=True) as wire:
         engine = SglangEngine(wire.url)
-        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        await engine.update_weights(WeightUpdate(1, adapter_in(tmp_path)))
         assert await versions(engine, "chat") == {1}
         assert wire.bodies[-1]["lora_path"] == "polar-1"
         with suppress(EngineError):
@@ -213,7 +205,7 @@ async def test_naming_sglangs_weights_ends_nothing_that_is_being_sampled(tmp_pat
     """Unless it is told otherwise, SGLang aborts all requests."""
     async with sglang_wire(takes_adapters=True) as wire:
         engine = SglangEngine(wire.url)
-        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        await engine.update_weights(WeightUpdate(1, adapter_in(tmp_path)))
         named = [body for path, body in wire.orders if path == "/update_weight_version"]
         assert named == [{"new_version": "0+adapter-1", "abort_all_requests": False}]
         await engine.close()
@@ -222,7 +214,7 @@ async def test_naming_sglangs_weights_ends_nothing_that_is_being_sampled(tmp_pat
 async def test_a_client_that_connects_anew_finds_the_adapter_in_use(tmp_path: Path) -> None:
     async with sglang_wire(SGLANG_ANSWER, takes_adapters=True) as wire:
         first, late = SglangEngine(wire.url), SglangEngine(wire.url)
-        update = WeightUpdate(5, _adapter(tmp_path))
+        update = WeightUpdate(5, adapter_in(tmp_path))
         await first.update_weights(update)
         assert (await late.model_info()).policy_version == 5
         assert await versions(late, "tokens") == {5}
@@ -247,7 +239,7 @@ async def test_tokens_of_a_client_that_has_not_heard_of_the_adapter_carry_what_t
         await quick.update_weights(WeightUpdate(4))
         asking = asyncio.create_task(versions(slow, "tokens"))
         await asyncio.wait_for(wire.arrived.wait(), 30)
-        await quick.update_weights(WeightUpdate(5, _adapter(tmp_path)))
+        await quick.update_weights(WeightUpdate(5, adapter_in(tmp_path)))
         gate.set()
         assert await asyncio.wait_for(asking, 30) == {4}
         for one in (quick, slow):
@@ -260,7 +252,7 @@ async def test_tokens_of_an_adapter_whose_weights_below_were_replaced_are_refuse
 ) -> None:
     async with sglang_wire(SGLANG_ANSWER if mode == "tokens" else Said("hi"), takes_adapters=True) as wire:
         engine = SglangEngine(wire.url)
-        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        await engine.update_weights(WeightUpdate(1, adapter_in(tmp_path)))
         assert await versions(engine, mode) == {1}
         # By another client, which this one has not heard of.
         wire.weight_version = "2"
@@ -273,7 +265,7 @@ async def test_an_adapter_goes_on_no_weights_of_sglang_that_it_was_not_trained_o
     async with sglang_wire(SGLANG_ANSWER, takes_adapters=True) as wire:
         engine = SglangEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, str(tmp_path)))
-        adapter = _adapter(tmp_path)
+        adapter = adapter_in(tmp_path)
         with pytest.raises(EngineError, match="its own were replaced"):
             await engine.update_weights(WeightUpdate(2, adapter))
         assert not wire.adapters
@@ -288,7 +280,7 @@ async def test_an_sglang_that_cannot_load_adapters_says_what_it_needs(tmp_path: 
     async with sglang_wire(SGLANG_ANSWER) as wire:
         engine = SglangEngine(wire.url)
         with pytest.raises(EngineError, match=r"LoRA is not enabled.*--lora-target-modules all"):
-            await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+            await engine.update_weights(WeightUpdate(1, adapter_in(tmp_path)))
         assert wire.weight_version == "default"
         assert await versions(engine, "tokens") == {0}
         assert "lora_path" not in wire.bodies[-1]
@@ -299,7 +291,7 @@ async def test_an_sglang_that_cannot_load_adapters_says_what_it_needs(tmp_path: 
 async def test_an_sglang_that_lost_its_adapter_samples_as_what_it_is(tmp_path: Path, mode: str) -> None:
     async with sglang_wire(SGLANG_ANSWER if mode == "tokens" else Said("hi"), takes_adapters=True) as wire:
         engine = SglangEngine(wire.url)
-        await engine.update_weights(WeightUpdate(1, path := _adapter(tmp_path)))
+        await engine.update_weights(WeightUpdate(1, path := adapter_in(tmp_path)))
         assert await versions(engine, mode) == {1}
         await wire.start_anew()
         with suppress(EngineDown):
@@ -317,7 +309,7 @@ async def test_a_request_for_an_adapter_that_sglang_no_longer_has_may_succeed_el
     """The same connection, so nothing tells before it is refused: a replica is put aside for it."""
     async with sglang_wire(SGLANG_ANSWER if mode == "tokens" else Said("hi"), takes_adapters=True) as wire:
         engine = SglangEngine(wire.url)
-        await engine.update_weights(WeightUpdate(1, path := _adapter(tmp_path)))
+        await engine.update_weights(WeightUpdate(1, path := adapter_in(tmp_path)))
         assert await versions(engine, mode) == {1}
         wire.adapters.clear()
         shutil.rmtree(path)
@@ -333,7 +325,7 @@ async def test_an_adapter_that_others_sample_with_is_let_go_when_they_have_ended
 ) -> None:
     """SGLang waits for them: in a pause, for as long as it lasts."""
     monkeypatch.setattr(model_server, "LET_GO_SECONDS", 0.1)
-    one, two, three = (_adapter(tmp_path, name) for name in ("one", "two", "three"))
+    one, two, three = (adapter_in(tmp_path, name) for name in ("one", "two", "three"))
     gate = asyncio.Event()
     answer = [gate, sglang_event([5, 2], [-1.0] * 2, 2, "stop"), "[DONE]"]
     async with sglang_wire(answer, takes_adapters=True) as wire:
@@ -364,7 +356,7 @@ async def test_two_clients_that_load_an_adapter_at_once_both_have_it(tmp_path: P
     async with wire_of as wire:
         client = SglangEngine if kind == "sglang" else VllmEngine
         both = [client(wire.url), client(wire.url)]
-        update = WeightUpdate(1, _adapter(tmp_path))
+        update = WeightUpdate(1, adapter_in(tmp_path))
         await asyncio.gather(*(engine.update_weights(update) for engine in both))
         for engine in both:
             assert await versions(engine, "tokens") == {1}
@@ -379,7 +371,7 @@ async def test_what_sglang_began_with_another_adapter_is_continued_with_the_new_
         asking = asyncio.create_task(versions(engine, "tokens"))
         await asyncio.wait_for(wire.arrived.wait(), 30)
         await engine.pause(PauseMode.KEEP)
-        await engine.update_weights(WeightUpdate(1, _adapter(tmp_path)))
+        await engine.update_weights(WeightUpdate(1, adapter_in(tmp_path)))
         await engine.resume()
         assert 1 in await asyncio.wait_for(asking, 30)
         assert [body.get("lora_path") for body in wire.bodies] == [None, "polar-1"]

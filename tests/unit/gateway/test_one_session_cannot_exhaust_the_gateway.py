@@ -227,10 +227,10 @@ async def test_a_prompt_that_is_too_long_by_far_is_refused_unrendered(
 
 
 async def test_token_ids_that_do_not_fit_are_refused_unread(
-    set_scene: SetScene, monkeypatch: pytest.MonkeyPatch
+    set_scene: SetScene, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = await set_scene([], max_context=64)
-    monkeypatch.setattr(scene.gateway._source, "begin", None)
+    monkeypatch.setattr(renderer, "spelling", None)
     body = orjson.dumps({"model": "scripted", "prompt": [5] * 64, "n": 100})
     status, answer = await send(scene, body, "/v1/completions")
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
