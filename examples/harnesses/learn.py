@@ -24,6 +24,7 @@ import yaml
 TRAIN, HELD_OUT = "train", "held_out"
 RANK = 16
 """Of the adapter: small enough to bring back from a machine that is had for minutes."""
+ARMS = ("before", "rejection", "grpo", "shuffled", "per_request")
 EPOCHS, ROWS = 4, 8
 """How often a round's accepted sessions are read, and how many make a step."""
 
@@ -78,10 +79,20 @@ class Experiment:
 
     def grpo(self) -> None:
         """Reinforcement learning from where a round of rejection sampling ended."""
-        place = self.directory("grpo")
+        self.reinforced("grpo")
+
+    def shuffled(self) -> None:
+        """The same with each group's rewards dealt out anew: whatever rises is not learnt from them."""
+        self.reinforced("shuffled", rewards="shuffled")
+
+    def per_request(self) -> None:
+        """The same with a trace for each model call: as good, and dearer."""
+        self.reinforced("per-request", builder="per_request")
+
+    def reinforced(self, arm: str, **changes: str) -> None:
+        place = self.directory(arm)
         start = _weights(self.directory(f"rejection-{self.start}") / "sft")
-        weights = self.reinforce(place, start)
-        self.evaluate(place, weights)
+        self.evaluate(place, self.reinforce(place, start, **changes))
 
     def evaluate(self, place: Path, weights: Path | None) -> None:
         self.polar(
@@ -99,6 +110,8 @@ class Experiment:
 
     def fine_tune(self, place: Path, data: list[Path]) -> Path:
         rows = sum(pq.read_metadata(one / "tokens.parquet").num_rows for one in data)
+        if rows == 0:
+            raise SystemExit(f"{data[-1]}: no session has solved its task; try more often (--tries)")
         settings = self.training(place / "sft", lr=2e-4, schedule="cosine") | {
             "steps": max(1, EPOCHS * rows // ROWS),
             "rows": ROWS,
@@ -107,12 +120,14 @@ class Experiment:
         self.polar("train", "sft", _written(place / "sft.yaml", settings))
         return _weights(place / "sft")
 
-    def reinforce(self, place: Path, start: Path) -> Path:
+    def reinforce(
+        self, place: Path, start: Path, *, rewards: str = "own", builder: str = "prefix_merging"
+    ) -> Path:
         settings = self.training(place / "run", lr=1e-4) | {
             "groups": 16,
-            "objective": {"level": "token", "max_staleness": 2},
+            "objective": {"level": "token", "max_staleness": 2, "rewards": rewards},
             "rollouts": {
-                "tasks": [str(self.taskset(TRAIN, samples=8).absolute())],
+                "tasks": [str(self.taskset(TRAIN, place, builder=builder).absolute())],
                 "samples": 8,
                 "concurrency": self.concurrency // self.nodes,
                 "config": str(self.system().absolute()),
@@ -133,7 +148,7 @@ class Experiment:
             "checkpoint": {"every": 5, "keep": 2},
         }
 
-    def taskset(self, split: str, **defaults: Any) -> Path:
+    def taskset(self, split: str, place: Path | None = None, **defaults: Any) -> Path:
         """The taskset's file for a split: as published, with what a session may use."""
         document = yaml.safe_load(self.tasks.read_text()) | {"split": split}
         if self.limit is not None:
@@ -146,7 +161,7 @@ class Experiment:
             "sampling": {"temperature": 1.0, "max_tokens": 768},
             **defaults,
         }
-        return _written(self.out / self.harness / f"{split}.yaml", document)
+        return _written((place or self.out / self.harness) / f"{split}.yaml", document)
 
     def system(self) -> Path:
         """The settings of every system that is started: all agents at once, one engine."""
@@ -183,7 +198,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     here = Path(__file__).parent
-    parser.add_argument("arms", nargs="+", choices=("before", "rejection", "grpo"))
+    parser.add_argument("arms", nargs="+", choices=ARMS)
     parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-1.5B-Instruct", help="a directory or hub id")
     parser.add_argument("--harness", default="pi")
     parser.add_argument("--tasks", type=Path, default=here.parent / "public-tasks" / "humaneval.yaml")

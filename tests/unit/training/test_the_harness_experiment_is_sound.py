@@ -1,0 +1,96 @@
+"""`examples/harnesses/learn.py`: every arm runs commands whose files Polar reads as they are meant."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polar.config.settings import load_settings
+from polar.tasksets.files import read_tasks
+from polar.training.settings import GrpoSettings, load_run
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.fixture
+def learn(monkeypatch: pytest.MonkeyPatch) -> Any:
+    spec = importlib.util.spec_from_file_location("learn", EXAMPLES / "harnesses" / "learn.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "learn", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("arm", "name", "rewards", "builder"),
+    [
+        ("grpo", "grpo", "own", "prefix_merging"),
+        ("shuffled", "shuffled", "shuffled", "prefix_merging"),
+        ("per_request", "per-request", "own", "per_request"),
+    ],
+)
+def test_each_arm_of_grpo_differs_in_what_its_name_says(
+    learn: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arm: str,
+    name: str,
+    rewards: str,
+    builder: str,
+) -> None:
+    asked: list[list[str]] = []
+
+    def polar(_experiment: object, *arguments: object) -> None:
+        asked.append([str(one) for one in arguments])
+
+    monkeypatch.setattr(learn.Experiment, "polar", polar)
+    common = {"samples": 2, "tries": 1, "limit": None, "start": 1, "seed": 0, "seconds": None, "steps": 3}
+    experiment = learn.Experiment(
+        out=tmp_path / "out",
+        tasks=EXAMPLES / "public-tasks" / "humaneval.yaml",
+        harness="pi",
+        model="model",
+        engine_url="http://127.0.0.1:8000",
+        runtime="bubblewrap",
+        concurrency=8,
+        nodes=2,
+        **common,
+    )
+    for trained in ("rejection-1/sft", f"{name}/run"):
+        (tmp_path / "out" / "pi" / trained / "checkpoints" / "step-000001" / "weights").mkdir(parents=True)
+    getattr(experiment, arm)()
+
+    (train, file, *_), (evaluate, *options) = asked
+    assert (train, evaluate) == ("train", "eval")
+    run = load_run(Path(file), GrpoSettings)
+    assert run.rollouts is not None
+    assert run.objective.rewards == rewards
+    assert str(run.model.start).endswith("rejection-1/sft/checkpoints/step-000001/weights")
+    assert f"{name}/run/checkpoints/step-000001/weights" in options[options.index("--weights") + 1]
+    tasks = read_tasks(*run.rollouts.tasks).tasks
+    held_out = read_tasks(Path(options[options.index("-t") + 1])).tasks
+    assert {task.builder.name for task in tasks} == {builder}
+    assert {task.sampling.temperature for task in (*tasks, *held_out)} == {run.objective.temperature}
+    assert not {task.id for task in tasks} & {task.id for task in held_out}
+    assert run.rollouts.config is not None
+    system = load_settings(run.rollouts.config)
+    assert run.model.lora is not None
+    assert system.engine.lora_rank == run.model.lora.rank
+
+
+def test_a_round_that_solved_nothing_says_what_to_do(learn: Any, tmp_path: Path) -> None:
+    from polar.tasksets.expressions import parse_acceptance
+    from polar.tasksets.sft import write_dataset
+
+    data = tmp_path / "data"
+    data.mkdir()
+    write_dataset((), data, parse_acceptance("reward >= 1"))
+    experiment = object.__new__(learn.Experiment)
+    with pytest.raises(SystemExit, match="try more often"):
+        experiment.fine_tune(tmp_path, [data])
