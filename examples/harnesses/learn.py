@@ -14,10 +14,12 @@ import argparse
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
@@ -26,7 +28,9 @@ RANK = 16
 """Of the adapter: small enough to bring back from a machine that is had for minutes."""
 ARMS = ("before", "rejection", "grpo", "shuffled", "per_request")
 EPOCHS, ROWS = 4, 8
-"""How often a round's accepted sessions are read, and how many make a step."""
+"""How often accepted sessions are read, and how many make a step."""
+PER_TASK = 4
+"""How many sessions of a task are learnt from: an easy one is solved each time, and teaches nothing more."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +113,11 @@ class Experiment:
         )
 
     def fine_tune(self, place: Path, data: list[Path]) -> Path:
-        rows = sum(pq.read_metadata(one / "tokens.parquet").num_rows for one in data)
-        if rows == 0:
-            raise SystemExit(f"{data[-1]}: no session has solved its task; try more often (--tries)")
+        rows = chosen(data, place / "tokens.parquet")
         settings = self.training(place / "sft", lr=2e-4, schedule="cosine") | {
             "steps": max(1, EPOCHS * rows // ROWS),
             "rows": ROWS,
-            "data": [str(one.absolute()) for one in data],
+            "data": [str((place / "tokens.parquet").absolute())],
         }
         self.polar("train", "sft", _written(place / "sft.yaml", settings))
         return _weights(place / "sft")
@@ -180,6 +182,21 @@ class Experiment:
         command = [str(argument) for argument in arguments]
         print(f"$ polar {shlex.join(command)}", flush=True)
         subprocess.run([sys.executable, "-m", "polar", *command], check=True)
+
+
+def chosen(data: list[Path], into: Path) -> int:
+    """Write the newest accepted sessions of each task, at most so many; how many there are of all tasks."""
+    table = pa.concat_tables([pq.read_table(one / "tokens.parquet") for one in reversed(data)])
+    seen: Counter[str] = Counter()
+    kept = []
+    for row, task in enumerate(table.column("task").to_pylist()):
+        seen[task] += 1
+        if seen[task] <= PER_TASK:
+            kept.append(row)
+    if not kept:
+        raise SystemExit(f"{data[-1]}: no session has solved its task; try more often (--tries)")
+    pq.write_table(table.take(kept), into)
+    return len(kept)
 
 
 def _weights(run: Path) -> Path:

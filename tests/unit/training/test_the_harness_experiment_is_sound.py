@@ -94,3 +94,17 @@ def test_a_round_that_solved_nothing_says_what_to_do(learn: Any, tmp_path: Path)
     experiment = object.__new__(learn.Experiment)
     with pytest.raises(SystemExit, match="try more often"):
         experiment.fine_tune(tmp_path, [data])
+
+
+def test_a_task_that_is_always_solved_weighs_no_more_than_others(learn: Any, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rounds = {"old": ["easy"] * 9 + ["hard"], "new": ["easy"] * 2}
+    for name, tasks in rounds.items():
+        (tmp_path / name).mkdir()
+        table = pa.table({"task": tasks, "session": [f"{name}-{n}" for n in range(len(tasks))]})
+        pq.write_table(table, tmp_path / name / "tokens.parquet")
+    file = tmp_path / "tokens.parquet"
+    assert learn.chosen([tmp_path / "old", tmp_path / "new"], file) == 5
+    assert pq.read_table(file).column("session").to_pylist() == ["new-0", "new-1", "old-0", "old-1", "old-9"]
