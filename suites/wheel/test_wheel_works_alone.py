@@ -39,7 +39,7 @@ def test_what_it_asks_for_is_all_it_needs(installed: Installed, tmp_path: Path) 
 def test_the_quickstart_rolls_out_its_packaged_tasks(installed: Installed, tmp_path: Path) -> None:
     said = installed.run(tmp_path, "polar", "quickstart", "--samples", "1")
     assert "5 ended, 0 failed" in said
-    assert "the policy begins with the weights in" in said
+    assert "the policy begins with" in said
 
 
 def test_a_server_runs_and_shows_its_dashboard(installed: Installed, tmp_path: Path) -> None:

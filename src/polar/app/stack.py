@@ -151,7 +151,8 @@ async def _begin_with(policy: Path, settings: Settings, server: ControlPlane, sa
                 )
             say(f"the policy goes on at version {now.version}")
             return
-        say(f"the policy begins with the weights in {policy}")
+        here = Path.cwd()
+        say(f"the policy begins with {policy.relative_to(here) if policy.is_relative_to(here) else policy}")
         # A copy, in the one directory from which a node of this data takes weights.
         copy = settings.data_dir.absolute() / "weights" / wanted[:16]
         shutil.copytree(policy, copy, dirs_exist_ok=True)
