@@ -94,16 +94,16 @@ async def test_experts_that_a_stream_lost_are_those_of_cached_tokens(cached: int
     }
 
 
+def stream_without_experts(halfway: asyncio.Event) -> list[Any]:
+    """Waits for the event after its first token, and tells no experts in the end."""
+    first, rest = routed_event([5], [-0.5]), routed_event([6, 2], [-1.0, -0.1], "stop")
+    return [first, halfway, rest, usage(3), "[DONE]"]
+
+
 async def test_experts_of_replaced_weights_are_not_taken_from_the_cache_of_the_new() -> None:
     """When weights are replaced, vLLM computes anew what is under way: its cache is of the new ones."""
     replaced = asyncio.Event()
-    lost = [
-        routed_event([5], [-0.5]),
-        replaced,
-        routed_event([6, 2], [-1.0, -0.1], "stop"),
-        usage(3),
-        "[DONE]",
-    ]
+    lost = stream_without_experts(replaced)
     async with vllm_wire(lost, kept(ROWS[2:], cached=5)) as wire:
         engine = VllmEngine(wire.url, record_routing=True)
         engine.policy_version = 4
@@ -121,13 +121,7 @@ async def test_experts_of_replaced_weights_are_not_taken_from_the_cache_of_the_n
 
 async def test_experts_are_not_asked_for_once_another_adapter_is_in_use(tmp_path: Path) -> None:
     replaced = asyncio.Event()
-    lost = [
-        routed_event([5], [-0.5]),
-        replaced,
-        routed_event([6, 2], [-1.0, -0.1], "stop"),
-        usage(3),
-        "[DONE]",
-    ]
+    lost = stream_without_experts(replaced)
     async with vllm_wire(lost, kept(ROWS, cached=5), takes_orders=True, takes_adapters=True) as wire:
         engine = VllmEngine(wire.url, record_routing=True)
         await engine.update_weights(WeightUpdate(4, adapter_in(tmp_path, "4")))
