@@ -41,7 +41,7 @@ PROBE_TOLERANCE = 0.05
 LET_GO_SECONDS = 2.0
 """How long letting an older adapter go is waited for: SGLang first lets end what others sample with it."""
 ADAPTER = "polar-"
-"""How the names of adapters begin; the version follows."""
+"""How the names of adapters begin; the version follows, and for vLLM what tells it from those of others."""
 _PROBE_TOOL = ToolDefinition("probe", "Does nothing.", {"type": "object", "properties": {}})
 
 
@@ -181,16 +181,16 @@ class ModelServer(HttpEngine):
         version = self.policy_version
         return (lambda: self.policy_version) if self._adapter is None else (lambda: version)
 
-    async def _load_beside(self, update: WeightUpdate, *, is_replaced: bool) -> str:
+    async def _load_beside(self, update: WeightUpdate, name: str, *, is_replaced: bool) -> None:
         """Load an adapter beside the one before, whose last requests may not have ended, and let older ones
-        go; the name of the new one. `is_replaced`: whether the weights below it are not the first ones."""
+        go. `is_replaced`: whether the weights below it are not the first ones."""
         if is_replaced:
             raise EngineError(
                 f"the engine at {self.url} has other weights than the adapter was trained on: its own were"
                 " replaced",
                 hint="`polar policy update` returns to them, or start it anew",
             )
-        name, loaded = f"{ADAPTER}{update.version}", await self._loaded_adapters()
+        loaded = await self._loaded_adapters()
         if loaded.get(name) != update.path:
             if name in loaded:
                 # Of the same number, but of another run.
@@ -198,7 +198,6 @@ class ModelServer(HttpEngine):
             await self._load(name, update.path)
         for old in loaded.keys() - {name, self._adapter}:
             await self._let_go(old)
-        return name
 
     async def _load(self, name: str, path: str | None) -> None:
         body = {"lora_name": name, "lora_path": path}

@@ -188,7 +188,8 @@ class SglangEngine(ModelServer):
             return
         first = f"{update.version}+first"
         if update.is_adapter:
-            name = await self._load_beside(update, is_replaced=self._is_replaced)
+            name = f"{ADAPTER}{update.version}"
+            await self._load_beside(update, name, is_replaced=self._is_replaced)
             await self._name_weights(f"{self._base_version}{_ON_TOP}{update.version}")
             self._adapter = name
         elif update.path is None and self._adapter is not None:

@@ -33,6 +33,7 @@ from polar.engines.base import (
 from polar.engines.http import ORDER_SECONDS, Question, TokenReader, reason_in
 from polar.engines.model_server import ADAPTER, PAUSE_PATIENCE_SECONDS, ModelServer
 from polar.engines.routing import from_npy
+from polar.files import digest
 from polar.models.chat import FinishReason
 from polar.models.completion import Routing
 from polar.models.policy import PauseMode
@@ -233,11 +234,15 @@ class VllmEngine(ModelServer):
     async def _load_adapter(self, update: WeightUpdate) -> None:
         named = await self._weight_name()
         is_replaced = named is not None and (named.isdecimal() or _REPLACING in named)
-        name = await self._load_beside(update, is_replaced=is_replaced)
+        # vLLM finds what it has cached by the adapter's name, also of one that is gone, and all runs count
+        # from 1.
+        content = await asyncio.to_thread(digest, Path(update.path or ""))
+        name = f"{ADAPTER}{update.version}-{content[:12]}"
+        await self._load_beside(update, name, is_replaced=is_replaced)
         # Where vLLM (before 0.32) has no names for weights, the adapter's own is enough: a server that was
         # started anew does not know it, and refuses the request.
         if named is not None:
-            await self._name_weights(f"{update.version}+adapter")
+            await self._name_weights(f"{update.version}+{name}")
         self._adapter = name
 
     async def _name_weights(self, name: str) -> bool:
@@ -311,9 +316,9 @@ class VllmEngine(ModelServer):
             if named.partition(_REPLACING)[0] != str(self.policy_version):
                 self.policy_version = HALF_REPLACED
         elif named is not None and self.policy_version:
-            version, _, kind = named.partition("+")
+            version, _, adapter = named.partition("+")
             self.policy_version = int(version) if version.isdecimal() else 0
-            self._adapter = f"{ADAPTER}{version}" if kind == "adapter" else None
+            self._adapter = adapter if adapter.startswith(ADAPTER) else None
         return self.policy_version
 
     async def _another_loads(self, version: int, *, was_seen: bool = False) -> bool:
