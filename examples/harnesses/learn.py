@@ -14,7 +14,7 @@ import argparse
 import shlex
 import subprocess
 import sys
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,17 +185,20 @@ class Experiment:
 
 
 def chosen(data: list[Path], into: Path) -> int:
-    """Write the newest accepted sessions of each task, at most so many; how many there are of all tasks."""
-    table = pa.concat_tables([pq.read_table(one / "tokens.parquet") for one in reversed(data)])
-    seen: Counter[str] = Counter()
-    kept = []
-    for row, task in enumerate(table.column("task").to_pylist()):
-        seen[task] += 1
-        if seen[task] <= PER_TASK:
-            kept.append(row)
+    """Write the newest accepted sessions of each task, at most so many; how many rows that makes."""
+    tables = [pq.read_table(one / "tokens.parquet") for one in reversed(data)]
+    sessions: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    kept, row = [], -1
+    for number, table in enumerate(tables):
+        for task, session in zip(table["task"].to_pylist(), table["session"].to_pylist(), strict=True):
+            row += 1
+            # A session may have several conversations, a row each.
+            if (number, session) in sessions[task] or len(sessions[task]) < PER_TASK:
+                sessions[task].add((number, session))
+                kept.append(row)
     if not kept:
         raise SystemExit(f"{data[-1]}: no session has solved its task; try more often (--tries)")
-    pq.write_table(table.take(kept), into)
+    pq.write_table(pa.concat_tables(tables).take(kept), into)
     return len(kept)
 
 

@@ -108,3 +108,22 @@ def test_a_task_that_is_always_solved_weighs_no_more_than_others(learn: Any, tmp
     file = tmp_path / "tokens.parquet"
     assert learn.chosen([tmp_path / "old", tmp_path / "new"], file) == 5
     assert pq.read_table(file).column("session").to_pylist() == ["new-0", "new-1", "old-0", "old-1", "old-9"]
+
+
+def test_sessions_of_many_conversations_count_once(learn: Any, tmp_path: Path) -> None:
+    """The ids of sessions follow from their tasks: those of two rounds are the same."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rounds = {"old": [0, 0, 1, 2, 3, 4], "new": [0, 0, 1]}
+    for name, sessions in rounds.items():
+        (tmp_path / name).mkdir()
+        table = pa.table({"task": ["t"] * len(sessions), "session": sessions, "of": [name] * len(sessions)})
+        pq.write_table(table, tmp_path / name / "tokens.parquet")
+    file = tmp_path / "tokens.parquet"
+    assert learn.chosen([tmp_path / "old", tmp_path / "new"], file) == 6
+    kept = pq.read_table(file)
+    assert list(zip(kept["of"].to_pylist(), kept["session"].to_pylist(), strict=True)) == [
+        *(("new", session) for session in (0, 0, 1)),
+        *(("old", session) for session in (0, 0, 1)),
+    ]
