@@ -96,7 +96,10 @@ class Experiment:
     def reinforced(self, arm: str, **changes: str) -> None:
         place = self.directory(arm)
         start = _weights(self.directory(f"rejection-{self.start}") / "sft")
-        self.evaluate(place, self.reinforce(place, start, **changes))
+        # A run of so many seconds would go on, and what is being measured is what it ended with.
+        if not (place / "eval").exists():
+            self.reinforce(place, start, **changes)
+        self.evaluate(place, _weights(place / "run"))
 
     def evaluate(self, place: Path, weights: Path | None) -> None:
         self.polar(
@@ -124,7 +127,7 @@ class Experiment:
 
     def reinforce(
         self, place: Path, start: Path, *, rewards: str = "own", builder: str = "prefix_merging"
-    ) -> Path:
+    ) -> None:
         settings = self.training(place / "run", lr=1e-4) | {
             "groups": 16,
             "objective": {"level": "token", "max_staleness": 2, "rewards": rewards},
@@ -138,7 +141,6 @@ class Experiment:
         settings["model"]["start"] = str(start.absolute())
         limit = ("--seconds", self.seconds) if self.seconds else ()
         self.polar("train", _written(place / "run.yaml", settings), "--seed", self.seed, *limit)
-        return _weights(place / "run")
 
     def training(self, out: Path, *, lr: float, schedule: str = "constant") -> dict[str, Any]:
         return {

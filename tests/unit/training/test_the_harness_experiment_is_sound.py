@@ -27,6 +27,27 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+def experiment_in(directory: Path, learn: Any, **changes: Any) -> Any:
+    common = {"samples": 2, "tries": 3, "limit": None, "start": 1, "seed": 0, "seconds": None, "steps": 3}
+    return learn.Experiment(
+        out=directory / "out",
+        tasks=EXAMPLES / "public-tasks" / "humaneval.yaml",
+        harness="pi",
+        model="model",
+        engine_url="http://127.0.0.1:8000",
+        runtime="bubblewrap",
+        concurrency=8,
+        nodes=2,
+        **common | changes,
+    )
+
+
+def make_checkpoint(directory: Path, run: str, step: int = 1) -> Path:
+    weights = directory / "out" / "pi" / run / "checkpoints" / f"step-{step:06d}" / "weights"
+    weights.mkdir(parents=True)
+    return weights
+
+
 @pytest.mark.parametrize(
     ("arm", "name", "rewards", "builder"),
     [
@@ -50,20 +71,9 @@ def test_each_arm_of_grpo_differs_in_what_its_name_says(
         asked.append([str(one) for one in arguments])
 
     monkeypatch.setattr(learn.Experiment, "polar", polar)
-    common = {"samples": 2, "tries": 1, "limit": None, "start": 1, "seed": 0, "seconds": None, "steps": 3}
-    experiment = learn.Experiment(
-        out=tmp_path / "out",
-        tasks=EXAMPLES / "public-tasks" / "humaneval.yaml",
-        harness="pi",
-        model="model",
-        engine_url="http://127.0.0.1:8000",
-        runtime="bubblewrap",
-        concurrency=8,
-        nodes=2,
-        **common,
-    )
+    experiment = experiment_in(tmp_path, learn)
     for trained in ("rejection-1/sft", f"{name}/run"):
-        (tmp_path / "out" / "pi" / trained / "checkpoints" / "step-000001" / "weights").mkdir(parents=True)
+        make_checkpoint(tmp_path, trained)
     getattr(experiment, arm)()
 
     (train, file, *_), (evaluate, *options) = asked
@@ -127,3 +137,30 @@ def test_sessions_of_many_conversations_count_once(learn: Any, tmp_path: Path) -
         *(("new", session) for session in (0, 0, 1)),
         *(("old", session) for session in (0, 0, 1)),
     ]
+
+
+def test_an_arm_that_was_stopped_while_it_was_measured_trains_no_further(
+    learn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of so many seconds goes on for as long each time that it is asked, and ends elsewhere."""
+    make_checkpoint(tmp_path, "rejection-1/sft")
+    asked: list[list[str]] = []
+
+    def polar(_experiment: object, *arguments: object) -> None:
+        asked.append([str(one) for one in arguments])
+        if arguments[0] == "train":
+            make_checkpoint(tmp_path, "grpo/run", len(asked))
+            return
+        out = Path(asked[-1][asked[-1].index("--out") + 1])
+        out.mkdir(exist_ok=True)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(learn.Experiment, "polar", polar)
+    experiment = experiment_in(tmp_path, learn, seconds=5.0)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.grpo()
+    experiment.grpo()
+    train, measured, again = asked
+    assert train[0] == "train"
+    assert measured == again
