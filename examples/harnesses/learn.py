@@ -55,6 +55,7 @@ class Experiment:
     limit: int | None
     """The most tasks of a split; None: all."""
     seed: int
+    """Of all that is drawn: sample k of a task is drawn with a seed of k more, which no other seed shares."""
     start: int
     """The round of rejection sampling that a GRPO run begins with."""
     seconds: float | None
@@ -104,14 +105,14 @@ class Experiment:
     def evaluate(self, place: Path, weights: Path | None) -> None:
         self.polar(
             *("eval", "-t", self.taskset(HELD_OUT), "--out", place / "eval", "--harness", self.harness),
-            *("--samples", self.samples, "--seed", self.seed, "--temperature", 1),
+            *("--samples", self.samples, "--seed", self.seed * self.samples, "--temperature", 1),
             *self.rolled_out_with(weights),
         )
 
     def generate(self, place: Path, weights: Path | None) -> None:
         self.polar(
             *("generate", "-t", self.taskset(TRAIN), "--out", place / "data", "--harness", self.harness),
-            *("--samples", self.tries, "--seed", self.seed),
+            *("--samples", self.tries, "--seed", self.seed * self.tries),
             *self.rolled_out_with(weights),
         )
 
@@ -140,12 +141,13 @@ class Experiment:
         }
         settings["model"]["start"] = str(start.absolute())
         limit = ("--seconds", self.seconds) if self.seconds else ()
-        self.polar("train", _written(place / "run.yaml", settings), "--seed", self.seed, *limit)
+        self.polar("train", _written(place / "run.yaml", settings), *limit)
 
     def training(self, out: Path, *, lr: float, schedule: str = "constant") -> dict[str, Any]:
         return {
             "out": str(out.absolute()),
             "steps": self.steps,
+            "seed": self.seed,
             "model": {"name": self.model, "lora": {"rank": RANK, "alpha": 2 * RANK}},
             "optimizer": {"lr": lr, "schedule": schedule, "warmup_steps": 2},
             "batch": {"tokens": 16384},

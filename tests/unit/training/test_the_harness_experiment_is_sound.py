@@ -11,7 +11,7 @@ import pytest
 
 from polar.config.settings import load_settings
 from polar.tasksets.files import read_tasks
-from polar.training.settings import GrpoSettings, load_run
+from polar.training.settings import GrpoSettings, SftSettings, load_run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -164,3 +164,27 @@ def test_an_arm_that_was_stopped_while_it_was_measured_trains_no_further(
     train, measured, again = asked
     assert train[0] == "train"
     assert measured == again
+
+
+def test_another_seed_draws_no_sample_of_the_first_again(
+    learn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sample k of a command is drawn with its seed + k."""
+    drawn: dict[str, list[int]] = {"generate": [], "eval": []}
+    fine_tuned = []
+
+    def polar(experiment: Any, command: str, *arguments: object) -> None:
+        said = [str(one) for one in arguments]
+        if command in drawn:
+            samples, seed = (int(said[said.index(name) + 1]) for name in ("--samples", "--seed"))
+            drawn[command] += range(seed, seed + samples)
+        else:
+            fine_tuned.append(load_run(Path(said[1]), SftSettings).seed)
+            make_checkpoint(tmp_path, f"{Path(said[1]).parent.name}/sft")
+
+    monkeypatch.setattr(learn.Experiment, "polar", polar)
+    monkeypatch.setattr(learn, "chosen", lambda data, into: 1)
+    for seed in range(3):
+        experiment_in(tmp_path, learn, seed=seed).rejection()
+    assert [len(set(drawn[command])) for command in ("generate", "eval")] == [9, 6]
+    assert fine_tuned == [0, 1, 2]
