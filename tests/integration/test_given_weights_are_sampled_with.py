@@ -40,7 +40,8 @@ def test_every_session_is_sampled_with_the_weights_that_are_given(tmp_path: Path
     if command == "eval":
         assert load_report(tmp_path / "out").weights == digest(mine)
 
-    refused = polar(tmp_path, command, "--out", "out", "--samples", "2", "--weights", str(other))
-    assert refused.returncode != 0
-    assert "weights" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    for others in (("--weights", str(other)), ()):
+        refused = polar(tmp_path, command, "--out", "out", "--samples", "2", *others)
+        assert refused.returncode != 0
+        assert "weights" in refused.stderr
+        assert "Traceback" not in refused.stderr

@@ -13,7 +13,7 @@ from polar.app.stack import Say, running
 from polar.config import plugins
 from polar.config.settings import Settings, load_settings
 from polar.errors import Conflict, InvalidInput, NotInstalled
-from polar.files import locked
+from polar.files import digest, locked, write_atomic
 from polar.models.task import TaskSpec
 from polar.runtimes.base import Runtime
 from polar.store.store import Store
@@ -39,6 +39,18 @@ def only_writer(out: Path, command: str) -> Iterator[None]:
     """Keep other processes from running the command into this directory; the lock ends with the process."""
     with locked(out / ".lock", busy=Conflict(f"{out}: another `polar {command}` is writing there")):
         yield
+
+
+def tie(out: Path, weights: Path | None) -> None:
+    """Keep to what an output directory's sessions are sampled with: those that have ended are found again."""
+    memo, mine = out / DATA / "sampled-with", digest(weights) if weights else "the model's own weights"
+    if not memo.exists():
+        write_atomic(memo, mine)
+    elif memo.read_text() != mine:
+        raise InvalidInput(
+            f"{out} began with other weights than {weights or mine}",
+            hint="go on with those, or give another --out",
+        )
 
 
 def own_settings(out: Path, config: Path | None, engine: dict[str, Any], concurrency: int | None) -> Settings:

@@ -84,7 +84,7 @@ def generate(
       polar generate -t tasks.jsonl --out data --engine-url http://127.0.0.1:8000 --concurrency 32
     """
     from polar.app import datagen
-    from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, rollout_server
+    from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, rollout_server, tie
     from polar.tasksets.parquet_file import make_directory
     from polar.tasksets.sft import PUSH
 
@@ -118,6 +118,8 @@ def generate(
         _print(written, out, as_json)
 
     with only_writer(out, "generate"):
+        if server is None:
+            tie(out, weights)
         until_interrupted(work())
         if hub is not None:
             hub.push(out, lambda step: say(f"• {step}"))
