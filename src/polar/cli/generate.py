@@ -105,7 +105,7 @@ def generate(
     log_to_file(out / DATA / "logs" / "polar.log", settings.log_level, settings.log_format)
     named: list[tuple[str, object]] = [("taskset", path.name or path) for path in taskset]
     named += [("harness", harness), ("samples", samples), ("seed", seed), ("accept", accept)]
-    named += [("weights", weights), (PUSH, push_to_hub)]
+    named += [("weights", weights and weights.name), (PUSH, push_to_hub)]
     plan = datagen.plan(loaded.tasks, run)
     generation = datagen.DatasetGeneration(plan, condition, retries, concurrency or TASKS_AT_ONCE)
 
