@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polar.cli.main import app
+from polar.engines.base import WeightUpdate
 from polar.errors import Unavailable
 from polar.models.policy import PauseMode, PolicyOrder, PolicyReport
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
@@ -139,6 +140,19 @@ async def test_a_node_that_starts_later_has_the_weights_before_it_samples(small:
     async with small.node():
         result = await ended(small, "late")
     assert (result.policy_version_min, result.policy_version_max) == (9, 9)
+
+
+async def test_an_engine_that_another_system_left_at_the_same_number_gets_these_weights(
+    small: System,
+) -> None:
+    """All count from 1: what an engine has of this number may be of an evaluation before."""
+    small.engine.policy_version = 1
+    await small.client.update_policy(weights(small))
+    await small.client.submit(shell_task("mine", ASK))
+    async with small.node():
+        result = await ended(small, "mine")
+    assert (result.policy_version_min, result.policy_version_max) == (1, 1)
+    assert small.engine.updates == [WeightUpdate(1, str(weights(small)))]
 
 
 async def test_an_update_on_one_machine_is_quick(small: System) -> None:

@@ -65,6 +65,8 @@ class SglangEngine(ModelServer):
     _first_name: str | None = None
     _first_path: str | None = None
     """What the model is called, and where its weights are, as long as none were replaced."""
+    _path: str | None = None
+    """Where its weights are, those below any adapter."""
     _is_replaced = False
     """Whether SGLang has other weights than its first, below any adapter."""
     _base_version = 0
@@ -160,8 +162,9 @@ class SglangEngine(ModelServer):
         self._adapter = f"{ADAPTER}{adapter}" if adapter.isdecimal() else None
         self.policy_version = chat_wire.weight_version(named if self._adapter is None else adapter)
         self._is_replaced, self._base_version = named.isdecimal(), chat_wire.weight_version(named)
+        self._path = info.get("model_path")
         if not self._is_replaced:
-            self._first_path = info.get("model_path")
+            self._first_path = self._path
         if not self._base_version:
             self._first_name = self._model
         # After an update it calls itself by the path of the new weights.
@@ -184,7 +187,7 @@ class SglangEngine(ModelServer):
         await self._order("/pause_generation", {"mode": _PAUSES[mode]}, needs=_PAUSABLE)
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        if (await self.model_info()).policy_version == update.version:
+        if (await self.model_info()).policy_version == update.version and await self._has(update.path):
             return
         first = f"{update.version}+first"
         if update.is_adapter:
@@ -201,6 +204,12 @@ class SglangEngine(ModelServer):
         else:
             await self._reload(update.path, str(update.version))
         self.policy_version = update.version
+
+    async def _has(self, path: str | None) -> bool:
+        """Whether these are the weights in use: those of another run may have the same version."""
+        if self._adapter is not None:
+            return (await self._loaded_adapters()).get(self._adapter) == path
+        return not self._is_replaced if path is None else self._path == path
 
     async def _name_weights(self, name: str) -> None:
         # Unless told otherwise, it would end all that is being sampled.

@@ -37,6 +37,8 @@ class PolicyFollower:
         self._gateway = gateway
         self._roots = [os.path.realpath(root) for root in weight_roots]
         self._report = PolicyReport()
+        self._is_ours = False
+        """Whether the engine's number is of this system: all count from 1, and engines outlive systems."""
         self._released_at: float | None = None
         """When, by the monotonic clock, the pause ends even if the server is not heard of again."""
 
@@ -103,13 +105,15 @@ class PolicyFollower:
         self._report = PolicyReport(step=order.step, version=await self._version(), error=error)
 
     async def _bring_to(self, order: PolicyOrder) -> None:
-        is_behind = await self._gateway.policy_version() != order.version
+        is_unknown = order.version > 0 and not self._is_ours
+        is_behind = is_unknown or await self._gateway.policy_version() != order.version
         if (order.is_paused or is_behind) and not self._gateway.is_paused:
             await self._gateway.pause(order.mode)
         if is_behind:
             self._refuse_other_places(order.path)
             await self._gateway.update_weights(WeightUpdate(order.version, order.path))
             log.info("policy version %d from %s", order.version, order.path or "the engine's own weights")
+        self._is_ours = True
         if not order.is_paused:
             await self._gateway.resume()
 

@@ -236,6 +236,17 @@ async def test_one_file_in_shared_memory_will_do(
     assert (await engine.model_info()).policy_version == 3
 
 
+async def test_other_weights_of_the_same_number_are_loaded(
+    engine: PausableEngine, other: Path, other_logprobs: Logprobs, tiny_directory: Path
+) -> None:
+    """As of another system, which used the engine before."""
+    await engine.update_weights(WeightUpdate(1, str(tiny_directory)))
+    await engine.update_weights(WeightUpdate(1, str(other)))
+    ids, logprobs, versions = joined(await sampled(engine, asked(8)))
+    assert versions == [1] * 8
+    assert logprobs == pytest.approx(other_logprobs(PROMPT, ids), abs=1e-3)
+
+
 async def test_no_path_returns_to_the_first_weights(
     engine: PausableEngine, other: Path, reference_logprobs: Logprobs
 ) -> None:

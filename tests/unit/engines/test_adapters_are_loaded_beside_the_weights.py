@@ -247,6 +247,23 @@ async def test_a_client_that_connects_anew_finds_the_adapter_in_use(tmp_path: Pa
             await one.close()
 
 
+async def test_sglang_is_given_the_weights_of_another_run_with_the_same_number(tmp_path: Path) -> None:
+    one, two = adapter_in(tmp_path, "one"), adapter_in(tmp_path, "two")
+    async with sglang_wire(SGLANG_ANSWER, takes_adapters=True) as wire:
+        for path in (one, two, two):
+            engine = SglangEngine(wire.url)
+            await engine.update_weights(WeightUpdate(1, path))
+            assert wire.adapters == {"polar-1": path}
+            await engine.close()
+        assert [path for path, _ in wire.orders].count("/load_lora_adapter") == 2
+        for path in ("/weights/one", "/weights/two", "/weights/two"):
+            engine = SglangEngine(wire.url)
+            await engine.update_weights(WeightUpdate(1, path))
+            assert wire.path == path
+            await engine.close()
+        assert [path for path, _ in wire.orders].count("/update_weights_from_disk") == 2
+
+
 async def test_tokens_of_a_client_that_has_not_heard_of_the_adapter_carry_what_they_are_of(
     tmp_path: Path,
 ) -> None:

@@ -82,6 +82,8 @@ class EmbeddedServer:
         self._page = MetricsPage()
         self._page.add(self._families)
         self._loading = asyncio.Lock()
+        self._loaded: tuple[int, Path | None] = (0, None)
+        """The version of the weights, and where they come from."""
         # A client that goes away cancels its handler, and with it the generation.
         self._runner = web.AppRunner(
             app,
@@ -152,13 +154,14 @@ class EmbeddedServer:
         path = Path(body.path) if body.path is not None else None
         async with self._loading:
             # Several gateways may share this engine, and each passes the update on.
-            if body.version != self.scheduler.policy_version:
+            if (body.version, path) != self._loaded:
                 weights, base = self.model.weights, self.model.directory
                 try:
                     policy = await asyncio.to_thread(read_weights, body.version, path, base, weights)
                 except InvalidInput as error:
                     raise BadRequest(f"path: {error.message}", "path") from None
                 await self.worker.use(policy)
+                self._loaded = body.version, path
                 log.info("policy version %d from %s", body.version, path or base)
         return _json({"policy_version": self.scheduler.policy_version})
 
