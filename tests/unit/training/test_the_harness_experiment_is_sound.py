@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -188,3 +190,22 @@ def test_another_seed_draws_no_sample_of_the_first_again(
         experiment_in(tmp_path, learn, seed=seed).rejection()
     assert [len(set(drawn[command])) for command in ("generate", "eval")] == [9, 6]
     assert fine_tuned == [0, 1, 2]
+
+
+def test_the_table_is_made_of_few_samples_too(tmp_path: Path) -> None:
+    """As of the small run that the README names."""
+    published = Path(__file__).parents[3] / "docs" / "results" / "harnesses" / "pi"
+    for arm in ("before", "grpo"):
+        report = json.loads((published / arm / "report.json").read_text())
+        report["ks"] = [1, 2]
+        del report["cells"][0]["metrics"]["pass@4"], report["cells"][0]["metrics"]["pass@8"]
+        (tmp_path / "pi" / arm / "eval").mkdir(parents=True)
+        (tmp_path / "pi" / arm / "eval" / "report.json").write_text(json.dumps(report))
+    command = [sys.executable, str(EXAMPLES / "harnesses" / "table.py")]
+    small, whole = (
+        subprocess.run([*command, str(root)], capture_output=True, text=True, check=True).stdout
+        for root in (tmp_path, published.parent)
+    )
+    assert "| pass@1 | pass@2 |" in small.splitlines()[0]
+    assert "| pass@1 | pass@8 |" in whole.splitlines()[0]
+    assert "| pi | grpo | 14.0 %" in small
