@@ -84,6 +84,8 @@ class Pi(PinnedHarness):
                 "PI_OFFLINE": "1",
                 "PI_TELEMETRY": "0",
                 "PI_SKIP_VERSION_CHECK": "1",
+                # Pi would compile for a cache in a /tmp that ends with the session: a sixth of its time.
+                "NODE_DISABLE_COMPILE_CACHE": "1",
                 "PI_CODING_AGENT_DIR": str(context.home / STATE),
                 KEY_VARIABLE: context.key,
             },

@@ -30,6 +30,7 @@ def test_command_is_headless_offline_and_pointed_at_the_gateway() -> None:
     assert {"--print", "--no-session"} <= set(command.argv)
     assert command.stdin == b"Do it."
     assert command.env["PI_OFFLINE"] == "1"
+    assert command.env["NODE_DISABLE_COMPILE_CACHE"] == "1"  # its /tmp ends with the session
     assert command.env["PI_CODING_AGENT_DIR"] == str(STATE)
     models, _ = documents(Pi(Pi.Options()))
     provider = models["providers"]["polar"]
