@@ -74,8 +74,9 @@ class HumanEval(RowSource):
         command = ["python3", "-I", f"{HIDDEN}/grade.py", HIDDEN, self.options.reward.value]
         solved = problem["prompt"] + problem["canonical_solution"]
         asked = (
-            f"Write the function {problem['entry_point']} in solution.py: its docstring says what it must "
-            "do. Keep its name and its arguments."
+            f"solution.py holds the signature of the function {problem['entry_point']} and a docstring that "
+            "says what it must do. Read the file, then complete the function in it. Keep its name and its "
+            "arguments."
         )
         task = {
             "id": problem["task_id"].replace("/", "-"),
