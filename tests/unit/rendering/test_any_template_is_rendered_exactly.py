@@ -149,18 +149,15 @@ def test_ids_are_those_of_transformers(case: Case, data: st.DataObject) -> None:
     assert shown(case, messages, tools) == case.reference_ids(messages, tools)
 
 
-@FEW
-@given(st.data())
-def test_extensions_are_what_the_template_gives(case: Case, data: st.DataObject) -> None:
-    """Or there is none, exactly where the template shows the past in another way."""
-    parts, tools = drawn(case, data)
+def check_extension(case: Case, parts: list[list[Message]], tools: list[ToolDefinition]) -> None:
+    """It is what the template gives, or there is none where the template shows the past in another way."""
     before = [message for part in parts[:-1] for message in part]
     turn, *new = parts[-1]
     prompt = shown(case, before, tools)
     whole = shown(case, [*before, turn, *new], tools)
     stays = whole[: len(prompt)] == prompt
     stop = next((n for n in range(len(prompt), len(whole)) if whole[n] in case.renderer.stop_token_ids), 0)
-    sampled = whole[len(prompt) : stop + 1] if stays else [5, case.renderer.stop_token_ids[0]]
+    sampled = whole[len(prompt) : stop + 1] if stays else otherwise_sampled(case, turn)
     history = [*before, turn]
     bridge = case.renderer.bridge(prompt, sampled, new, history=history, tools=tools)
     if not stays:
@@ -173,6 +170,29 @@ def test_extensions_are_what_the_template_gives(case: Case, data: st.DataObject)
     kept = case.keeping.bridge(prompt, sampled, new, history=history, tools=tools)
     assert kept is not None
     assert whole[-len(kept) :] == kept
+
+
+def otherwise_sampled(case: Case, turn: Message) -> list[int]:
+    """Some tokens that end the turn, and its thoughts: those that are cut short are ended by the bridge."""
+    thinking = case.renderer.thinking
+    thoughts = case.renderer.tokens.ids(thinking.end) if thinking and turn.reasoning else []
+    return [5, *thoughts, case.renderer.stop_token_ids[0]]
+
+
+@FEW
+@given(st.data())
+def test_extensions_are_what_the_template_gives(case: Case, data: st.DataObject) -> None:
+    check_extension(case, *drawn(case, data))
+
+
+def test_thoughts_before_a_call_and_after_it_are_extended_too(case: Case) -> None:
+    if case.renderer.calls is None:
+        return
+    called = Message(Role.ASSISTANT, "", "I think az", (ToolCall("call_0", "bash", "{}"),))
+    result = Message(Role.TOOL, "az", tool_call_id="call_0", name="bash")
+    answered = Message(Role.ASSISTANT, "az", "I think az")
+    asked = Message(Role.USER, "az")
+    check_extension(case, [[asked], [called, result], [answered, asked]], [])
 
 
 @FEW
