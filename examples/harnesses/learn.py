@@ -3,9 +3,10 @@
     python examples/harnesses/learn.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --out runs/harnesses \\
         before rejection grpo
     python examples/harnesses/learn.py … --harness codex --engine-url http://127.0.0.1:8000 before
+    python examples/harnesses/learn.py … --harness pi --harness codex --unseen qwen_code before rejection grpo
 
 Every arm is commands of `polar`, shown as they run, each of which goes on where it was interrupted: so does
-this one. What is measured is in files below --out, HARNESS/ARM, and table.py makes the table of them.
+this one. What is measured is in files below --out, HARNESSES/ARM, and table.py makes the table of them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class Experiment:
     out: Path
     tasks: Path
     """A taskset with the splits `train` and `held_out`."""
-    harness: str
+    harnesses: tuple[str, ...]
+    """Sessions are made through these: with several, each task has a group for each harness."""
+    unseen: tuple[str, ...]
+    """Evaluated beside them, and never trained through."""
     model: str
     engine_url: str | None
     runtime: str
@@ -63,9 +67,13 @@ class Experiment:
     steps: int
 
     def directory(self, arm: str) -> Path:
-        made = self.out / self.harness / (f"{arm}-{self.seed}" if self.seed else arm)
+        made = self.root / (f"{arm}-{self.seed}" if self.seed else arm)
         made.mkdir(parents=True, exist_ok=True)
         return made
+
+    @property
+    def root(self) -> Path:
+        return self.out / "+".join(self.harnesses)
 
     def before(self) -> None:
         """The published weights."""
@@ -103,15 +111,17 @@ class Experiment:
         self.evaluate(place, _weights(place / "run"))
 
     def evaluate(self, place: Path, weights: Path | None) -> None:
+        tasks = _written(self.root / f"{HELD_OUT}.yaml", self.taskset(HELD_OUT))
         self.polar(
-            *("eval", "-t", self.taskset(HELD_OUT), "--out", place / "eval", "--harness", self.harness),
-            *("--samples", self.samples, "--seed", self.seed * self.samples, "--temperature", 1),
-            *self.rolled_out_with(weights),
+            *("eval", "-t", tasks, "--out", place / "eval", "--samples", self.samples),
+            *(word for name in (*self.harnesses, *self.unseen) for word in ("--harness", name)),
+            *("--seed", self.seed * self.samples, "--temperature", 1, *self.rolled_out_with(weights)),
         )
 
     def generate(self, place: Path, weights: Path | None) -> None:
+        tasksets = (word for path in self.tasks_to_learn() for word in ("-t", path))
         self.polar(
-            *("generate", "-t", self.taskset(TRAIN), "--out", place / "data", "--harness", self.harness),
+            *("generate", *tasksets, "--out", place / "data"),
             *("--samples", self.tries, "--seed", self.seed * self.tries),
             *self.rolled_out_with(weights),
         )
@@ -133,7 +143,7 @@ class Experiment:
             "groups": 16,
             "objective": {"level": "token", "max_staleness": 2, "rewards": rewards},
             "rollouts": {
-                "tasks": [str(self.taskset(TRAIN, place, builder=builder).absolute())],
+                "tasks": [str(path.absolute()) for path in self.tasks_to_learn(builder)],
                 "samples": 8,
                 "concurrency": self.concurrency // self.nodes,
                 "config": str(self.system().absolute()),
@@ -154,20 +164,29 @@ class Experiment:
             "checkpoint": {"every": 5, "keep": 2},
         }
 
-    def taskset(self, split: str, place: Path | None = None, **defaults: Any) -> Path:
-        """The taskset's file for a split: as published, with what a session may use."""
+    def tasks_to_learn(self, builder: str = "prefix_merging") -> list[Path]:
+        """A file for each harness, with ids of their own where there are several."""
+        written = []
+        for harness in self.harnesses:
+            document = self.taskset(TRAIN, harness=harness, builder=builder)
+            if len(self.harnesses) > 1:
+                document["template"] = {"id": f"{{{{ task.id }}}}-{harness}"}
+            written.append(_written(self.root / f"{TRAIN}-{harness}-{builder}.yaml", document))
+        return written
+
+    def taskset(self, split: str, **defaults: Any) -> dict[str, Any]:
+        """The taskset for a split: as published, with what a session may use."""
         document = yaml.safe_load(self.tasks.read_text()) | {"split": split}
         if self.limit is not None:
             document["limit"] = self.limit
         document["defaults"] = {
             **document.get("defaults", {}),
-            "harness": self.harness,
             "runtime": self.runtime,
             "budgets": {"run_seconds": 150, "max_completions": 12},
             "sampling": {"temperature": 1.0, "max_tokens": 768},
             **defaults,
         }
-        return _written((place or self.out / self.harness) / f"{split}.yaml", document)
+        return document
 
     def system(self) -> Path:
         """The settings of every system that is started: all agents at once, one engine."""
@@ -224,7 +243,12 @@ def main() -> None:
     here = Path(__file__).parent
     parser.add_argument("arms", nargs="+", choices=ARMS)
     parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-1.5B-Instruct", help="a directory or hub id")
-    parser.add_argument("--harness", default="pi")
+    parser.add_argument(
+        "--harness", dest="harnesses", action="append", help="to learn; repeatable (default: pi)"
+    )
+    parser.add_argument(
+        "--unseen", action="append", default=[], help="a harness that is only evaluated; repeatable"
+    )
     parser.add_argument("--tasks", type=Path, default=here.parent / "public-tasks" / "humaneval.yaml")
     parser.add_argument("--out", type=Path, default=Path("runs/harnesses"))
     parser.add_argument("--engine-url", help="a running vLLM that takes adapters; else one is started")
@@ -241,6 +265,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="after which a GRPO run ends")
     given = vars(parser.parse_args())
     arms, rounds = given.pop("arms"), given.pop("rounds")
+    given["harnesses"] = tuple(given["harnesses"] or ["pi"])
+    given["unseen"] = tuple(given["unseen"])
     experiment = Experiment(**given)
     for arm in arms:
         if arm == "rejection":

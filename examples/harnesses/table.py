@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from polar.evals.comparison import compare
-from polar.evals.report import Report, load_report
+from polar.evals.comparison import PairedCells, compare
+from polar.evals.report import Cell, load_report
+from polar.evals.statistics import Estimate
 
 BEFORE = "before"
 
@@ -21,25 +22,24 @@ def main() -> None:
         path.relative_to(root).parts[:2]: load_report(path) for path in sorted(root.rglob("report.json"))
     }
     most = f"pass@{min((max(report.ks) for report in reports.values()), default=1)}"
-    print(f"| harness | arm | pass@1 | {most} | gain in pass@1, paired by task | calls | sampled tokens |")
-    print("|---|---|---|---|---|---|---|")
-    for (harness, arm), report in sorted(reports.items(), key=lambda item: item[1].created_at):
-        before = reports.get((harness, BEFORE))
-        print(_row(harness, arm, report, before if arm != BEFORE else None, most))
+    columns = ("trained through", "arm", "tested through", "pass@1", most, "gain", "calls", "tokens")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for (trained, arm), report in sorted(reports.items(), key=lambda item: item[1].created_at):
+        before = reports.get((trained, BEFORE)) if arm != BEFORE else None
+        gains = compare(before, report).cells if before is not None else [None] * len(report.cells)
+        for cell, gain in zip(report.cells, gains, strict=True):
+            print(f"| {trained} | {arm} | {_row(cell, most, gain)} |")
 
 
-def _row(harness: str, arm: str, report: Report, before: Report | None, most: str) -> str:
-    cell = report.cells[0]
-    shown = [
-        f"{100 * one.value:.1f} % [{100 * one.low:.1f}, {100 * one.high:.1f}]"
-        for one in (cell.metrics["pass@1"], cell.metrics[most])
-    ]
-    gain = ""
-    if before is not None:
-        found = compare(before, report).cells[0].pass_difference
-        gain = f"{100 * found.value:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+def _row(cell: Cell, most: str, gain: PairedCells | None) -> str:
     each = (cell.cost.completions / cell.cost.sessions, cell.cost.sampled_tokens / cell.cost.sessions)
-    return f"| {harness} | {arm} | {shown[0]} | {shown[1]} | {gain} | {each[0]:.1f} | {each[1]:.0f} |"
+    shown = [_percent(cell.metrics[name]) for name in ("pass@1", most)]
+    found = _percent(gain.pass_difference, "+") if gain is not None else ""
+    return " | ".join([cell.harness, *shown, found, f"{each[0]:.1f}", f"{each[1]:.0f}"])
+
+
+def _percent(one: Estimate, sign: str = "") -> str:
+    return f"{100 * one.value:{sign}.1f} % [{100 * one.low:{sign}.1f}, {100 * one.high:{sign}.1f}]"
 
 
 if __name__ == "__main__":

@@ -101,7 +101,8 @@ class Taskset:
         renamed = {
             name: row.columns[column] for name, column in self.spec.columns.items() if column in row.columns
         }
-        return {"row": row.columns, "number": number, **row.columns, **renamed}
+        made = {} if row.task is None else {"task": row.task}
+        return {"row": row.columns, **made, "number": number, **row.columns, **renamed}
 
     def _tasks(self, row: Row, number: int) -> Iterator[TaskDocument | BadRow]:
         names = self._names(row, number)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,12 @@ def experiment_in(directory: Path, learn: Any, **changes: Any) -> Any:
     return learn.Experiment(
         out=directory / "out",
         tasks=EXAMPLES / "public-tasks" / "humaneval.yaml",
-        harness="pi",
         model="model",
         engine_url="http://127.0.0.1:8000",
         runtime="bubblewrap",
         concurrency=8,
         nodes=2,
-        **common | changes,
+        **{"harnesses": ("pi",), "unseen": ()} | common | changes,
     )
 
 
@@ -94,6 +94,31 @@ def test_each_arm_of_grpo_differs_in_what_its_name_says(
     system = load_settings(run.rollouts.config)
     assert run.model.lora is not None
     assert system.engine.lora_rank == run.model.lora.rank
+
+
+def test_groups_of_several_harnesses_are_apart_and_unseen_ones_are_only_tested(
+    learn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def polar(_experiment: object, *arguments: object) -> None:
+        asked.append([str(one) for one in arguments])
+
+    monkeypatch.setattr(learn.Experiment, "polar", polar)
+    experiment = experiment_in(tmp_path, learn, harnesses=("pi", "codex"), unseen=("qwen_code",))
+    experiment.generate(experiment.directory("rejection-1"), None)
+    experiment.before()
+
+    (generate, *generated), (evaluate, *evaluated) = asked
+    assert (generate, evaluate) == ("generate", "eval")
+    tasks = read_tasks(*(Path(word) for word in after("-t", generated))).tasks
+    assert len({task.id for task in tasks}) == len(tasks) == 2 * 123
+    assert {task.harness.name for task in tasks} == {"pi", "codex"}
+    assert after("--harness", evaluated) == ["pi", "codex", "qwen_code"]
+
+
+def after(option: str, words: list[str]) -> list[str]:
+    return [value for word, value in pairwise(words) if word == option]
 
 
 def test_a_round_that_solved_nothing_says_what_to_do(learn: Any, tmp_path: Path) -> None:
@@ -208,4 +233,4 @@ def test_the_table_is_made_of_few_samples_too(tmp_path: Path) -> None:
     )
     assert "| pass@1 | pass@2 |" in small.splitlines()[0]
     assert "| pass@1 | pass@8 |" in whole.splitlines()[0]
-    assert "| pi | grpo | 14.0 %" in small
+    assert "| pi | grpo | pi | 14.0 %" in small
