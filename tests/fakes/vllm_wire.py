@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from tests.listening import listening
 
 HOTTEST = 2.0
 """The highest temperature that vLLM accepts."""
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass
@@ -48,6 +52,16 @@ class VllmWire(EngineWire):
     """What a transfer waits for until it has read all of them."""
     is_receiving: bool = False
     """Whether a transfer was begun and not finished."""
+    backend: str | None = "ipc"
+    """Of its --weight-transfer-config; None: it was started without."""
+    workers: int = 1
+    """0: a server that does not tell."""
+    joining: asyncio.Event | None = None
+    """What joining a group waits for."""
+    group: list[Connection] = field(default_factory=list)
+    """Each worker's way to the trainer, in the place of NCCL's."""
+    received_weights: dict[str, list[float]] = field(default_factory=dict)
+    """What came over it last."""
     logits: Mapping[str, float] | None = None
     """Of what may follow any prompt: then a completion that is not streamed tells the likeliest."""
     counts_temperature: bool = False
@@ -56,6 +70,8 @@ class VllmWire(EngineWire):
     async def start_anew(self) -> None:
         self.weight_version = None if self.weight_version is None else "default"
         self.started_at = None if self.started_at is None else self.started_at + 60
+        self.is_receiving = False
+        self._leave_group()
         await super().start_anew()
 
     async def models(self, request: web.Request) -> web.Response:
@@ -102,12 +118,50 @@ class VllmWire(EngineWire):
             if self.is_receiving is (request.path == "/start_weight_update"):
                 return web.json_response({"error": {"message": "not in this order"}}, status=500)
             self.is_receiving = not self.is_receiving
+        if request.path == "/shutdown_weight_transfer_engine":
+            self._leave_group()
+            return web.json_response({}, status=404 if self.weight_version is None else 200)
+        if request.path == "/init_weight_transfer_engine":
+            self.arrived.set()
+            if self.backend != "nccl":
+                return web.json_response(
+                    {"error": {"message": "Weight transfer not configured."}}, status=500
+                )
+            if self.joining is not None:
+                await self.joining.wait()
+            await self._join((await request.json())["init_info"])
         if request.path == "/update_weights":
             self.transfers.append((await request.json())["update_info"])
             self.arrived.set()
             if self.received is not None:
                 await self.received.wait()
+            if self.backend == "nccl":
+                await self._receive(**self.transfers[-1])
         return web.json_response({})
+
+    async def world_size(self, request: web.Request) -> web.Response:
+        return web.json_response({"world_size": self.workers}, status=200 if self.workers else 404)
+
+    async def _join(self, init_info: dict[str, Any]) -> None:
+        host, port = init_info.pop("master_address"), init_info.pop("master_port")
+        assert init_info == {"rank_offset": 1, "world_size": self.workers + 1}
+        self.group = [await asyncio.open_connection(host, port) for _ in range(self.workers)]
+
+    async def _receive(self, names: list[str], dtype_names: list[str], shapes: list[list[int]]) -> None:
+        """Each worker receives all weights; as with NCCL, for as long as the trainer takes."""
+        assert self.is_receiving
+        for reader, writer in self.group:
+            try:
+                for name, dtype, shape in zip(names, dtype_names, shapes, strict=True):
+                    data = await reader.readexactly(math.prod(shape) * np.dtype(dtype).itemsize)
+                    self.received_weights[name] = np.frombuffer(data, dtype).tolist()
+            except asyncio.IncompleteReadError:
+                await asyncio.Event().wait()
+            writer.write(b".")
+
+    def _leave_group(self) -> None:
+        while self.group:
+            self.group.pop()[1].close()
 
     async def is_paused(self, request: web.Request) -> web.Response:
         return web.json_response({"is_paused": not self.going.is_set()})
@@ -221,6 +275,7 @@ async def vllm_wire(
         app.router.add_get("/weight_info", wire.weights)
         app.router.add_get("/is_paused", wire.is_paused)
         app.router.add_get("/metrics", wire.metrics)
+        app.router.add_get("/get_world_size", wire.world_size)
         app.router.add_post("/{order}", wire.order)
     async with listening(app) as wire.url:
         yield wire

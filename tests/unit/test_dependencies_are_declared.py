@@ -21,6 +21,9 @@ NEEDS = {"engines/embedded": "engine", "training": "train", "app/fleet": "ray", 
 # Comes with a declared package: as part of its interface, or (triton) with its builds for a GPU.
 CARRIED = {"starlette": "fastapi", "huggingface-hub": "tokenizers", "triton": "torch"}
 
+# Never installed with Polar, for it chooses its own torch: looked for before a run that needs it.
+BROUGHT = {"vllm"}
+
 
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -54,7 +57,7 @@ def third_party(tree: ast.AST, *, lazily: bool = False) -> Iterator[tuple[str, b
 
 def allowed(place: str, *, lazily: bool) -> set[str]:
     if lazily:
-        return ALWAYS.union(*(names for extra, names in EXTRAS.items() if extra != "dev"))
+        return ALWAYS.union(BROUGHT, *(names for extra, names in EXTRAS.items() if extra != "dev"))
     extras = (extra for room, extra in NEEDS.items() if place.startswith(room))
     return ALWAYS.union(*(EXTRAS[extra] for extra in extras))
 

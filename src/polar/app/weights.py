@@ -14,8 +14,8 @@ from threading import Thread
 from typing import Protocol, runtime_checkable
 
 from polar.client import Client
-from polar.engines import cuda_ipc
-from polar.engines.cuda_ipc import MANIFEST
+from polar.engines import transfer
+from polar.engines.transfer import MANIFEST, Share
 from polar.errors import Conflict, PolarError, Unavailable, retry
 from polar.models.policy import PolicyView
 
@@ -34,20 +34,22 @@ class Exports(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """A copy of a policy's weights that engines can read where it is."""
+    """A copy of a policy's weights that engines can take where it is."""
 
     write: Callable[[], None]
     """Writes the copy to files."""
     withdraw: Callable[[], None]
     """Lets go of the copy, as soon as no engine reads it."""
+    files_at_once: bool = False
+    """Whether files are written while engines take the copy: those that cannot wait for files."""
 
 
 @runtime_checkable
 class Shares(Exports, Protocol):
-    """A policy whose weights engines can read where they are."""
+    """A policy whose weights engines can take where they are."""
 
-    def share(self, directory: Path) -> SharedWeights | None:
-        """Copy the weights on their GPU for engines there to read.
+    def share(self, directory: Path, share: Share) -> SharedWeights | None:
+        """Copy the weights on their GPU for engines to take in the way that `share` has.
 
         None: these are not on a GPU, or an adapter, which files carry as fast.
         """
@@ -82,15 +84,15 @@ class EngineWeights:
     """
 
     def __init__(
-        self, client: Client, out: Path, directory: Path | None = None, *, over_gpu: bool = False
+        self, client: Client, out: Path, directory: Path | None = None, *, share: Share | None = None
     ) -> None:
         """`directory` is one that the nodes see, below one of their `weight_roots`.
 
-        `over_gpu`: engines read the weights from this process's GPU; files follow while training goes on.
+        `share`: engines take the weights from this process's GPU; files follow while training goes on.
         """
         self._client = client
-        self._over_gpu = over_gpu
-        self._writing: Thread | None = None
+        self._share = share
+        self._writing: tuple[Path, Thread] | None = None
         self._unwritten: dict[Path, SharedWeights] = {}
         """Directories whose weights could not be written → those on the GPU."""
         self._version: int | None = None
@@ -103,13 +105,14 @@ class EngineWeights:
         began = time.monotonic()
         path, shared = self._exported(policy)
         exported = time.monotonic()
+        if shared is not None and shared.files_at_once:
+            self._begin_files(path, shared)
         try:
             view, refusal = self._ordered(path, version)
         finally:
             # Whatever became of the order, it may still be followed: from files, when the memory is let go.
-            if shared is not None:
-                self._writing = Thread(target=self._write_files, args=(path, shared), name="weights")
-                self._writing.start()
+            if shared is not None and not shared.files_at_once:
+                self._begin_files(path, shared)
         if refusal is None or view.path == str(path):
             self._version = view.version
             log.info(
@@ -147,7 +150,12 @@ class EngineWeights:
     def wait_for_files(self) -> None:
         """Return once the newest weights can be read from files."""
         if self._writing is not None:
-            self._writing.join()
+            self._writing[1].join()
+
+    def _begin_files(self, path: Path, shared: SharedWeights) -> None:
+        writing = Thread(target=self._write_files, args=(path, shared), name="weights")
+        self._writing = path, writing
+        writing.start()
 
     def _exported(self, policy: Exports) -> tuple[Path, SharedWeights | None]:
         """Where engines find the weights, and those on the GPU, if they are not in files yet."""
@@ -155,7 +163,7 @@ class EngineWeights:
         path = Path(tempfile.mkdtemp(dir=self._root))
         path.chmod(0o755)
         try:
-            shared = policy.share(path) if self._over_gpu and isinstance(policy, Shares) else None
+            shared = policy.share(path, self._share) if self._share and isinstance(policy, Shares) else None
             if shared is None:
                 policy.export(path)
         except BaseException:
@@ -169,8 +177,10 @@ class EngineWeights:
         named = {view.path, view.fallback.path if view.fallback else None}
         for found in self._root.iterdir():
             if found != undecided and str(found) not in named:
+                if self._writing is not None and found == self._writing[0]:
+                    self.wait_for_files()
                 # Somebody may be reading it who does not know better.
-                cuda_ipc.withdraw(found)
+                transfer.withdraw(found)
                 shutil.rmtree(found)
                 if held := self._unwritten.pop(found, None):
                     held.withdraw()

@@ -188,8 +188,9 @@ class EngineSettings(Frozen):
     lora_rank: int | None = Field(default=None, ge=1)
     """The largest rank of LoRA adapters that a vLLM which is started here is to load; None: it loads none.
     `polar train` and the warm start set it. The embedded engine loads any."""
-    weight_transfer: Literal["files", "cuda-ipc"] = "files"
-    """How a vLLM which is started here takes all weights; `polar train` sets it by `rollouts.transfer`."""
+    weight_transfer: Literal["files", "cuda-ipc", "nccl"] = "files"
+    """How a vLLM which is started here takes all weights: from files alone, from the memory of a trainer on
+    the same GPU, or sent by one on others. `polar train` sets it by `rollouts.transfer`."""
     record_routing: bool = False
     """Record which experts each token of a mixture of experts went to, so that a trainer can send it to the
     same. In tokens mode, by vLLM or SGLang with --enable-return-routed-experts, which a vLLM that is started

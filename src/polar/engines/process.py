@@ -233,6 +233,8 @@ def _vllm(settings: EngineSettings, say: Say) -> EngineCommand:
         command += ["--weight-transfer-config", '{"backend": "ipc"}']
         # Handles of a GPU's memory are no plain values, and come from this machine alone.
         environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    if settings.weight_transfer == "nccl":
+        command += ["--weight-transfer-config", '{"backend": "nccl"}']
     command += settings.options
     said = " ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)])
     say(f"starting vLLM, which may take minutes: {said}")

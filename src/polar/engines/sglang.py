@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from polar.engines import chat_wire, cuda_ipc
+from polar.engines import chat_wire, transfer
 from polar.engines.base import (
     ChatCall,
     ChatChunk,
@@ -217,7 +217,7 @@ class SglangEngine(ModelServer):
         await self._order("/update_weight_version", body, needs=_PAUSABLE)
 
     async def _reload(self, path: str, name: str) -> None:
-        with cuda_ipc.reading(path) as shared:
+        with transfer.reading(path) as shared:
             if shared is not None:
                 # Of files that are being written, SGLang would load those that are there.
                 raise EngineError(f"the weights at {path} are on the trainer's GPU, and not in files yet")

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import orjson
 
-from polar.engines import chat_wire, cuda_ipc
+from polar.engines import chat_wire, nccl, transfer
 from polar.engines.base import (
     HALF_REPLACED,
     ChatCall,
@@ -44,9 +44,13 @@ log = logging.getLogger(__name__)
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _PAUSES = {PauseMode.KEEP: "keep", PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort"}
 _DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
-_TRANSFER = (
+_IPC = (
     """start vLLM with VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_INSECURE_SERIALIZATION=1 and"""
     """ --weight-transfer-config '{"backend": "ipc"}', on the trainer's GPU"""
+)
+_NCCL = (
+    """start vLLM 0.24 or newer with VLLM_SERVER_DEV_MODE=1 and"""
+    """ --weight-transfer-config '{"backend": "nccl"}', on another GPU than the trainer's"""
 )
 
 GENERATE = "/inference/v1/generate"
@@ -86,6 +90,8 @@ class VllmEngine(ModelServer):
     """Whether it is `polar engine`, whose answers name the version of each token."""
     _named: tuple[bytes, str] | None = None
     """When vLLM was started and what its weights are called since, where it has no names for weights."""
+    _joined: tuple[str, bytes] | None = None
+    """The trainer that vLLM last met over NCCL, and when vLLM was started."""
 
     @cached_property
     def _id(self) -> str:
@@ -259,11 +265,15 @@ class VllmEngine(ModelServer):
 
     async def _reload(self, update: WeightUpdate) -> None:
         self._refuse_bad_path(update.path)
-        with cuda_ipc.reading(update.path) as shared:
-            await self._reload_from(update, shared)
+        with transfer.reading(update.path) as shared:
+            if await self._reload_from(update, shared):
+                return
+        await transfer.in_files(update.path)
+        await self._reload_from(update, None)
 
-    async def _reload_from(self, update: WeightUpdate, shared: dict[str, Any] | None) -> None:
-        """`shared`: what is told of the trainer's GPU memory, where the weights are there and in no files."""
+    async def _reload_from(self, update: WeightUpdate, shared: dict[str, Any] | None) -> bool:
+        """Whether vLLM has the weights, or waits for files. `shared`: what is told of those that the trainer
+        holds ready, where they are in no files."""
         # Should it break off, nobody takes them for those that they were.
         mine = f"{update.version}{_REPLACING}{self._id}"
         if await self._name_weights(mine):
@@ -271,17 +281,12 @@ class VllmEngine(ModelServer):
             if await self._weight_name() != mine:
                 # Twice at once, one would end the other's pause.
                 if await self._another_loads(update.version, was_seen=True):
-                    return
+                    return True
                 await self._name_weights(mine)
         began = time.monotonic()
-        if shared is not None:
-            await self._transfer(shared)
-        else:
-            # Left out, the path would be the last one.
-            kwargs = {"weights_path": update.path or self._root}
-            body = {"method": "reload_weights", "kwargs": kwargs}
-            await self._order("/collective_rpc", body, needs=_DEV_MODE)
-        way = "CUDA IPC" if shared is not None else "files"
+        way = await self._take(update.path, shared)
+        if way is None:
+            return False
         log.info(
             "weights %d reached %s over %s in %.2f s", update.version, self.url, way, time.monotonic() - began
         )
@@ -289,22 +294,89 @@ class VllmEngine(ModelServer):
         await self._order("/reset_prefix_cache?reset_running_requests=true", needs=_DEV_MODE)
         # Last: whoever finds the weights under their name finds nothing of the old ones beside them.
         await self._name_weights(str(update.version) if update.path else f"{update.version}+first")
+        return True
 
-    async def _transfer(self, manifest: dict[str, Any]) -> None:
-        """Have vLLM read the weights from the trainer's GPU memory."""
+    async def _take(self, path: str | None, shared: dict[str, Any] | None) -> str | None:
+        """Over what the weights came; None: vLLM cannot take them over NCCL."""
+        if shared is None:
+            # Left out, the path would be the last one.
+            body = {"method": "reload_weights", "kwargs": {"weights_path": path or self._root}}
+            await self._order("/collective_rpc", body, needs=_DEV_MODE)
+            return "files"
+        if "nccl" not in shared:
+            await self._begin_transfer(_IPC)
+            await self._order("/update_weights", {"update_info": shared["update_info"]}, needs=_IPC)
+            await self._order("/finish_weight_update", needs=_IPC)
+            return "CUDA IPC"
+        try:
+            await self._receive(shared["nccl"], shared["update_info"])
+        except EngineDown:
+            raise
+        except EngineError as error:
+            reason = f"{error.message}; {error.hint or _NCCL}"
+            log.warning("%s takes no weights over NCCL and waits for files: %s", self.url, reason)
+            return None
+        return "NCCL"
+
+    async def _begin_transfer(self, needs: str) -> None:
         status, _ = await self._ask("POST", "/start_weight_update", {}, seconds=ORDER_SECONDS)
         if status != 200:
             # One that was broken off may be under way still.
             await self._ask("POST", "/finish_weight_update", seconds=ORDER_SECONDS)
-            await self._order("/start_weight_update", {}, needs=_TRANSFER)
-        await self._order("/update_weights", {"update_info": manifest}, needs=_TRANSFER)
-        await self._order("/finish_weight_update", needs=_TRANSFER)
+            await self._order("/start_weight_update", {}, needs=needs)
+
+    async def _receive(self, told: dict[str, Any], update_info: dict[str, Any]) -> None:
+        """Have vLLM take what the trainer sends, which it meets first, unless it has."""
+        workers, started = await self._workers(), await self._started()
+        joined = (told["secret"], started) if started is not None else None
+        is_joined, self._joined = joined is not None and self._joined == joined, None
+        async with nccl.line_to(told) as trainer:
+            trainer.say(
+                secret=told["secret"],
+                offer=told["offer"],
+                client=self._id,
+                started=started and started.decode(),
+                workers=workers,
+                is_joined=is_joined,
+            )
+            answer = await trainer.hear(nccl.ANSWER_SECONDS)
+            if answer["init_info"] is not None:
+                await self._meet(trainer, answer)
+            await self._begin_transfer(_NCCL)
+            trainer.say(begin=True)
+            try:
+                order = self._order("/update_weights", {"update_info": update_info}, needs=_NCCL)
+                await trainer.hear_during(order, nccl.SEND_SECONDS)
+            except nccl.PeerGone as error:
+                raise EngineDown(
+                    f"the engine at {self.url} was being sent weights: {error}",
+                    hint="start it anew: it waits for them for as long as it runs",
+                ) from error
+            await self._order("/finish_weight_update", needs=_NCCL)
+            trainer.say(done=True)
+            # One that ends now has sent all there was.
+            with suppress(nccl.PeerGone):
+                await trainer.hear(nccl.ANSWER_SECONDS)
+                self._joined = joined
+
+    async def _meet(self, trainer: nccl.Line, answer: dict[str, Any]) -> None:
+        # Of the trainer before. vLLM before 0.32 keeps its memory.
+        await self._ask("POST", "/shutdown_weight_transfer_engine", seconds=ORDER_SECONDS)
+        order = self._order("/init_weight_transfer_engine", answer, needs=_NCCL)
+        await trainer.hear_during(order, nccl.MEET_SECONDS)
+
+    async def _workers(self) -> int:
+        """How many processes vLLM computes with."""
+        status, answer = await self._ask("GET", "/get_world_size")
+        if status != 200:
+            raise EngineError(f"the engine at {self.url} answers {status} to /get_world_size", hint=_NCCL)
+        return int(orjson.loads(answer)["world_size"])
 
     def _refuse_bad_path(self, path: str | None) -> None:
         """vLLM does not outlive weights that it cannot read: they are looked for where that can be done."""
         is_here = urlsplit(self.url).hostname in ("127.0.0.1", "::1", "localhost")
         # In this order: when the manifest goes, the files are there.
-        names = (cuda_ipc.MANIFEST, "*.safetensors")
+        names = (transfer.MANIFEST, "*.safetensors")
         if path is not None and is_here and not any(any(Path(path).glob(name)) for name in names):
             raise EngineError(f"the weights at {path} cannot be read: the directory holds no safetensors")
 

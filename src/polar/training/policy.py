@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from polar.app.weights import SharedWeights
-from polar.engines.cuda_ipc import SharedTensors
 from polar.engines.embedded.weights import ensure_model
+from polar.engines.transfer import Share
 from polar.errors import InvalidInput, NotInstalled
 from polar.training.head import Manner, score, to_device
 from polar.training.routing import RoutingReplay
@@ -119,12 +119,13 @@ class TrainerPolicy:
             return
         self._write(directory, self._engine_tensors())
 
-    def share(self, directory: Path) -> SharedWeights | None:
-        """Let engines on this GPU read a copy, which what is returned holds."""
+    def share(self, directory: Path, share: Share) -> SharedWeights | None:
+        """Let engines take a copy on this GPU, which what is returned holds."""
         if self.is_adapter or self._device.type != "cuda":
             return None
-        shared = SharedTensors(self._engine_tensors(copy=True), directory)
-        return SharedWeights(partial(self._write, directory, shared.tensors), shared.withdraw)
+        shared = share(self._engine_tensors(copy=True), directory)
+        write = partial(self._write, directory, shared.tensors)
+        return SharedWeights(write, shared.withdraw, files_at_once=shared.files_at_once)
 
     def _engine_tensors(self, *, copy: bool = False) -> dict[str, Tensor]:
         """All weights in the precision that engines compute in, as checkpoints name and cut them."""

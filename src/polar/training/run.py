@@ -17,6 +17,8 @@ from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings,
 from polar.app.stack import Say
 from polar.app.weights import EngineWeights, forget_shared
 from polar.client import AsyncClient, Client
+from polar.engines import nccl
+from polar.engines.transfer import Share, SharedTensors
 from polar.errors import InvalidInput
 from polar.models.task import TaskSpec
 from polar.tasksets.files import load_tasks
@@ -86,6 +88,8 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
     match settings:
         case GrpoSettings(rollouts=RolloutSettings() as rollouts):
             tasks = load_tasks(*rollouts.tasks)
+            if rollouts.transfer == "nccl":
+                nccl.require()
             forget_shared(settings.out, weights := _weights(settings, rollouts))
             address = stack.enter_context(server_beside_trainer(settings, rollouts, tasks, say))
             client = stack.enter_context(Client(address.url, address.token))
@@ -93,7 +97,7 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
             held_out = None
             if (asked := rollouts.held_out) is not None:
                 held_out = HeldOut(asked, connect, load_tasks(*asked.tasks), settings)
-            sink = EngineWeights(client, settings.out, weights, over_gpu=rollouts.transfer == "cuda-ipc")
+            sink = EngineWeights(client, settings.out, weights, share=_share(rollouts, stack))
             # While the engines run, which may be reading.
             stack.callback(sink.close)
             return Supply(RolloutSource(settings, rollouts, connect, tasks), sink, held_out)
@@ -103,6 +107,13 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
             return Supply(Dataset(settings))
         case _:
             raise InvalidInput(f"{type(settings).__name__} is no kind of run")
+
+
+def _share(rollouts: RolloutSettings, stack: ExitStack) -> Share | None:
+    """How engines are given weights before files of them are there, if they are."""
+    if rollouts.transfer == "nccl":
+        return stack.enter_context(nccl.Sender(rollouts.address)).offer
+    return SharedTensors if rollouts.transfer == "cuda-ipc" else None
 
 
 def _weights(settings: GrpoSettings, rollouts: RolloutSettings) -> Path | None:

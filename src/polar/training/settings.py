@@ -236,10 +236,14 @@ class RolloutSettings(Frozen):
     weights: FromFile | None = None
     """A directory that nodes read weights from (below their `weight_roots`); None: shared memory, or the
     data of a system of the run's own."""
-    transfer: Literal["files", "cuda-ipc"] = "files"
-    """How all weights reach the engines: through files, or read by vLLM from the trainer's GPU memory, where
-    both run on one GPU and vLLM was started with `--weight-transfer-config '{"backend": "ipc"}'`. Adapters
-    travel as files."""
+    transfer: Literal["files", "cuda-ipc", "nccl"] = "files"
+    """How all weights reach the engines. files: through files. cuda-ipc: read by vLLM from the trainer's GPU
+    memory, where both run on one GPU and vLLM was started with `--weight-transfer-config '{"backend":
+    "ipc"}'`. nccl: sent to a vLLM on other GPUs, of this machine or another, which was started with
+    `--weight-transfer-config '{"backend": "nccl"}'`; the trainer, too, needs vLLM installed. Adapters travel
+    as files."""
+    address: str = "127.0.0.1"
+    """With `transfer: nccl`, this machine's address as nodes and engines reach it."""
     held_out: HeldOutSettings | None = None
 
 

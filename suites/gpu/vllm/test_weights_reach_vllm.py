@@ -1,7 +1,20 @@
 """Weights reach a vLLM that samples all the while: how long it stands still, and how tokens are stamped.
 
 Some tests need a second server: POLAR_VLLM_LORA_URL names one with `--enable-lora`, which takes adapters and
-nothing else, POLAR_VLLM_REPLICA_URL one like the first.
+nothing else, POLAR_VLLM_REPLICA_URL one like the first, POLAR_VLLM_NCCL_URL one that takes weights over NCCL.
+
+NCCL refuses two members on one GPU, unless they say that they are on different machines; then they talk over
+sockets, which shows that it works, and not how fast. The server is started with
+
+    VLLM_SERVER_DEV_MODE=1 NCCL_HOSTID=engine NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 \\
+    NCCL_SHM_DISABLE=1 NCCL_DEBUG=INFO vllm serve DIR --served-model-name NAME --port 8003 \\
+    --logprobs-mode processed_logprobs --enable-prefix-caching --gpu-memory-utilization 0.3 \\
+    --weight-transfer-config '{"backend": "nccl"}'
+
+and this test with the same environment but for NCCL_HOSTID=trainer, with vLLM importable:
+
+    POLAR_VLLM_NCCL_URL=http://127.0.0.1:8003 POLAR_VLLM_URL=http://127.0.0.1:8003 POLAR_VLLM_MODEL=DIR \\
+    python -m pytest suites/gpu/vllm/test_weights_reach_vllm.py -k nccl -s -o log_cli=1 -o log_cli_level=INFO
 """
 
 from __future__ import annotations
@@ -26,6 +39,8 @@ import torch
 
 from polar.app.weights import EngineWeights
 from polar.engines.base import WeightUpdate
+from polar.engines.nccl import Sender
+from polar.engines.transfer import Share, SharedTensors
 from polar.gateway.server import Gateway
 from polar.models.completion import Completion
 from polar.models.policy import PauseMode, PolicyView
@@ -42,6 +57,9 @@ NOISE = 0.05
 ADAPTER_NOISE = float(os.environ.get("POLAR_ADAPTER_NOISE", "0.008"))
 LARGEST_MEAN = 0.05
 """The mean difference of logprobs in bfloat16, under the weights that a token is stamped with."""
+
+WAY = re.compile(r"weights \d+ reached \S+ over (.+) in")
+"""What the engine's client logs."""
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -126,6 +144,23 @@ async def test_all_weights_reach_it_under_load(
     await pushed_under_load(opened, policy, tmp_path, record, transfer, f"weights over {transfer}")
 
 
+@pytest.mark.timeout(150, method="thread")
+async def test_all_weights_are_sent_over_nccl_under_load(
+    opened: Any, model_directory: Path, tmp_path: Path, record: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its time limit shows what every thread waits for, and ends the process: NCCL may wait for ever."""
+    caplog.set_level("INFO")
+    environment = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+    record("NCCL here", {"torch's": torch.cuda.nccl.version(), "torch": torch.__version__, **environment})
+    policy = load_policy(ModelSettings(name=str(model_directory), precision=PRECISION), is_packed=False)
+    opened = partial(opened, os.environ["POLAR_VLLM_NCCL_URL"])
+    name = "weights over nccl, by sockets"
+    await pushed_under_load(opened, policy, tmp_path, record, "nccl", name, caplog=caplog, updates=2)
+    ways = WAY.findall(caplog.text)
+    record("how they came", ways)
+    assert ways == ["NCCL"] * 3
+
+
 async def test_an_adapter_reaches_it_under_load(
     opened: Any, model_directory: Path, tmp_path: Path, record: Any
 ) -> None:
@@ -146,6 +181,16 @@ async def test_two_replicas_change_their_weights_together(
     await pushed_under_load(partial(opened, ",".join(urls)), policy, tmp_path, record, "cuda-ipc", name, urls)
 
 
+@asynccontextmanager
+async def sharing(transfer: str) -> AsyncIterator[Share | None]:
+    """How the weights of a test reach engines, if not as files alone."""
+    if transfer != "nccl":
+        yield SharedTensors if transfer == "cuda-ipc" else None
+        return
+    with Sender("127.0.0.1") as sender:
+        yield sender.offer
+
+
 def generated(url: str) -> float:
     """How many tokens a server has sampled since its start."""
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/metrics") as page:
@@ -161,17 +206,23 @@ async def pushed_under_load(
     transfer: str,
     name: str,
     replicas: Sequence[str] = (),
+    *,
+    caplog: pytest.LogCaptureFixture | None = None,
+    updates: int = UPDATES,
 ) -> None:
     """Push several versions while conversations go on, and score every token under every version."""
     spans, kept = [], []
     shared = tempfile.TemporaryDirectory(dir="/dev/shm")
-    async with opened(temperature=1.0) as scene:
+    async with sharing(transfer) as share, opened(temperature=1.0) as scene:
         orders, load = Orders(scene.gateway, asyncio.get_running_loop()), Load(scene)
-        sink = EngineWeights(cast(Any, orders), out, Path(shared.name), over_gpu=transfer == "cuda-ipc")
+        sink = EngineWeights(cast(Any, orders), out, Path(shared.name), share=share)
         await asyncio.to_thread(sink.push, policy)
+        if caplog is not None:
+            # Found at once: what follows takes minutes of a GPU.
+            assert WAY.findall(caplog.text) == ["NCCL"], caplog.text
         kept.append(await asyncio.to_thread(policy_tensors, policy))
         async with load.running():
-            for version in range(2, UPDATES + 2):
+            for version in range(2, updates + 2):
                 await load.for_seconds(SECONDS)
                 move(policy, seed=version)
                 began = time.monotonic()

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from polar.engines import cuda_ipc, sglang, vllm
+from polar.engines import sglang, transfer, vllm
 from polar.engines.base import (
     HALF_REPLACED,
     Engine,
@@ -120,7 +120,7 @@ async def test_a_vllm_without_names_for_weights_is_known_by_when_it_started(tmp_
 async def test_vllm_reads_weights_from_the_trainers_gpu(tmp_path: Path, is_broken_off: bool) -> None:
     manifest = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[1]], "ipc_handles_pickled": "gAS="}
     async with vllm_wire(ANSWER, takes_orders=True) as wire:
-        held = cuda_ipc.publish(manifest, tmp_path)
+        held = transfer.publish({"update_info": manifest}, tmp_path)
         wire.is_receiving = is_broken_off
         engine = VllmEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, str(tmp_path)))
@@ -161,8 +161,8 @@ async def test_weights_that_are_replaced_by_themselves_keep_their_version(tmp_pa
 
 async def test_a_manifest_that_cannot_be_read_is_an_error_of_the_engine(tmp_path: Path) -> None:
     async with vllm_wire(ANSWER, takes_orders=True) as wire:
-        held = cuda_ipc.publish({}, tmp_path)
-        (tmp_path / cuda_ipc.MANIFEST).write_text("{")
+        held = transfer.publish({}, tmp_path)
+        (tmp_path / transfer.MANIFEST).write_text("{")
         engine = VllmEngine(wire.url)
         with pytest.raises(EngineError, match="cannot be read"):
             await engine.update_weights(WeightUpdate(1, str(tmp_path)))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from polar.engines import cuda_ipc
+from polar.engines import transfer
 from polar.engines.base import EngineError, WeightUpdate
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
@@ -22,12 +22,13 @@ from tests.fakes.sglang_wire import sglang_wire
 from tests.fakes.vllm_wire import vllm_wire
 
 TOLD = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[1]], "ipc_handles_pickled": "gAS="}
+MANIFEST = {"update_info": TOLD}
 
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Iterator[Path]:
     """A directory whose weights are in memory that is held, and half of them in files."""
-    with cuda_ipc.publish(TOLD, tmp_path):
+    with transfer.publish(MANIFEST, tmp_path):
         (tmp_path / "model-00001-of-00002.safetensors").touch()
         yield tmp_path
 
@@ -39,7 +40,7 @@ async def test_memory_is_held_until_an_engine_that_joined_late_has_read_it(share
         loading = asyncio.create_task(engine.update_weights(WeightUpdate(1, str(shared))))
         await asyncio.wait_for(wire.arrived.wait(), 30)
         # The files are there by now.
-        withdrawing = asyncio.create_task(asyncio.to_thread(cuda_ipc.withdraw, shared))
+        withdrawing = asyncio.create_task(asyncio.to_thread(transfer.withdraw, shared))
         done, _ = await asyncio.wait({withdrawing}, timeout=0.2)
         assert not done
         wire.received.set()
@@ -54,10 +55,10 @@ async def test_an_engine_that_finds_the_manifest_going_reads_the_files(
 ) -> None:
     def lock_late(file: Any, *, is_shared: bool = False) -> None:
         if is_shared:
-            cuda_ipc.withdraw(shared)
+            transfer.withdraw(shared)
         lock(file, is_shared=is_shared)
 
-    monkeypatch.setattr(cuda_ipc, "lock", lock_late)
+    monkeypatch.setattr(transfer, "lock", lock_late)
     async with vllm_wire(takes_orders=True) as wire:
         engine = VllmEngine(wire.url)
         await engine.update_weights(WeightUpdate(1, str(shared)))
@@ -67,23 +68,23 @@ async def test_an_engine_that_finds_the_manifest_going_reads_the_files(
 
 
 def test_one_that_breaks_off_lets_the_memory_go(shared: Path) -> None:
-    reader = cuda_ipc.reading(shared)
-    assert reader.__enter__() == TOLD
+    reader = transfer.reading(shared)
+    assert reader.__enter__() == MANIFEST
     reader.__exit__(TimeoutError, TimeoutError(), None)
-    cuda_ipc.withdraw(shared)
-    with cuda_ipc.reading(shared) as told:
+    transfer.withdraw(shared)
+    with transfer.reading(shared) as told:
         assert told is None
 
 
 def test_a_reader_that_was_killed_is_not_waited_for(shared: Path) -> None:
     dying = f"""
 import os
-from polar.engines import cuda_ipc
-with cuda_ipc.reading({str(shared)!r}) as told:
+from polar.engines import transfer
+with transfer.reading({str(shared)!r}) as told:
     os._exit(len(told))
 """
-    assert subprocess.run([sys.executable, "-c", dying], check=False).returncode == len(TOLD)
-    cuda_ipc.withdraw(shared)
+    assert subprocess.run([sys.executable, "-c", dying], check=False).returncode == len(MANIFEST)
+    transfer.withdraw(shared)
 
 
 @pytest.fixture
@@ -92,9 +93,8 @@ def left_behind(tmp_path: Path) -> Path:
     dying = f"""
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from polar.engines import cuda_ipc
-held = cuda_ipc.publish({TOLD!r}, Path({str(tmp_path)!r}))
+from polar.engines import transfer
+held = transfer.publish({MANIFEST!r}, Path({str(tmp_path)!r}))
 os._exit(0)
 """
     subprocess.run([sys.executable, "-c", dying], check=True)
@@ -119,7 +119,7 @@ async def test_sglang_loads_no_half_of_the_files(shared: Path) -> None:
         with pytest.raises(EngineError, match="not in files yet"):
             await engine.update_weights(WeightUpdate(1, str(shared)))
         assert wire.orders == []
-        cuda_ipc.withdraw(shared)
+        transfer.withdraw(shared)
         await engine.update_weights(WeightUpdate(1, str(shared)))
         assert wire.weight_version == "1"
         await engine.close()
@@ -129,14 +129,14 @@ async def test_sglang_loads_no_half_of_the_files(shared: Path) -> None:
 def test_torch_frees_what_was_shared_however_many_have_read_it(
     left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_ipc, "_COUNTERS", tmp_path)
+    monkeypatch.setattr(transfer, "_COUNTERS", tmp_path)
     file = tmp_path / "torch_1_2_3"
 
     def count(*values: int) -> None:
         file.write_bytes(bytes(64) + b"".join(value.to_bytes(8, "little", signed=True) for value in values))
 
     count(7, 1, 7)
-    readers = cuda_ipc._Readers([(b"/torch_1_2_3", 1)])
+    readers = transfer._Readers([(b"/torch_1_2_3", 1)])
     count(7, left, 7)
     readers.forget()
     assert file.read_bytes() == bytes(64) + (7).to_bytes(8, "little") + bytes(8) + (7).to_bytes(8, "little")
@@ -145,9 +145,9 @@ def test_torch_frees_what_was_shared_however_many_have_read_it(
 def test_counters_of_a_torch_that_counts_otherwise_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cuda_ipc, "_COUNTERS", tmp_path)
+    monkeypatch.setattr(transfer, "_COUNTERS", tmp_path)
     (tmp_path / "torch_1_2_3").write_bytes(content := bytes(range(128)))
-    cuda_ipc._Readers([(b"/torch_1_2_3", 1), (b"/torch_gone", 0)]).forget()
+    transfer._Readers([(b"/torch_1_2_3", 1), (b"/torch_gone", 0)]).forget()
     assert (tmp_path / "torch_1_2_3").read_bytes() == content
     assert "counts readers in another way" in caplog.text
 
@@ -156,7 +156,7 @@ def test_memory_that_nobody_could_be_told_of_is_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a full disk: torch would keep it until the trainer's end, a model's worth for each push."""
-    monkeypatch.setattr(cuda_ipc, "_COUNTERS", tmp_path)
+    monkeypatch.setattr(transfer, "_COUNTERS", tmp_path)
     counters = tmp_path / "torch_1_2_3"
     counters.write_bytes(bytes(64) + (1).to_bytes(8, "little"))
     handle = (*range(11), b"/torch_1_2_3", 0)
@@ -164,5 +164,5 @@ def test_memory_that_nobody_could_be_told_of_is_freed(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="gpu"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     with pytest.raises(FileNotFoundError):
-        cuda_ipc.SharedTensors({"a": torch.zeros(1)}, tmp_path / "gone")
+        transfer.SharedTensors({"a": torch.zeros(1)}, tmp_path / "gone")
     assert counters.read_bytes() == bytes(72)

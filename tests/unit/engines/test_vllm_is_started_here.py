@@ -68,6 +68,14 @@ async def test_weights_may_come_from_the_trainers_gpu(vllm: FakeVllm, tmp_path: 
     assert vllm.started["environment"]["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
 
 
+async def test_weights_may_come_over_nccl(vllm: FakeVllm, tmp_path: Path) -> None:
+    engine = VLLM.model_copy(update={"weight_transfer": "nccl"})
+    async with started_engine(engine, tmp_path / "engine.log", lambda _step: None):
+        pass
+    assert '--weight-transfer-config {"backend": "nccl"}' in " ".join(vllm.started["arguments"])
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in vllm.started["environment"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a port can be kept so on Linux alone")
 async def test_its_port_is_nobody_elses_while_it_starts(
     vllm: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from errno import ENOSPC
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 
 import pytest
@@ -15,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from polar.app.weights import EngineWeights, SharedWeights
-from polar.engines import cuda_ipc
-from polar.engines.cuda_ipc import MANIFEST
+from polar.engines import nccl, transfer
 from polar.engines.embedded.model import read_weights
-from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
+from polar.engines.transfer import MANIFEST, Share, SharedTensors
+from polar.errors import Conflict, InvalidInput, NotInstalled, PolarError, Unavailable
 from polar.models.policy import PolicyView
 from polar.training import run
 from polar.training.policy import load_policy
@@ -146,7 +148,8 @@ class SharingServer:
 class OnGpu:
     """Stands for a policy on a GPU; its copies are known to be held or let go."""
 
-    def __init__(self, trouble: Exception | None = None) -> None:
+    def __init__(self, trouble: Exception | None = None, *, files_at_once: bool = False) -> None:
+        self._files_at_once = files_at_once
         self.trouble = trouble
         """Why its copies cannot be written to files."""
         self.held: list[Path] = []
@@ -154,8 +157,8 @@ class OnGpu:
     def export(self, directory: Path) -> None:
         raise AssertionError("it is shared")
 
-    def share(self, directory: Path) -> SharedWeights:
-        lock = cuda_ipc.publish({}, directory)
+    def share(self, directory: Path, share: Share) -> SharedWeights:
+        lock = transfer.publish({}, directory)
         self.held.append(directory)
 
         def write() -> None:
@@ -165,16 +168,18 @@ class OnGpu:
             (directory / "model.safetensors").touch()
 
         def withdraw() -> None:
-            cuda_ipc.withdraw(directory)
+            transfer.withdraw(directory)
             lock.close()
             self.held.remove(directory)
 
-        return SharedWeights(write, withdraw)
+        return SharedWeights(write, withdraw, files_at_once=self._files_at_once)
 
 
 def _sharing(tmp_path: Path) -> tuple[SharingServer, EngineWeights]:
     server = SharingServer()
-    return server, EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights", over_gpu=True)
+    return server, EngineWeights(
+        cast(Any, server), tmp_path / "run", tmp_path / "weights", share=SharedTensors
+    )
 
 
 def _manifests(directory: Path) -> list[Path]:
@@ -191,6 +196,57 @@ def test_engines_that_start_later_read_files_of_weights_that_were_shared(tmp_pat
     assert _manifests(tmp_path) == policy.held == []
 
 
+def test_engines_that_cannot_be_sent_weights_need_not_wait_for_the_others_to_read_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Waiting(SharingServer):
+        """As one whose only engine waits for files."""
+
+        def update_policy(self, path: Path, *, version: int) -> PolicyView:
+            has_files.wait(30)
+            view = super().update_policy(path, version=version)
+            if is_refused:
+                self.view = PolicyView(version=0, newest=version, path=None)
+                raise Unavailable("no node could load it")
+            return view
+
+    class Writing(OnGpu):
+        def share(self, directory: Path, share: Share) -> SharedWeights:
+            shared = super().share(directory, share)
+
+            def write() -> None:
+                shared.write()
+                has_files.set()
+                # Its directory is not taken away while it is being written to.
+                directory.joinpath("tokenizer.json").touch()
+
+            return replace(shared, write=write)
+
+    has_files, is_refused = Event(), False
+    server, policy = Waiting(), Writing(files_at_once=True)
+    sink = EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights", share=SharedTensors)
+    assert sink.push(policy) == 1
+    assert "model.safetensors" in server.found
+    is_refused = True
+    has_files.clear()
+    assert sink.push(policy) == 1
+    sink.wait_for_files()
+    assert policy.held == []
+    assert "on the GPU alone" not in caplog.text
+
+
+def test_a_run_without_vllm_cannot_send_weights_over_nccl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = GrpoSettings.model_validate(
+        {"out": tmp_path, "steps": 1, "rollouts": {"tasks": ["unused"], "transfer": "nccl"}}
+    )
+    monkeypatch.setattr(run, "load_tasks", lambda *_: [])
+    monkeypatch.setattr(nccl, "find_spec", lambda _: None)
+    with pytest.raises(NotInstalled, match="needs vLLM"), ExitStack() as stack:
+        run.assemble(settings, stack, print)
+
+
 def test_a_run_that_goes_on_starts_no_engine_beside_memory_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +260,7 @@ def test_a_run_that_goes_on_starts_no_engine_beside_memory_that_is_gone(
         {"out": tmp_path, "steps": 1, "rollouts": {"tasks": ["unused"], "transfer": "cuda-ipc"}}
     )
     weights = tmp_path / ".polar" / "weights"
-    sink = EngineWeights(cast(Any, SharingServer()), tmp_path, weights, over_gpu=True)
+    sink = EngineWeights(cast(Any, SharingServer()), tmp_path, weights, share=SharedTensors)
     sink.push(OnGpu(OSError("killed before the files were written")))
     sink.wait_for_files()
     (left,) = _manifests(weights)
@@ -259,7 +315,7 @@ def test_the_memory_of_older_weights_is_let_go_when_its_last_reader_has_ended(tm
     sink.wait_for_files()
     (older,) = policy.held
     with ThreadPoolExecutor() as pool:
-        with cuda_ipc.reading(older):
+        with transfer.reading(older):
             pushing = pool.submit(sink.push, policy)
             with pytest.raises(TimeoutError):
                 pushing.result(0.3)

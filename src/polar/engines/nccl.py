@@ -1,0 +1,262 @@
+"""Weights that a trainer sends to engines on other GPUs over NCCL, in a group of its own with each engine.
+
+The trainer listens. An engine's client that finds the manifest connects, and both sides take each step
+together: they meet (once), the engine is told to receive, the trainer sends. Who dies ends the connection,
+which the other side notices at once: NCCL itself would wait for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+
+from polar.engines.base import EngineError
+from polar.engines.transfer import described, publish, withdraw
+from polar.errors import NotInstalled
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 10.0
+MEET_SECONDS = 60.0
+"""How long trainer and engine try to meet."""
+SEND_SECONDS = 600.0
+"""How long the weights may take, and either side any step."""
+
+Given = TypeVar("Given")
+
+
+class PeerGone(EngineError):
+    """The other side does not take part any more."""
+
+
+def require() -> None:
+    """Refuse to begin where the trainer cannot take part."""
+    if find_spec("vllm") is None:
+        raise NotInstalled(
+            "rollouts.transfer: nccl needs vLLM beside the trainer, whose NCCL groups it joins",
+            hint="pip install vllm into the trainer's environment, or set rollouts.transfer to files",
+        )
+
+
+class NcclGroup:
+    """The trainer and the workers of one engine, as vLLM makes such groups."""
+
+    def __init__(self, store: socket.socket, members: int, device: device) -> None:
+        """Return when all have met at the socket; this is the first of them."""
+        import torch
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+        from vllm.distributed.utils import StatelessProcessGroup
+
+        torch.cuda.set_device(device)
+        host, port = store.getsockname()
+        met = StatelessProcessGroup.create(
+            host, port, 0, members, store_timeout=int(MEET_SECONDS), listen_socket=store
+        )
+        self._device = device
+        self._members = PyNcclCommunicator(met, device=device)
+        if self._members.disabled:
+            raise EngineError("vLLM finds no NCCL here", hint="VLLM_NCCL_SO_PATH names its library")
+
+    def send(self, tensors: Sequence[Tensor]) -> None:
+        """Return when all members have them."""
+        import torch
+
+        torch.cuda.set_device(self._device)
+        stream = torch.cuda.Stream(self._device)
+        for tensor in tensors:
+            self._members.broadcast(tensor, src=0, stream=stream)
+        stream.synchronize()
+
+    def leave(self) -> None:
+        """Whatever is being sent breaks off."""
+        self._members.destroy()
+
+
+class Line:
+    """One end of the connection between a trainer and an engine's client."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def say(self, **words: object) -> None:
+        self._writer.write(orjson.dumps(words) + b"\n")
+
+    async def hear(self, seconds: float = SEND_SECONDS) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(seconds):
+                heard: dict[str, Any] = orjson.loads(await self._reader.readline())
+        except TimeoutError:
+            raise PeerGone(f"the other side has not answered within {seconds:g} s") from None
+        except (OSError, ValueError):
+            raise PeerGone("the other side has broken off; its log says why, unless it has ended") from None
+        return heard
+
+    async def hear_during(self, work: Awaitable[Given], seconds: float = SEND_SECONDS) -> Given:
+        """What the work gives, while the other side does its own; the first trouble ends the wait."""
+        ours, theirs = asyncio.ensure_future(work), asyncio.ensure_future(self.hear(seconds))
+        try:
+            await asyncio.gather(ours, theirs)
+            return ours.result()
+        finally:
+            ours.cancel()
+            theirs.cancel()
+
+
+@asynccontextmanager
+async def line_to(told: Mapping[str, Any]) -> AsyncIterator[Line]:
+    """A connection to the trainer that a manifest names."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            reader, writer = await asyncio.open_connection(told["address"], told["port"])
+    except (OSError, TimeoutError) as error:
+        raise PeerGone(
+            f"the trainer at {told['address']} cannot be reached: {str(error) or type(error).__name__}",
+            hint="rollouts.address is the trainer's as nodes and engines reach it",
+        ) from error
+    try:
+        yield Line(reader, writer)
+    finally:
+        writer.close()
+
+
+class Sender:
+    """The trainer's side: gives engines the weights that it holds ready."""
+
+    def __init__(self, address: str) -> None:
+        """`address`: this machine's, as engines reach it."""
+        self._secret = secrets.token_hex(16)
+        self._offers: list[Offer] = []
+        self._groups: dict[tuple[str, str | None], NcclGroup] = {}
+        """By the client and when its engine was started: another engine is in no group."""
+        self._loop = asyncio.new_event_loop()
+        Thread(target=self._loop.run_forever, name="nccl", daemon=True).start()
+        serving = asyncio.start_server(self._attend, address, 0)
+        self._server = asyncio.run_coroutine_threadsafe(serving, self._loop).result()
+
+    def __enter__(self) -> Sender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._server.close)
+        for group in self._groups.values():
+            group.leave()
+
+    def offer(self, tensors: Mapping[str, Tensor], directory: Path) -> Offer:
+        """Hold tensors ready for engines that are told of the directory."""
+        host, port = self._server.sockets[0].getsockname()
+        address = {"address": host, "port": port, "secret": self._secret, "offer": len(self._offers)}
+        self._offers.append(Offer(tensors, directory, address))
+        return self._offers[-1]
+
+    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._give(Line(reader, writer))
+        except Exception as error:
+            # Whoever is not given them here waits for files.
+            log.warning("an engine was not given weights over NCCL: %r", error)
+        finally:
+            writer.close()
+
+    async def _give(self, line: Line) -> None:
+        asked = await line.hear()
+        tensors = list(self._offers[asked["offer"]].tensors.values())
+        if not secrets.compare_digest(asked["secret"], self._secret) or not tensors:
+            return
+        key = asked["client"], asked["started"]
+        group = self._groups.pop(key, None) if asked["is_joined"] else None
+        if is_new := group is None:
+            self._forget(*key)
+            group = await self._met(line, asked["workers"] + 1, tensors[0].device)
+        try:
+            if not is_new:
+                line.say(init_info=None)
+                await line.hear()
+            await line.hear_during(_send(line, group, tensors))
+        except BaseException:
+            _apart(group.leave)
+            raise
+        self._groups[key] = group
+        line.say(kept=True)
+
+    def _forget(self, client: str, started: str | None) -> None:
+        """Leave groups whose engine is in another one from now on, or was started anew."""
+        for key in [key for key in self._groups if key[0] == client or key[1] == started]:
+            _apart(self._groups.pop(key).leave)
+
+    async def _met(self, line: Line, members: int, device: device) -> NcclGroup:
+        """A new group, once the engine is ready to be sent weights."""
+        with socket.create_server((self._server.sockets[0].getsockname()[0], 0)) as store:
+            host, port = store.getsockname()
+            at = {"master_address": host, "master_port": port, "rank_offset": 1, "world_size": members}
+            line.say(init_info=at)
+            meeting = asyncio.ensure_future(_meet(line, partial(NcclGroup, store, members, device)))
+            try:
+                return await line.hear_during(meeting)
+            except PeerGone:
+                if meeting.done() and not meeting.cancelled():
+                    _apart(meeting.result().leave)
+                raise
+
+
+async def _meet(line: Line, make: Callable[[], NcclGroup]) -> NcclGroup:
+    group = await _apart(make)
+    line.say(met=True)
+    return group
+
+
+async def _send(line: Line, group: NcclGroup, tensors: Sequence[Tensor]) -> None:
+    await _apart(partial(group.send, tensors))
+    line.say(sent=True)
+
+
+def _apart(work: Callable[[], Given]) -> asyncio.Future[Given]:
+    """On a thread that nobody waits for at the process's end: NCCL may keep it for ever."""
+    given: Future[Given] = Future()
+    given.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            given.set_result(work())
+        except BaseException as error:
+            given.set_exception(error)
+
+    Thread(target=run, name="nccl", daemon=True).start()
+    return asyncio.wrap_future(given)
+
+
+class Offer:
+    """Tensors that engines are sent until withdrawn."""
+
+    files_at_once = True
+
+    def __init__(self, tensors: Mapping[str, Tensor], directory: Path, address: Mapping[str, Any]) -> None:
+        import torch
+
+        # NCCL sends what lies in memory from a tensor's beginning on.
+        self.tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        self._directory = directory
+        if (place := next(iter(self.tensors.values())).device).type == "cuda":
+            # It is sent from another stream than it is computed in.
+            torch.cuda.synchronize(place)
+        self._held = publish({"nccl": address, "update_info": described(self.tensors)}, directory)
+
+    def withdraw(self) -> None:
+        withdraw(self._directory)
+        self._held.close()
+        self.tensors.clear()
