@@ -47,6 +47,8 @@ class Experiment:
     """Evaluated beside them, and never trained through."""
     model: str
     engine_url: str | None
+    tool_form: str | None
+    """How the model writes calls, where it does not write them as its template asks."""
     runtime: str
     concurrency: int
     """Agents at once, of all nodes together."""
@@ -192,7 +194,8 @@ class Experiment:
         """The settings of every system that is started: all agents at once, one engine."""
         document = {
             "engine": {"kind": "vllm", "mode": "tokens", "lora_rank": RANK}
-            | ({"url": self.engine_url} if self.engine_url else {}),
+            | ({"url": self.engine_url} if self.engine_url else {})
+            | ({"tool_form": self.tool_form} if self.tool_form else {}),
             "node": {"count": self.nodes, "runtimes": [self.runtime], "ready_buffer": 16},
         }
         return _written(self.out / "polar.yaml", document)
@@ -252,6 +255,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=Path, default=here.parent / "public-tasks" / "humaneval.yaml")
     parser.add_argument("--out", type=Path, default=Path("runs/harnesses"))
     parser.add_argument("--engine-url", help="a running vLLM that takes adapters; else one is started")
+    parser.add_argument("--tool-form", default="fenced", help="how the model writes calls (engine.tool_form)")
     parser.add_argument("--runtime", default="bubblewrap")
     parser.add_argument("--concurrency", type=int, default=128, help="agents at once")
     parser.add_argument("--nodes", type=int, default=4, help="processes that run agents")

@@ -156,8 +156,8 @@ class EngineSettings(Frozen):
     renderers (gpt-oss, qwen3 …). None: the template where it can be rendered turn by turn, else the family
     that renders as it does; the model's name is never looked at."""
     tool_form: str | None = None
-    """How the model writes calls, where its chat template itself is the renderer: hermes, xml, glm, deepseek,
-    kimi, mistral, json or pythonic. None: as the template writes them."""
+    """How the model writes calls, where its chat template itself is the renderer: hermes, fenced, xml, glm,
+    deepseek, kimi, mistral, json or pythonic. None: as the template writes them."""
     tool_prompt: bool = False
     """Whether to describe tools, and to demonstrate calls in turns of our own, where the model's chat
     template shows no tools (SmolLM2, Gemma 3). Small models call none without it."""

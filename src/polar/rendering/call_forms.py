@@ -21,7 +21,8 @@ from polar.rendering.tool_calls import OPEN, CallReader, call_of, overlap, stric
 Types = Mapping[str, Mapping[str, Any]]
 """Function → parameter → its JSON schema."""
 HERMES = "hermes"
-FORM_NAMES = (HERMES, "xml", "glm", "deepseek", "kimi", "mistral", "json", "pythonic")
+FENCED = "fenced"
+FORM_NAMES = (HERMES, FENCED, "xml", "glm", "deepseek", "kimi", "mistral", "json", "pythonic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,12 @@ class CallForm:
     """What begins the first call of a turn; empty where a turn that calls is nothing but calls."""
     read: Callable[[str, Types], Iterator[ToolCall]]
     """The calls in a text, with the ids that they are written with; ValueError where they cannot be read."""
+    other_opening: str = ""
+    """What may stand in place of the opening."""
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.opening, self.other_opening)))
 
     def calls(self, text: str, tools: Sequence[ToolDefinition]) -> tuple[ToolCall, ...]:
         """The calls of a turn from its opening on; none where they cannot be read."""
@@ -63,7 +70,8 @@ class HeldCalls:
         start = self._opening()
         self._is_held = start is not None
         if start is None:
-            start = len(self._buffer) - overlap(self._buffer, self._form.opening)
+            openings = self._form.openings
+            start = len(self._buffer) - max((overlap(self._buffer, each) for each in openings), default=0)
         # White space may stand before a call that does not show yet.
         shown = self._buffer[:start].rstrip()
         self._buffer = self._buffer[len(shown) :]
@@ -78,9 +86,9 @@ class HeldCalls:
 
     def _opening(self) -> int | None:
         """Where calls may begin."""
-        if self._form.opening:
-            start = self._buffer.find(self._form.opening)
-            return start if start >= 0 else None
+        if self._form.openings:
+            found = (self._buffer.find(opening) for opening in self._form.openings)
+            return min((start for start in found if start >= 0), default=None)
         begun = self._buffer.lstrip()
         return 0 if begun[:1] in tuple("{[") and not self._has_text else None
 
@@ -97,6 +105,7 @@ def form_named(name: str, turn: str) -> CallForm | None:
 
 def _forms(turn: str) -> Iterator[CallForm]:
     yield CallForm(HERMES, OPEN, _hermes)
+    yield CallForm(FENCED, OPEN, _fenced, _FENCE)
     yield CallForm("xml", OPEN, _xml)
     yield CallForm("glm", OPEN, _glm)
     for name, (opening, head) in _HEADS.items():
@@ -123,6 +132,28 @@ def _reads_back(
 def _hermes(text: str, types: Types) -> Iterator[ToolCall]:
     reader = CallReader()
     yield from reader.feed(text).tool_calls
+
+
+_FENCE = "```json"
+
+
+def _fenced(text: str, types: Types) -> Iterator[ToolCall]:
+    """In the tags of Hermes, or as JSON in Markdown, where it names a function that was offered.
+
+    Qwen2.5-Coder is shown the tags by its template, but was hardly trained on them.
+    """
+    if text.startswith(OPEN):
+        yield from _hermes(text, types)
+    place = text.find(_FENCE)
+    while place >= 0:
+        start = text.find("{", place)
+        _, end = json.JSONDecoder(strict=False).raw_decode(text, start)
+        call = call_of(text[start:end])
+        if call.name not in types:
+            raise ValueError(f"{call.name} is no function of these")
+        yield call
+        # Behind the call: what its arguments say is no call, whatever it looks like.
+        place = text.find(_FENCE, end)
 
 
 def _xml(text: str, types: Types) -> Iterator[ToolCall]:

@@ -121,6 +121,33 @@ def test_results_name_the_call_as_the_model_wrote_it(form: str, tmp_path: Path) 
     assert b"".join(map(renderer.spelling, bridge)).startswith(f"<|start|>tool {id}\nb<|stop|>".encode())
 
 
+FENCED = '```json\n{\n  "name": "look",\n  "arguments": {"at": "a ```json {} ``` b"}\n}\n```'
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_json_in_markdown_is_a_call_where_it_is_asked_for_and_names_a_tool(step: int, tmp_path: Path) -> None:
+    directory = with_bytes(TEMPLATE.replace("CALLS", FORMS["hermes"]), tmp_path)
+    renderer = renderer_for("x", directory, tool_form="fenced")
+    assert isinstance(renderer, TemplateRenderer)
+
+    def said(text: str) -> Message:
+        parser = renderer.parser((TOOL,))
+        ids = renderer.tokens.ids(text)
+        for at in range(0, len(ids), step):
+            parser.feed(ids[at : at + step])
+        parser.finish()
+        return parser.message
+
+    called = ToolCall("call_0", "look", '{"at": "a ```json {} ``` b"}')
+    assert said(FENCED) == Message(Role.ASSISTANT, tool_calls=(called,))
+    assert said(f"I will look.\n{FENCED}").content == "I will look."
+    assert len(said(f"{FENCED}\n{FENCED}").tool_calls) == 2
+    tagged = '<tool_call>{"name": "look", "arguments": {"at": "b"}}</tool_call>'
+    assert said(tagged).tool_calls == (ToolCall("call_0", "look", '{"at": "b"}'),)
+    for text in (FENCED.replace("look", "sort"), "```python\nx = {}\n```", "```json\n[1]\n```", "```json"):
+        assert said(text) == Message(Role.ASSISTANT, text)
+
+
 def test_a_form_may_be_named_where_the_template_writes_none(tmp_path: Path) -> None:
     directory = with_bytes(TEMPLATE.replace("CALLS", ""), tmp_path)
     with pytest.raises(InvalidInput, match="shows tools and no calls"):

@@ -37,6 +37,7 @@ def experiment_in(directory: Path, learn: Any, **changes: Any) -> Any:
         tasks=EXAMPLES / "public-tasks" / "humaneval.yaml",
         model="model",
         engine_url="http://127.0.0.1:8000",
+        tool_form="fenced",
         runtime="bubblewrap",
         concurrency=8,
         nodes=2,
