@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import platform
 import shutil
-import subprocess
 import sysconfig
-import tarfile
-from pathlib import Path, PurePosixPath
+import tempfile
+from pathlib import Path
+from typing import Any
 
 from polar.assets.cache import DownloadFailed, asset, run_tool
 from polar.assets.pypi import Wheel, unpack_wheel
@@ -50,59 +48,50 @@ def _make(into: Path) -> None:
 
 
 def unpack_npm(package: str, version: str, integrity: str, into: Path) -> None:
-    """Fetch `package@version` with `npm pack` (whatever registry npm is set up for) and unpack it.
+    """Fetch `package@version` alone, without what it depends on: `into` then holds its package.json.
 
     `integrity` is the `sha512-…` of the tarball as lock files have it; another tarball is refused.
-    The tarball's single top directory is left out: `into` then holds package.json.
     """
-    wanted = f"{package}@{version}"
-    fetched = into / ".npm-pack"
-    fetched.mkdir(parents=True)
-    try:
-        tarball = _pack(wanted, fetched)
-        _check(wanted, tarball, integrity)
-        _unpack(wanted, tarball, into)
-    finally:
-        shutil.rmtree(fetched)
+    place = f"node_modules/{package}"
+    wanted = {"": {"dependencies": {package: version}}, place: {"version": version, "integrity": integrity}}
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".npm-", dir=into) as fetched:
+        _install({"lockfileVersion": 3, "packages": wanted}, Path(fetched))
+        for part in Path(fetched, place).iterdir():
+            part.rename(into / part.name)
 
 
 def install_npm(lock: Path, into: Path) -> None:
-    """Install all packages of a lock file (whatever registry npm is set up for) into `into/node_modules`.
+    """Install all packages of a lock file into `into/node_modules`; one without a hash there is refused."""
+    locked = json.loads(lock.read_text())
+    if unlocked := [name for name, about in locked["packages"].items() if name and "integrity" not in about]:
+        raise DownloadFailed(f"{lock.name} has no hash for {', '.join(unlocked)}")
+    _install(locked, into)
 
-    A package without a hash in the lock, or with another than that, is refused. No package's scripts are
-    run: what a harness would build or copy at installation is named by its preset instead.
+
+def _install(lock: dict[str, Any], into: Path) -> None:
+    """Have npm install what a lock lists, from whatever registry it is set up for.
+
+    A package with another hash than the lock's is refused. No package's scripts are run: what a harness
+    would build or copy at installation is named by its preset instead.
     """
-    packages = json.loads(lock.read_text())["packages"]
-    wanted = " ".join(f"{name}@{version}" for name, version in packages[""]["dependencies"].items())
-    if unlocked := [name for name, about in packages.items() if name and "integrity" not in about]:
-        raise DownloadFailed(f"{wanted}: {lock.name} has no hash for {', '.join(unlocked)}")
-    (into / "package.json").write_text(json.dumps(packages[""]))
-    shutil.copyfile(lock, into / "package-lock.json")
+    root = lock["packages"][""]
+    wanted = " ".join(f"{name}@{version}" for name, version in root["dependencies"].items())
+    (into / "package.json").write_text(json.dumps(root))
+    (into / "package-lock.json").write_text(json.dumps(lock))
     run = run_tool([*_npm("ci", "--no-audit", "--no-fund"), "--prefix", str(into)])
     if run.returncode != 0:
-        raise _failed(wanted, run, _npm("view", wanted, "dist"))
-
-
-def _pack(wanted: str, into: Path) -> Path:
-    command = _npm("pack", wanted)
-    run = run_tool([*command, "--pack-destination", str(into)])
-    tarballs = list(into.glob("*.tgz"))
-    if run.returncode != 0 or len(tarballs) != 1:
-        raise _failed(wanted, run, command)
-    return tarballs[0]
+        check = " ".join(_npm("view", wanted, "dist"))
+        raise DownloadFailed(
+            f"could not download {wanted} with npm: {_reason(run.stderr)}",
+            hint=f"check the network and npm's registry settings with: {check}",
+        )
 
 
 def _npm(*arguments: str) -> list[str]:
     """A command of the cached Node's npm that runs no package's scripts."""
     root = node()
     return [str(root / "bin" / "node"), str(root / NPM_CLI), *arguments, "--ignore-scripts"]
-
-
-def _failed(wanted: str, run: subprocess.CompletedProcess[str], check: list[str]) -> DownloadFailed:
-    return DownloadFailed(
-        f"could not download {wanted} with npm: {_reason(run.stderr)}",
-        hint=f"check the network and npm's registry settings with: {' '.join(check)}",
-    )
 
 
 def _reason(stderr: str) -> str:
@@ -116,34 +105,6 @@ def _reason(stderr: str) -> str:
     ]
     words = [line for line in said if line and not line.startswith(("A complete log", "Log files"))]
     return "; ".join(words[:2]) or "no package came"
-
-
-def _check(wanted: str, tarball: Path, integrity: str) -> None:
-    digest = hashlib.sha512(tarball.read_bytes()).digest()
-    found = f"sha512-{base64.b64encode(digest).decode()}"
-    if found != integrity:
-        raise DownloadFailed(
-            f"{wanted}: the registry's tarball is not the pinned one (expected {integrity}, got {found})",
-            hint="check which registry npm is set up for, and that no proxy changes what it serves",
-        )
-
-
-def _unpack(wanted: str, tarball: Path, into: Path) -> None:
-    with tarfile.open(tarball) as archive:
-        for member in archive:
-            inside = PurePosixPath(*PurePosixPath(member.name).parts[1:])
-            if member.isdir():
-                continue
-            content = archive.extractfile(member) if member.isreg() else None
-            if content is None or ".." in inside.parts or not inside.parts:
-                raise DownloadFailed(
-                    f"{wanted}: the tarball holds {member.name!r}, which is not a plain file"
-                )
-            path = into / inside
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
-                shutil.copyfileobj(content, file)
-            path.chmod(0o755 if member.mode & 0o111 else 0o644)
 
 
 def native(name: str, version: str, lock: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,21 +25,18 @@ class Wheel:
 
 
 def unpack_wheel(wheel: Wheel, into: Path) -> None:
-    """Download a wheel with pip (whatever index pip is set up for) and unpack it; other files are refused."""
+    """Fetch a wheel with pip (whatever index pip is set up for) and unpack it; other files are refused."""
     into.mkdir(parents=True, exist_ok=True)
     lock = into / "wheel.txt"
     lock.write_text(" ".join([wheel.requirement, *(f"--hash=sha256:{digest}" for digest in wheel.sha256)]))
-    _pip("download", lock, ("--dest", into), failure=f"could not download {wheel} with pip", check=str(wheel))
-    (file,) = into.glob("*.whl")
-    _unpack(file, into)
-    file.unlink()
+    _install(lock, into, failure=f"could not download {wheel} with pip", check=str(wheel))
     lock.unlink()
 
 
-def _pip(action: str, lock: Path, place: tuple[str, Path], *, failure: str, check: str) -> None:
+def _install(lock: Path, into: Path, *, failure: str, check: str) -> None:
     """Run pip on a lock file; DownloadFailed tells how to `check` what is wrong by hand."""
-    command = [sys.executable, "-m", "pip", action, "--quiet", "--no-deps", "--only-binary", ":all:"]
-    run = run_tool([*command, "--require-hashes", "--requirement", str(lock), *map(str, place)])
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    run = run_tool([*command, "--require-hashes", "--requirement", str(lock), "--target", str(into)])
     if run.returncode != 0:
         raise DownloadFailed(
             f"{failure}: {pip_reason(run.stderr)}",
@@ -54,15 +50,6 @@ def pip_reason(stderr: str) -> str:
         return "the index has other files than the pinned ones (their hashes differ)"
     said = [line.removeprefix("ERROR:").strip() for line in stderr.splitlines() if line.startswith("ERROR:")]
     return said[-1] if said else "no package came"
-
-
-def _unpack(wheel: Path, into: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        for member in archive.infolist():
-            path = Path(archive.extract(member, into))
-            mode = member.external_attr >> 16
-            if mode & 0o111 and path.is_file():
-                path.chmod(path.stat().st_mode | 0o555)
 
 
 PYTHON_TAG = f"py{sys.version_info.major}.{sys.version_info.minor}-{sysconfig.get_platform()}"
@@ -87,4 +74,4 @@ def install_python(lock: Path, into: Path) -> None:
     """
     check = f"--require-hashes --requirement {lock} --dry-run"
     failure = f"could not install the packages of {lock.name} with pip"
-    _pip("install", lock, ("--target", into), failure=failure, check=check)
+    _install(lock, into, failure=failure, check=check)

@@ -129,7 +129,7 @@ def test_pinned_package_is_unpacked_without_its_top_directory(
 
 @pytest.mark.usefixtures("registry")
 def test_another_tarball_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DownloadFailed, match=r"thing@1\.2\.3: the registry's tarball is not the pinned one"):
+    with pytest.raises(DownloadFailed, match=r"thing@1\.2\.3 with npm: code EINTEGRITY"):
         unpack_npm("thing", "1.2.3", integrity(b"other"), tmp_path / "into")
     assert list((tmp_path / "into").iterdir()) == []
 
@@ -137,8 +137,8 @@ def test_another_tarball_is_refused(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("registry")
 def test_tarball_cannot_write_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Registry, "tarball", tarball("package/../../evil"))
-    with pytest.raises(DownloadFailed, match="evil"):
-        unpack_npm("thing", "1.2.3", integrity(Registry.tarball), tmp_path / "into")
+    unpack_npm("thing", "1.2.3", integrity(Registry.tarball), tmp_path / "into")
+    assert [path.name for path in (tmp_path / "into").iterdir()] == ["package.json"]
     assert not (tmp_path / "evil").exists()
 
 
