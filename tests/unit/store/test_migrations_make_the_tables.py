@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, text
 
+from polar.store import migrations
 from polar.store.database import Database
 from polar.store.migrations import upgrade
 from polar.store.tables import metadata
@@ -24,16 +27,31 @@ async def test_new_databases_have_the_newest_tables_and_migrating_again_changes_
         assert await database.write(differences) == []
 
 
-async def test_an_older_database_is_brought_to_the_newest_tables(empty_place: Path | str) -> None:
-    def migrate(connection: Connection) -> list[object]:
-        connection.execute(text("DROP INDEX ix_results_webhook_id_seq"))
-        connection.execute(text("ALTER TABLE results DROP COLUMN webhook_id"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
-        upgrade(connection, "older")
-        return list(compare_metadata(MigrationContext.configure(connection), metadata))
+LATER = """
+import sqlalchemy as sa
+from alembic import op
 
+revision, down_revision = "9999", "0002"
+
+
+def upgrade() -> None:
+    op.add_column("nodes", sa.Column("shoe_size", sa.Integer()))
+"""
+
+
+async def test_an_older_database_is_brought_to_the_newest_tables(
+    empty_place: Path | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differences(connection: Connection) -> list[str]:
+        upgrade(connection, "older")
+        return [kind for kind, *_ in compare_metadata(MigrationContext.configure(connection), metadata)]
+
+    later = shutil.copytree(Path(migrations.__file__).parent, tmp_path / "migrations")
+    (later / "versions" / "9999_nodes_have_feet.py").write_text(LATER)
     async with Database.open(empty_place) as database:
-        assert await database.write(migrate) == []
+        monkeypatch.setattr(migrations, "__file__", str(later / "__init__.py"))
+        for _ in range(2):
+            assert await database.write(differences) == ["remove_column"]
 
 
 async def test_the_policy_has_its_one_row(empty_place: Path | str) -> None:

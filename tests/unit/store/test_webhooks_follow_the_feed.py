@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Engine, event
 
 from polar.models.session import SessionStatus
 from polar.models.views import Notice
 from polar.models.webhook import Webhook, WebhookEvent
-from polar.store.migrations import upgrade
 from polar.store.store import Store
 from polar.store.webhooks import Target
 from tests.fakes.control_plane import Clock, complete, idle_task, result_of
@@ -162,26 +160,3 @@ async def test_an_idle_target_costs_the_same_however_many_results_of_others_came
     finally:
         event.remove(Engine, "connect", count_steps)
     assert 0 < costs[-1] <= costs[0] + 10
-
-
-async def test_results_of_an_older_database_are_delivered_and_only_they_are_written_anew(
-    store: Store,
-) -> None:
-    await run(store, "silent", 3, None)
-    await run(store, "loud", 2, Webhook(url=URL))
-    written: list[int] = []
-
-    def count_rows(connection: object, cursor: Any, statement: str, *_more: object) -> None:
-        if statement.startswith("UPDATE results"):
-            written.append(cursor.rowcount)
-
-    def migrate(connection: Connection) -> None:
-        connection.execute(text("DROP INDEX ix_results_webhook_id_seq"))
-        connection.execute(text("ALTER TABLE results DROP COLUMN webhook_id"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
-        event.listen(connection, "after_cursor_execute", count_rows)
-        upgrade(connection, "older")
-
-    await store.database.write(migrate)
-    assert written == [2]
-    assert [name for _, name in about(await unread(store))] == ["loud.0", "loud.1"]
