@@ -8,6 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -55,6 +56,17 @@ class Forbidden(PolarError):
 
 class Unavailable(PolarError):
     """A server or engine cannot be reached or cannot answer now; trying again may help."""
+
+
+@contextmanager
+def concerning(subject: str) -> Iterator[None]:
+    """Errors raised inside begin with what they are about."""
+    try:
+        yield
+    except PolarError as error:
+        if subject not in error.message:
+            error.message = f"{subject}: {error.message}"
+        raise
 
 
 def explain(error: ValidationError, within: str = "") -> str:

@@ -16,8 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from polar.errors import PolarError
-
 Item = TypeVar("Item")
 
 PIPED_WIDTH = 10_000
@@ -38,17 +36,6 @@ def visible(text: str) -> str:
 def say(text: str, colour: str | None = None) -> None:
     """A line on standard error."""
     typer.secho(visible(text), fg=colour, err=True)
-
-
-@contextmanager
-def concerning(subject: str) -> Iterator[None]:
-    """Errors raised inside begin with what they are about."""
-    try:
-        yield
-    except PolarError as error:
-        if subject not in error.message:
-            error.message = f"{subject}: {error.message}"
-        raise
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from polar.cli.options import AsJson, Server, Token
-from polar.cli.output import cell, concerning, print_json, print_list, print_parts, table
+from polar.cli.output import cell, print_json, print_list, print_parts, table
 from polar.client import Client
+from polar.errors import concerning
 from polar.models.session import SessionResult
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from polar.cli.options import AsJson, Server, Token
-from polar.cli.output import clock, concerning, console, print_json, print_parts, table, visible
+from polar.cli.output import clock, console, print_json, print_parts, table, visible
 from polar.client import Client
 from polar.engines.vocabulary import local_tokenizer, pieces
-from polar.errors import InvalidInput, NotFound
+from polar.errors import InvalidInput, NotFound, concerning
 from polar.models.chat import Message
 from polar.models.completion import Completion
 from polar.models.session import SessionResult

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 
 from polar.config import plugins
@@ -11,15 +10,6 @@ from polar.config.settings import TaskRules
 from polar.errors import InvalidInput
 from polar.models.component import Component
 from polar.models.task import TaskSpec
-
-
-@contextmanager
-def concerning(task_id: str) -> Iterator[None]:
-    """Say which task of several an error is about."""
-    try:
-        yield
-    except InvalidInput as error:
-        raise InvalidInput(f"task {task_id!r}: {error.message}", hint=error.hint) from error
 
 
 def check_components(task: TaskSpec, rules: TaskRules = TaskRules()) -> None:

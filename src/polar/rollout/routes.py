@@ -101,10 +101,10 @@ def _add_task_routes(router: APIRouter, service: RolloutService) -> None:
     async def submit_task(task: TaskSpec, request: Request, response: Response) -> TaskView:
         """Submit a task. The same task again changes nothing; another one under its id is a conflict."""
         caller_of(request).about = task.id
-        view, is_new = await service.submit(task)
-        if not is_new:
+        batch = await service.submit_all([task])
+        if batch.known:
             response.status_code = 200
-        return view
+        return batch.tasks[0]
 
     @router.post("/tasks/batch", status_code=201, dependencies=[allow(TRAINERS, Body.LARGE)])
     async def submit_tasks(batch: TaskBatch, request: Request) -> TaskBatchView:

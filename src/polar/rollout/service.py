@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, nullcontext
 
 from polar import __version__
 from polar.config.settings import ServerSettings
-from polar.errors import Conflict, InvalidInput, PolarError, Unavailable
+from polar.errors import Conflict, InvalidInput, PolarError, Unavailable, concerning
 from polar.models.dashboard import NodeOverview
 from polar.models.delivery import DeliveryAnswer
 from polar.models.task import TaskSpec
@@ -29,14 +29,14 @@ from polar.models.views import (
     TaskView,
 )
 from polar.rollout.access import Caller
-from polar.rollout.checks import check_components, check_runtime, concerning
+from polar.rollout.checks import check_components, check_runtime
 from polar.rollout.dashboard.live import Live
 from polar.rollout.long_poll import Gone, Notifier
 from polar.rollout.metrics import ServerMetrics
 from polar.rollout.policy import PolicyService, mark_stale
 from polar.rollout.problems import problem_of
 from polar.rollout.uploads import uploaded
-from polar.rollout.webhooks import WebhookSender, check_webhook
+from polar.rollout.webhooks import WebhookSender, check_webhook, tried_again
 from polar.runtimes.allow_list import AllowList
 from polar.store.delivery import Retries
 from polar.store.leases import CLOCK_SECONDS
@@ -69,36 +69,23 @@ class RolloutService:
         self.live = Live(store)
         self._webhook_secret = webhook_secret or settings.webhooks.secret
         self._webhook_hosts = AllowList.parse(settings.webhooks.allow)
-        self._runtimes: frozenset[str] = frozenset()
-        """Those that nodes allowed when the store was last asked; forgotten when one joins."""
         self._retries = Retries(settings.max_attempts, settings.retry_seconds)
-
-    async def submit(self, task: TaskSpec) -> tuple[TaskView, bool]:
-        """Store a task; False: the same one was there already."""
-        batch = await self.submit_all((task,))
-        return batch.tasks[0], not batch.known
 
     async def submit_all(self, tasks: Sequence[TaskSpec]) -> TaskBatchView:
         """Store several tasks, all or none."""
         for task in tasks:
-            with concerning(task.id) if len(tasks) > 1 else nullcontext():
+            with concerning(f"task {task.id!r}") if len(tasks) > 1 else nullcontext():
                 check_components(task, self._settings.tasks)
                 check_webhook(task, self._webhook_hosts)
-        await self._check_runtimes(tasks)
+        allowed = await self.store.nodes.runtimes()
+        for task in tasks:
+            check_runtime(task, allowed)
         submitted = await self.store.tasks.submit_all(tasks)
         if new := sum(is_new for _, is_new in submitted):
             self._metrics.submitted.inc(new)
             self._queued.notify()
         known = dict.fromkeys(view.spec.id for view, is_new in submitted if not is_new)
         return TaskBatchView(tasks=tuple(view for view, _ in submitted), known=tuple(known))
-
-    async def _check_runtimes(self, tasks: Sequence[TaskSpec]) -> None:
-        """InvalidInput if a task names a runtime that none of the nodes allows: it would wait for ever."""
-        if all(task.runtime.name in self._runtimes for task in tasks):
-            return
-        self._runtimes = await self.store.nodes.runtimes()
-        for task in tasks:
-            check_runtime(task, self._runtimes)
 
     async def cancel_task(self, id: str) -> TaskView:
         view = await self.store.tasks.cancel(id)
@@ -143,7 +130,6 @@ class RolloutService:
             )
         log.debug("node %s of version %s has joined", node, join.version)
         is_draining = await self.store.nodes.join(node, join.places, join.runtimes)
-        self._runtimes = frozenset()
         return Joined(
             version=__version__, lease_seconds=self._settings.lease_seconds, is_draining=is_draining
         )
@@ -292,14 +278,10 @@ class RolloutService:
 
 
 async def repeat(purpose: str, act: Callable[[], Awaitable[None]], seconds: float) -> None:
-    """Do something for ever, with pauses in between; failing once is no reason to stop."""
+    """Do something for ever, with pauses in between."""
     while True:
-        try:
+        with tried_again(purpose):
             await act()
-        except PolarError as error:
-            log.error("could not %s, will try again: %s", purpose, error)
-        except Exception:
-            log.exception("could not %s, will try again", purpose)
         await asyncio.sleep(seconds)
 
 

@@ -11,7 +11,6 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,10 +39,9 @@ class Holder:
 class Authenticator:
     """Finds the holder of a token; every comparison with a secret takes the same time, equal or not."""
 
-    def __init__(self, token: str, tokens: TokenStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, token: str, tokens: TokenStore) -> None:
         self._owner = token.encode()
         self._tokens = tokens
-        self._clock = clock
         self._cache: dict[str, tuple[StoredToken, float]] = {}
         self._of_process: dict[str, StoredToken] = {}
 
@@ -77,7 +75,7 @@ class Authenticator:
     async def _stored(self, id: str) -> StoredToken | None:
         cache = self._cache
         found, expires = cache.get(id, (None, 0.0))
-        if found is not None and expires > self._clock():
+        if found is not None and expires > time.monotonic():
             return found
         found = await self._tokens.find(id)
         if found is None:
@@ -85,7 +83,7 @@ class Authenticator:
             return None
         if len(cache) >= CACHE_SIZE:
             cache.clear()
-        cache[id] = found, self._clock() + CACHE_SECONDS
+        cache[id] = found, time.monotonic() + CACHE_SECONDS
         return found
 
 

@@ -11,8 +11,8 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -67,6 +67,17 @@ def destination(url: str) -> Destination:
     return Destination.parse(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
+@contextmanager
+def tried_again(purpose: str) -> Iterator[None]:
+    """What fails inside is logged: the server goes on, and does the same again later."""
+    try:
+        yield
+    except PolarError as error:
+        log.error("could not %s, will try again: %s", purpose, error)
+    except Exception:
+        log.exception("could not %s, will try again", purpose)
+
+
 class WebhookSender:
     """Follows the feed of results and sends each target its own; several servers share the targets."""
 
@@ -99,12 +110,8 @@ class WebhookSender:
             async with asyncio.TaskGroup() as group:
                 while True:
                     ended = self._ended.listen()
-                    try:
+                    with tried_again("look for webhooks"):
                         await self._begin(group)
-                    except PolarError as error:
-                        log.error("webhooks could not be looked for, will try again: %s", error)
-                    except Exception:
-                        log.exception("webhooks could not be looked for, will try again")
                     await self._news(ended)
         finally:
             # The next server need not wait until the claims expire.
@@ -144,12 +151,8 @@ class WebhookSender:
         return claiming.result()
 
     async def _serve(self, target: Target) -> None:
-        try:
+        with tried_again(f"deliver to webhook {target.id}"):
             await self._deliver(target)
-        except PolarError as error:
-            log.error("webhook %d could not be read or noted, will try again: %s", target.id, error)
-        except Exception:
-            log.exception("webhook %d failed, will try again", target.id)
         self._under_way.discard(target)
         self._is_done.set()
 

@@ -71,8 +71,8 @@ def result(id: str, sample: int) -> SessionResult:
 
 
 async def test_leases_and_deliveries_are_counted_as_they_happen(service: RolloutService) -> None:
-    await service.submit(task())
-    await service.submit(task())
+    await service.submit_all([task()])
+    await service.submit_all([task()])
     asked = LeaseRequest(max_sessions=3, runtimes=("idle",))
     first, second, third = (await service.lease("n", asked, here)).leases
     delivery = Delivery(key=first.key, result=result(first.session_id, first.sample))
@@ -117,7 +117,7 @@ async def test_a_node_that_falls_silent_shows_as_expired_leases(
     register_idle_extensions(monkeypatch)
     async with Store.open(tmp_path / "data") as store:
         service = RolloutService(store, ServerSettings(lease_seconds=0.05, max_attempts=2))
-        await service.submit(task())
+        await service.submit_all([task()])
         await service.lease("n", LeaseRequest(max_sessions=3, runtimes=("idle",)), here)
         async with service.housekeeping():
             while (found := await page(service)).get(("polar_server_leases_expired_total", "requeued")) != 3:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -36,17 +36,6 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-_NOT_FOUND = """<!doctype html>
-<html lang="en">
-  <head>
-    <meta charset="utf-8" />
-    <title>Not found · Polar</title>
-    <link rel="stylesheet" href="/assets/base.css" />
-  </head>
-  <body><main><h1>There is no such page</h1><p><a href="/">Go to the overview</a></p></main></body>
-</html>
-"""
-
 
 def dashboard_routes() -> list[BaseRoute]:
     """What the control plane serves besides its API."""
@@ -57,8 +46,8 @@ def dashboard_routes() -> list[BaseRoute]:
 
 
 def not_found() -> Response:
-    """For a person who asks for an address that there is not."""
-    return HTMLResponse(_NOT_FOUND, 404, headers=HEADERS)
+    """For a person who asks for an address that there is not: the page says so, and leads on."""
+    return FileResponse(STATIC / "index.html", 404, headers=HEADERS)
 
 
 async def _page(_request: object) -> Response:
