@@ -30,7 +30,6 @@ from polar.store.blobs import RECORDINGS
 from polar.trajectory.accounting import exclusion
 from polar.trajectory.materialise import materialise
 
-TOLERANCE = 1e-3
 GREEDY_BELOW = 1e-5
 """Below this temperature the likeliest token is taken, and engines give its logprob at temperature 1."""
 
@@ -89,12 +88,12 @@ class Verification:
     """Each is an invariant that does not hold."""
     notes: list[str] = field(default_factory=list)
 
-    def failure(self, tolerance: float, *, was_replayed: bool) -> str | None:
-        """Why this does not pass, or None."""
+    def failure(self, tolerance: float | None) -> str | None:
+        """Why this does not pass, or None. Without a tolerance no engine was asked for logprobs."""
         if self.problems:
             more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
             return self.problems[0] + more
-        if not was_replayed or not self.trained_tokens:
+        if tolerance is None or not self.trained_tokens:
             return None
         if not self.deltas.tokens:
             return f"no token could be compared ({counted(self.uncompared)}); --no-replay checks the rest"
@@ -103,9 +102,9 @@ class Verification:
             return f"a logprob differs by {self.deltas.max:.3g}: {self.deltas.worst}"
         return None
 
-    def document(self, tolerance: float, *, was_replayed: bool) -> dict[str, Any]:
+    def document(self, tolerance: float | None) -> dict[str, Any]:
         """As JSON; the numbers of a comparison that did not take place are null."""
-        failure = self.failure(tolerance, was_replayed=was_replayed)
+        failure = self.failure(tolerance)
         found = asdict(self) | {"passed": failure is None, "failure": failure}
         deltas = self.deltas
         largest, mean = (deltas.max, deltas.mean) if deltas.tokens else (None, None)
@@ -113,7 +112,7 @@ class Verification:
         return {name: value for name, value in found.items() if name != "deltas"} | {"delta_logprob": numbers}
 
 
-def together(done: Sequence[Verification], tolerance: float, *, was_replayed: bool) -> Verification:
+def together(done: Sequence[Verification], tolerance: float | None) -> Verification:
     """All sessions as one, whose problems are why some of them do not pass."""
     total = Verification(f"{len(done)} sessions")
     for one in done:
@@ -123,7 +122,7 @@ def together(done: Sequence[Verification], tolerance: float, *, was_replayed: bo
         total.uncompared += one.uncompared
         if one.deltas.tokens:
             total.deltas.add(replace(one.deltas, worst=f"{one.name}, {one.deltas.worst}"))
-        if failure := one.failure(tolerance, was_replayed=was_replayed):
+        if failure := one.failure(tolerance):
             total.problems.append(f"{one.name}: {failure}")
     return total
 

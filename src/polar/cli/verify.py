@@ -88,13 +88,14 @@ def verify(
 
     with _progress() as say:
         until_interrupted(work(say))
-    total = together(done, tolerance, was_replayed=replay)
+    accepted = tolerance if replay else None
+    total = together(done, accepted)
     if as_json:
-        documents = [one.document(tolerance, was_replayed=replay) for one in done]
-        print_json({"sessions": documents, "total": total.document(tolerance, was_replayed=replay)})
+        documents = [one.document(accepted) for one in done]
+        print_json({"sessions": documents, "total": total.document(accepted)})
     else:
         shown = [*done, total] if len(done) > 1 else done
-        print_parts(table(COLUMNS, [_row(one, tolerance, was_replayed=replay) for one in shown]))
+        print_parts(table(COLUMNS, [_row(one, accepted) for one in shown]))
     if total.problems:
         raise typer.Exit(1)
 
@@ -118,10 +119,10 @@ def _recordings(source: str, server: str | None, token: str | None) -> Iterator[
         yield name, recording_bytes(name, server, token)
 
 
-def _row(one: Verification, tolerance: float, *, was_replayed: bool) -> tuple[object, ...]:
+def _row(one: Verification, tolerance: float | None) -> tuple[object, ...]:
     from polar.app.verification import counted
 
-    failure = one.failure(tolerance, was_replayed=was_replayed)
+    failure = one.failure(tolerance)
     compared = one.deltas.tokens
     not_compared = f"not compared: {counted(one.uncompared)}" if compared and one.uncompared else ""
     return (
@@ -129,7 +130,7 @@ def _row(one: Verification, tolerance: float, *, was_replayed: bool) -> tuple[ob
         one.traces,
         one.sampled_tokens,
         one.trained_tokens,
-        compared if was_replayed else None,
+        None if tolerance is None else compared,
         one.deltas.max if compared else None,
         one.deltas.mean if compared else None,
         "failed" if failure else "ok",

@@ -135,28 +135,20 @@ def _worth(node: PlacedNode, busy: Mapping[str, int]) -> tuple[bool, int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class PerHost:
-    """One node on every machine that has the resources, however many there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Between:
+class FleetSize:
     """As many nodes as the queue asks for, within bounds."""
 
     least: int
     most: int
 
 
-Size = PerHost | Between
-
-
-def parse_size(text: str) -> Size:
-    """`per-host`, `N` or `MIN..MAX`; InvalidInput otherwise."""
+def parse_size(text: str) -> FleetSize | None:
+    """`N` or `MIN..MAX`; None for `per-host`: one on every machine that has the resources."""
     if text == PER_HOST:
-        return PerHost()
+        return None
     least, dots, most = text.partition("..")
     try:
-        size = Between(int(least), int(most if dots else least))
+        size = FleetSize(int(least), int(most if dots else least))
     except ValueError:
         raise InvalidInput(f"nodes: {text!r} is none of per-host, N, MIN..MAX") from None
     if not 0 <= size.least <= size.most:
@@ -164,13 +156,11 @@ def parse_size(text: str) -> Size:
     return size
 
 
-def nodes_wanted(size: Size, *, machines: int, unended: int, sessions_per_node: int) -> int:
+def nodes_wanted(size: FleetSize | None, *, machines: int, unended: int, sessions_per_node: int) -> int:
     """How many nodes there should be now for `unended` sessions, queued or under way."""
-    match size:
-        case PerHost():
-            return machines
-        case Between(least, most):
-            return min(most, max(least, -(-unended // sessions_per_node)))
+    if size is None:
+        return machines
+    return min(size.most, max(size.least, -(-unended // sessions_per_node)))
 
 
 @dataclass(slots=True)

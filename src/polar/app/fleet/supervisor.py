@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from polar.app.fleet.planning import (
-    Between,
     FleetOrder,
     FleetPlan,
     FleetView,
@@ -111,7 +110,7 @@ class Supervisor:
             drain_seconds=self._order.drain_seconds,
         )
         self._carry_out(plan, nodes)
-        if isinstance(parse_size(self._size), Between):
+        if parse_size(self._size) is not None:
             self._cluster.wish(wanted)
         self._show(nodes, len(machines), wanted, plan.missing)
 
@@ -132,7 +131,7 @@ class Supervisor:
         size = parse_size(self._size)
         per_node = self._order.fleet.sessions_per_node
         want = nodes_wanted(size, machines=machines, unended=self._unended or 0, sessions_per_node=per_node)
-        if isinstance(size, Between) and size.least < size.most:
+        if size is not None and size.least < size.most:
             # A server that cannot be asked is no reason to drain anything.
             return self._patience.follow(self._clock(), self._view.wanted if self._unended is None else want)
         return want

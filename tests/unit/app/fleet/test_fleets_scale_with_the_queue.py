@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.app.fleet.planning import Between, Patience, PerHost, nodes_wanted, parse_size
+from polar.app.fleet.planning import FleetSize, Patience, nodes_wanted, parse_size
 from polar.errors import InvalidInput
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("per-host", PerHost()), ("3", Between(3, 3)), ("1..8", Between(1, 8)), ("0..2", Between(0, 2))],
+    [("per-host", None), ("3", FleetSize(3, 3)), ("1..8", FleetSize(1, 8)), ("0..2", FleetSize(0, 2))],
 )
-def test_a_size_is_read(text: str, size: PerHost | Between) -> None:
+def test_a_size_is_read(text: str, size: FleetSize | None) -> None:
     assert parse_size(text) == size
 
 
@@ -27,7 +27,7 @@ def test_a_wrong_size_is_refused(text: str) -> None:
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 100_000), st.integers(1, 64))
 def test_the_queue_decides_within_the_bounds(least: int, more: int, unended: int, per_node: int) -> None:
     wanted = nodes_wanted(
-        Between(least, least + more), machines=7, unended=unended, sessions_per_node=per_node
+        FleetSize(least, least + more), machines=7, unended=unended, sessions_per_node=per_node
     )
     assert least <= wanted <= least + more
     if least < wanted < least + more:
@@ -36,7 +36,7 @@ def test_the_queue_decides_within_the_bounds(least: int, more: int, unended: int
 
 @given(st.integers(0, 1000), st.integers(0, 100_000))
 def test_per_host_follows_the_machines(machines: int, unended: int) -> None:
-    assert nodes_wanted(PerHost(), machines=machines, unended=unended, sessions_per_node=8) == machines
+    assert nodes_wanted(None, machines=machines, unended=unended, sessions_per_node=8) == machines
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 9)), min_size=1), st.floats(0, 30))

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 
 from polar.app.verification import (
-    TOLERANCE,
     Deltas,
     Uncompared,
     Verification,
@@ -40,6 +39,8 @@ from tests.fakes.recordings import encoded
 from tests.fakes.recordings import recording as known_recording
 from tests.fakes.scoring_engine import ScoringEngine, logprobs_of
 from tests.fakes.sessions import completion, sessions
+
+TOLERANCE = 1e-3
 
 
 def sampled(index: int, prompt: list[int], ids: list[int], **fields: Any) -> Completion:
@@ -73,7 +74,7 @@ async def check(recording: Recording, engine: ScoringEngine | None = None) -> Ve
 
 
 def failure(found: Verification) -> str | None:
-    return found.failure(TOLERANCE, was_replayed=True)
+    return found.failure(TOLERANCE)
 
 
 async def test_a_sound_session_passes_and_shared_beginnings_are_scored_once() -> None:
@@ -88,7 +89,7 @@ async def test_a_sound_session_passes_and_shared_beginnings_are_scored_once() ->
 async def test_tokens_that_an_engine_only_counted_are_counted_alike() -> None:
     text_only = replace(completion(0, [], [], untrainable="it gives no ids"), extra={COUNTED: "5"})
     found = await verify("s", recording(text_only), None, None, lambda _text: None)
-    assert found.failure(TOLERANCE, was_replayed=False) is None
+    assert found.failure(None) is None
     assert (found.sampled_tokens, found.trained_tokens) == (5, 0)
 
 
@@ -97,7 +98,7 @@ async def test_a_difference_above_the_tolerance_fails_and_says_where() -> None:
     assert found.deltas.max == pytest.approx(0.01, abs=1e-5)
     assert found.deltas.mean == pytest.approx(0.01, abs=1e-5)
     assert "differs by 0.01: completion c" in (failure(found) or "")
-    assert found.failure(0.02, was_replayed=True) is None
+    assert found.failure(0.02) is None
 
 
 async def test_a_score_that_is_no_number_fails() -> None:
@@ -107,7 +108,7 @@ async def test_a_score_that_is_no_number_fails() -> None:
 def test_a_session_of_which_nothing_is_compared_fails_the_whole() -> None:
     sound = Verification("a", trained_tokens=2, deltas=Deltas(2, 2e-5, 1e-5, "completion c0, token 1"))
     odd = Verification("b", trained_tokens=3, uncompared=Counter({Uncompared.CUT: 3}))
-    total = together([sound, odd], TOLERANCE, was_replayed=True)
+    total = together([sound, odd], TOLERANCE)
     assert failure(total) == "b: no token could be compared (3 cut); --no-replay checks the rest"
     assert (total.deltas.tokens, total.deltas.max, total.deltas.mean) == (2, 1e-5, 1e-5)
     assert total.deltas.worst == "a, completion c0, token 1"
@@ -165,7 +166,7 @@ async def test_nothing_compared_is_no_pass() -> None:
     odd = replace(sampled(0, [1, 2], [3]), used=Sampling(temperature=0.5))
     found = await check(recording(odd))
     assert failure(found) == "no token could be compared (1 temperature); --no-replay checks the rest"
-    assert found.failure(TOLERANCE, was_replayed=False) is None
+    assert found.failure(None) is None
 
 
 async def test_what_fills_the_engines_context_is_counted() -> None:
@@ -345,6 +346,6 @@ async def test_a_damaged_recording_fails_and_the_others_are_still_checked() -> N
     bad, good = [one async for one in verifications(given, None, lambda _text: None)]
     assert "damaged" in bad.problems[0]
     assert good.problems == []
-    total = together([bad, good], TOLERANCE, was_replayed=False)
+    total = together([bad, good], None)
     assert total.problems == [f"bad: {bad.problems[0]}"]
     assert total.traces == good.traces == 2
