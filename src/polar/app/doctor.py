@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import platform
@@ -19,13 +18,13 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
-from polar.app.stack import PROBE, Say, connected
+from polar.app.stack import PROBE, Say, connected, renderer_of
 from polar.assets.cache import without_making
 from polar.assets.node import NODE_VERSION, node
 from polar.config import plugins
 from polar.config.settings import EngineSettings, NodeSettings, Settings, cache_dir, load_settings
 from polar.engines.base import Engine, EngineError, GenerateRequest, Mode, ModelInfo
-from polar.engines.embedded.weights import ensure_tokenizer, is_cached
+from polar.engines.embedded.weights import is_cached
 from polar.engines.process import vllm_program
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.harnesses.base import Harness
@@ -33,7 +32,6 @@ from polar.models.chat import Message, Role, Sampling
 from polar.models.component import Component, Frozen
 from polar.models.session import PROCESSED, RAW
 from polar.rendering.base import Renderer
-from polar.rendering.families import renderer_for
 from polar.rendering.template_renderer import TEMPLATE
 from polar.rendering.tokenizer import read_tokenizer
 from polar.runtimes.base import Runtime
@@ -318,16 +316,7 @@ async def _engine_findings(settings: Settings, engine: Engine) -> AsyncIterator[
     is_named = "model" in settings.engine.model_fields_set or not settings.engine.urls
     name = settings.engine.model if is_named else model.name
     try:
-        directory = await asyncio.to_thread(ensure_tokenizer, name)
-        renderer = await asyncio.to_thread(
-            renderer_for,
-            name,
-            directory,
-            family=settings.engine.renderer,
-            tool_form=settings.engine.tool_form,
-            tool_prompt=settings.engine.tool_prompt,
-            keeps_thoughts=settings.engine.keeps_thoughts,
-        )
+        renderer, directory = await renderer_of(settings.engine, name)
     except PolarError as error:
         fix = f"{error.hint or ''} (without it the engine renders: engine.mode chat)".strip()
         yield ENGINE.warning("renderer", f"none, so the mode is chat: {error.message}", fix)

@@ -359,16 +359,7 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
     is_left_to_engine = settings.url is not None and "model" not in settings.model_fields_set
     name = model.name if is_left_to_engine else settings.model
     try:
-        directory = await asyncio.to_thread(ensure_tokenizer, name)
-        renderer = await asyncio.to_thread(
-            renderer_for,
-            name,
-            directory,
-            family=settings.renderer,
-            tool_form=settings.tool_form,
-            tool_prompt=settings.tool_prompt,
-            keeps_thoughts=settings.keeps_thoughts,
-        )
+        renderer, directory = await renderer_of(settings, name)
     except (NotInstalled, InvalidInput) as error:
         # A name that the user wrote is meant; one that the engine made up may lead nowhere.
         is_missing = isinstance(error, NotInstalled) and not is_left_to_engine
@@ -384,6 +375,21 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
         return None
     await _check_tokenizer(engine, model, name, directory)
     return renderer
+
+
+async def renderer_of(settings: EngineSettings, name: str) -> tuple[Renderer, Path]:
+    """The renderer of a model as the settings want it, and the directory of its tokenizer."""
+    directory = await asyncio.to_thread(ensure_tokenizer, name)
+    renderer = await asyncio.to_thread(
+        renderer_for,
+        name,
+        directory,
+        family=settings.renderer,
+        tool_form=settings.tool_form,
+        tool_prompt=settings.tool_prompt,
+        keeps_thoughts=settings.keeps_thoughts,
+    )
+    return renderer, directory
 
 
 async def _check_tokenizer(engine: Engine, model: ModelInfo, name: str, directory: Path) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from polar.app import doctor
+from polar.app import doctor, stack
 from polar.app.doctor import Finding, Severity, drift
 from polar.assets.cache import asset, without_making
 from polar.config import plugins
@@ -163,7 +163,7 @@ async def test_an_engine_that_cannot_be_reached_is_a_problem_with_a_way_out() ->
 async def test_the_renderer_is_told_with_why_it_was_chosen_and_how_calls_are_read(
     monkeypatch: pytest.MonkeyPatch, engine: dict[str, str], told: str
 ) -> None:
-    monkeypatch.setattr(doctor, "ensure_tokenizer", lambda _name: LLAMA.directory())
+    monkeypatch.setattr(stack, "ensure_tokenizer", lambda _name: LLAMA.directory())
     async with vllm_wire(ANSWER) as wire:
         settings = Settings(engine=EngineSettings.model_validate({"url": wire.url, **engine}))
         found = [finding async for finding in doctor.engine_findings(settings, lambda _step: None)]
