@@ -6,15 +6,14 @@ The owner's token, and other secrets, are made at first start in files that only
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import stat
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from polar.errors import PolarError
+from polar.files import atomic_file, locked
 from polar.models.access import TokenRole
 from polar.store.tokens import OWNER, StoredToken, TokenStore, digest, id_in, new_token
 
@@ -104,17 +103,10 @@ def load_or_create_secret(path: Path) -> str:
 
 def _create(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, part = tempfile.mkstemp(prefix=".token-", dir=path.parent)  # mkstemp: mode 600
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(part, path)
-    except FileExistsError:
-        log.debug("another process made %s first", path)
-    finally:
-        os.unlink(part)
+    with locked(path.with_name(f"{path.name}.lock")):
+        if not path.exists():
+            with atomic_file(path, mode=0o600, durable=True) as part:
+                part.write_text(secrets.token_urlsafe(32) + "\n")
 
 
 def _read(path: Path) -> str:

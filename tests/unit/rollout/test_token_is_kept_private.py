@@ -25,7 +25,7 @@ def test_token_is_made_once_with_mode_600(tmp_path: Path) -> None:
     assert len(token) >= 32
     assert load_or_create_token(tmp_path / "data") == token
     assert mode(tmp_path / "data" / "token") == 0o600
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["token"]
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {"token", "token.lock"}
 
 
 def test_all_who_ask_at_once_get_the_same_token(tmp_path: Path) -> None:
