@@ -1,4 +1,4 @@
-"""One attempt at a task: its status, the legal ways between statuses, and what came of it."""
+"""One attempt at a task: its status, and what came of it."""
 
 from __future__ import annotations
 
@@ -38,19 +38,6 @@ class SessionStatus(StrEnum):
 
 
 _ENDED = frozenset({SessionStatus.COMPLETED, SessionStatus.FAILED, SessionStatus.CANCELLED})
-
-_S = SessionStatus
-TRANSITIONS: dict[SessionStatus, frozenset[SessionStatus]] = {
-    _S.QUEUED: frozenset({_S.INIT, _S.CANCELLED, _S.FAILED}),
-    _S.INIT: frozenset({_S.READY, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
-    _S.READY: frozenset({_S.RUNNING, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
-    _S.RUNNING: frozenset({_S.POSTRUN, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
-    _S.POSTRUN: frozenset({_S.COMPLETED, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
-    _S.COMPLETED: frozenset(),
-    _S.FAILED: frozenset(),
-    _S.CANCELLED: frozenset(),
-}
-"""Back to QUEUED is the way of a session whose node died (its attempt is counted)."""
 
 
 class AgentEnd(StrEnum):

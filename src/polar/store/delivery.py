@@ -13,7 +13,7 @@ from polar.models.delivery import Delivery
 from polar.models.session import FailureReason, SessionResult, SessionStatus
 from polar.store.feeds import record
 from polar.store.leases import entries, fenced_off, is_held, is_newest, requeue, rows_of
-from polar.store.sessions import LEASED, cancel_rows, end, ended_by_server
+from polar.store.sessions import IS_OPEN, LEASED, cancel_rows, end, ended_by_server
 from polar.store.tables import results, sessions, tasks
 
 LONGEST_PAUSE_SECONDS = 300.0
@@ -135,8 +135,7 @@ def _stop_early(connection: Connection, task_id: str, enough: int, now: float) -
     counted = select(func.count()).where(results.c.task_id == task_id, results.c.usable)
     if connection.execute(counted).scalar_one() < enough:
         return
-    is_open = sessions.c.status.in_([SessionStatus.QUEUED, *LEASED])
-    rest = select(sessions).where(sessions.c.task_id == task_id, is_open).order_by(sessions.c.seq)
+    rest = select(sessions).where(sessions.c.task_id == task_id, IS_OPEN).order_by(sessions.c.seq)
     rows = connection.execute(rest.with_for_update(key_share=True)).all()
     cancel_rows(connection, rows, now, f"early_stop: {enough} samples are enough")
 

@@ -20,6 +20,9 @@ from polar.store.tables import results, sessions, tasks
 LEASED = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN})
 """The statuses of a session that a node holds a lease on."""
 
+IS_OPEN = sessions.c.status.not_in([status for status in SessionStatus if status.ended])
+"""Of a session that has not ended."""
+
 _LONGEST_PLAIN_TASK_ID = 128 - len(".1023")
 
 

@@ -20,14 +20,12 @@ from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import TaskPage, TaskView
 from polar.store.database import Repository, batches, reads, writes
-from polar.store.sessions import cancel_rows, count_by_status, next_page, page_start, session_id
+from polar.store.sessions import IS_OPEN, cancel_rows, count_by_status, next_page, page_start, session_id
 from polar.store.tables import IS_QUEUED, results, sessions, tasks
 from polar.store.webhooks import target_ids
 
 SAMPLES_PER_TURN = 64
 """Larger than the groups that trainers use, small beside the sessions of a day."""
-
-_ENDED = [status for status in SessionStatus if status.ended]
 
 
 def digest(spec: TaskSpec) -> str:
@@ -80,7 +78,7 @@ class Tasks(Repository):
     def cancel(self, connection: Connection, id: str) -> TaskView:
         """Cancel every session of the task that has not ended."""
         now = self._database.now()
-        query = select(sessions).where(sessions.c.task_id == id, sessions.c.status.not_in(_ENDED))
+        query = select(sessions).where(sessions.c.task_id == id, IS_OPEN)
         rows = connection.execute(query.order_by(sessions.c.seq).with_for_update(key_share=True)).all()
         if cancel_rows(connection, rows, now):
             is_first = (tasks.c.id == id) & tasks.c.cancelled_at.is_(None)
@@ -226,7 +224,7 @@ def has_status(status: TaskStatus) -> ColumnElement[bool]:
         return exists().where(sessions.c.task_id == tasks.c.id, *conditions)
 
     begun = some(sessions.c.status != SessionStatus.QUEUED)
-    is_open = some(sessions.c.status.not_in(_ENDED))
+    is_open = some(IS_OPEN)
     uncancelled = some(sessions.c.status != SessionStatus.CANCELLED)
     cancelled = or_(tasks.c.cancelled_at.is_not(None), ~uncancelled)
     match status:

@@ -14,15 +14,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, exists, func, insert, select, update
 
 from polar.models.component import view
-from polar.models.session import SessionResult, SessionStatus
+from polar.models.session import SessionResult
 from polar.models.views import Notice, TaskEnd
 from polar.models.webhook import WebhookEvent, WebhookView
 from polar.store.database import Repository, reads, writes
 from polar.store.feeds import Feed, horizon
-from polar.store.sessions import count_by_status
+from polar.store.sessions import IS_OPEN, count_by_status
 from polar.store.tables import results, sessions, tasks, webhooks
-
-_ENDED = [status for status in SessionStatus if status.ended]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +169,7 @@ def _notices(connection: Connection, row: Any, url: str) -> list[Notice]:
 
 def _is_end_of_task(connection: Connection, task_id: str, seq: int) -> bool:
     """Whether this result is the last of a task of which no session is left."""
-    is_open = select(sessions.c.seq).where(sessions.c.task_id == task_id, sessions.c.status.not_in(_ENDED))
+    is_open = select(sessions.c.seq).where(sessions.c.task_id == task_id, IS_OPEN)
     if connection.execute(is_open.limit(1)).first() is not None:
         return False
     last = select(func.max(results.c.seq)).where(results.c.task_id == task_id)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from polar.errors import Conflict
-from polar.models.session import TRANSITIONS, FailureReason, Lease, SessionResult, SessionStatus
+from polar.models.session import FailureReason, Lease, SessionResult, SessionStatus
 from polar.models.task import TaskStatus
 from polar.models.views import SessionBeat, SessionView
 from polar.store.delivery import Retries
@@ -52,6 +52,28 @@ class Expected:
     """The fencing token of the lease that delivered the result."""
     cancel_requested: bool = False
     seen: list[SessionStatus] = field(default_factory=lambda: [SessionStatus.QUEUED])
+
+
+_S = SessionStatus
+TRANSITIONS: dict[SessionStatus, frozenset[SessionStatus]] = {
+    _S.QUEUED: frozenset({_S.INIT, _S.CANCELLED, _S.FAILED}),
+    _S.INIT: frozenset({_S.READY, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
+    _S.READY: frozenset({_S.RUNNING, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
+    _S.RUNNING: frozenset({_S.POSTRUN, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
+    _S.POSTRUN: frozenset({_S.COMPLETED, _S.QUEUED, _S.FAILED, _S.CANCELLED}),
+    _S.COMPLETED: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.CANCELLED: frozenset(),
+}
+"""Back to QUEUED is the way of a session whose node died (its attempt is counted)."""
+
+
+def test_nothing_leaves_an_ended_status_and_everything_else_can_be_cancelled() -> None:
+    for status in SessionStatus:
+        if status.ended:
+            assert not TRANSITIONS[status]
+        else:
+            assert SessionStatus.CANCELLED in TRANSITIONS[status]
 
 
 @cache
