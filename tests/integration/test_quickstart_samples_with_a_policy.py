@@ -31,10 +31,10 @@ async def test_an_adapter_becomes_the_policy(tmp_path: Path) -> None:
     shown = io.StringIO()
     console = Console(file=shown, width=200)
     adapter = write_adapter(tmp_path / "adapter")
-    run = await quickstart.run(settings, [task], console, adapter)
-    assert [result.status for result in run.results] == [SessionStatus.COMPLETED] * 2
-    assert {(r.policy_version_min, r.policy_version_max) for r in run.results} == {(1, 1)}
-    console.print(quickstart.summary(run, settings.data_dir))
+    results = await quickstart.run(settings, [task], console, adapter)
+    assert [result.status for result in results] == [SessionStatus.COMPLETED] * 2
+    assert {(r.policy_version_min, r.policy_version_max) for r in results} == {(1, 1)}
+    console.print(quickstart.summary(results, 1.0, settings.data_dir))
     assert "ask: 1.00  1.00  (mean 1.00, standard deviation 0.00)" in shown.getvalue()
     said: list[str] = []
     async with running(settings, said.append, policy=adapter):

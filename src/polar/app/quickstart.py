@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -42,14 +40,6 @@ COLOURS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class QuickstartRun:
-    """What a quickstart leaves behind."""
-
-    results: tuple[SessionResult, ...]
-    seconds: float
-
-
 def shipped_policy(engine: EngineSettings) -> Path | None:
     """The adapter that comes with the package, where the engine is one that it is made for."""
     is_default = engine.url is None and engine.model == DEFAULT_MODEL
@@ -58,13 +48,12 @@ def shipped_policy(engine: EngineSettings) -> Path | None:
 
 async def run(
     settings: Settings, tasks: Sequence[TaskSpec], console: Console, policy: Path | None = None
-) -> QuickstartRun:
+) -> list[SessionResult]:
     """Start everything, roll the tasks out with the policy if one is given, end everything."""
 
     def say(step: str) -> None:
         console.print(f"[dim]•[/] {escape(step)}")
 
-    started = time.monotonic()
     tasks = await _in_working_sandbox(tasks, console)
     # Whoever runs the quickstart owns the machine, so the runtimes of its tasks are allowed.
     runtimes = tuple(sorted({*settings.node.runtimes, *(task.runtime.name for task in tasks)}))
@@ -84,7 +73,7 @@ async def run(
             await rolling
         finally:
             rolling.cancel()
-    return QuickstartRun(tuple(results), time.monotonic() - started)
+    return results
 
 
 async def _in_working_sandbox(tasks: Sequence[TaskSpec], console: Console) -> list[TaskSpec]:
@@ -146,23 +135,23 @@ def _numbers(session: SessionView) -> tuple[str, str, str]:
     return str(done.completions), str(done.sampled_tokens), reward
 
 
-def summary(run: QuickstartRun, data_dir: Path) -> Table:
+def summary(results: Sequence[SessionResult], seconds: float, data_dir: Path) -> Table:
     """The closing lines: what came out and where it is."""
-    rewards = [result.reward for result in run.results if result.reward is not None]
-    failed = [result for result in run.results if result.status is SessionStatus.FAILED]
+    rewards = [result.reward for result in results if result.reward is not None]
+    failed = [result for result in results if result.status is SessionStatus.FAILED]
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("sessions", f"{len(run.results)} ended, {len(failed)} failed, {run.seconds:.0f} s in all")
+    table.add_row("sessions", f"{len(results)} ended, {len(failed)} failed, {seconds:.0f} s in all")
     table.add_row("mean reward", f"{sum(rewards) / len(rewards):.3f}" if rewards else "none")
-    if group := _most_different(run.results):
+    if group := _most_different(results):
         table.add_row("one group", _described(group))
     table.add_row(
         "tokens trained",
-        f"{sum(r.stats.trainable_tokens for r in run.results)}"
-        f" of {sum(r.stats.sampled_tokens for r in run.results)} sampled",
+        f"{sum(r.stats.trainable_tokens for r in results)}"
+        f" of {sum(r.stats.sampled_tokens for r in results)} sampled",
     )
-    table.add_row("traces", str(sum(result.stats.traces for result in run.results)))
+    table.add_row("traces", str(sum(result.stats.traces for result in results)))
     table.add_row("data", str(data_dir))
     for result in failed[:3]:
         table.add_row("failed", f"{result.session_id}: {result.error}")

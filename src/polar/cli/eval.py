@@ -26,11 +26,10 @@ from polar.evals.plan import (
     Plan,
     check_harnesses,
     keep,
-    kept_run,
     make_plan,
     named_tasksets,
-    new_run,
     parse_harness,
+    run_in,
 )
 from polar.evals.report import Attempt, Report, below_gates, load_report, parse_gate
 from polar.evals.run import Journal, report_of, run_plan
@@ -120,8 +119,7 @@ def eval(
         check_harnesses(choices)
     policy = digest(weights) if weights else None
     conditions = Conditions(samples, seed, temperature, runtime, pass_reward, ks, policy)
-    run = kept_run(out) or new_run()
-    plan = make_plan(named_tasksets(taskset), choices, model or [None], conditions, run=run)
+    plan = make_plan(named_tasksets(taskset), choices, model or [None], conditions, run=run_in(out))
     if earlier:
         check_comparable(plan, earlier, f"--baseline {baseline}")
     for problem in plan.problems:

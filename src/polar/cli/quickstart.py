@@ -51,10 +51,11 @@ async def _roll_out(settings: Settings, tasks: Sequence[TaskSpec]) -> None:
     from polar.store.blobs import recording_path
 
     console = Console()
-    run = await guided.run(settings, tasks, console, guided.shipped_policy(settings.engine))
+    started = time.monotonic()
+    results = await guided.run(settings, tasks, console, guided.shipped_policy(settings.engine))
     console.print()
-    console.print(guided.summary(run, settings.data_dir))
-    recorded = [result for result in run.results if result.has_recording]
+    console.print(guided.summary(results, time.monotonic() - started, settings.data_dir))
+    recorded = [result for result in results if result.has_recording]
     best = max(recorded, key=lambda result: -1.0 if result.reward is None else result.reward, default=None)
     if best and (recording := recording_path(settings.data_dir, best.session_id)):
         # On a line of its own and never folded, so that it can be copied.

@@ -226,14 +226,10 @@ def _digest(task: TaskSpec, fields: Collection[str]) -> str:
     return hashlib.sha256(task.model_dump_json(include=set(fields)).encode()).hexdigest()[:16]
 
 
-def kept_run(out: Path) -> str | None:
-    """The run that the directory holds, if it holds one."""
+def run_in(out: Path) -> str:
+    """The run that the directory holds, or a new one where it holds none."""
     memo = _memo(out)
-    return memo.run if memo else None
-
-
-def new_run() -> str:
-    return secrets.token_hex(4)
+    return memo.run if memo else secrets.token_hex(4)
 
 
 def keep(plan: Plan, out: Path) -> None:

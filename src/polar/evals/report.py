@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from polar.errors import InvalidInput, explain
 from polar.evals.statistics import Estimate, mean_of_outcomes, mean_of_values, pass_at_k
 from polar.models.completion import Completion
-from polar.models.component import Frozen
+from polar.models.component import Frozen, view
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 
 LONGEST_ERROR = 2_000
@@ -88,26 +88,19 @@ class Attempt(Frozen):
 
 
 def attempt_of(result: SessionResult, completions: Iterable[Completion]) -> Attempt:
-    seconds = result.seconds
+    seconds, stats = result.seconds, result.stats
     calls = tuple(completions)
-    return Attempt(
-        session_id=result.session_id,
-        task_id=result.task_id,
-        sample=result.sample,
-        status=result.status,
-        agent_end=result.agent_end,
-        exit_code=result.exit_code,
-        reward=result.reward,
+    return view(
+        Attempt,
+        result,
         error=result.error and result.error[:LONGEST_ERROR],
-        completions=result.stats.completions,
+        completions=stats.completions,
         prompt_tokens=sum(call.prompt_tokens for call in calls),
         cached_tokens=sum(call.cached_tokens for call in calls),
-        sampled_tokens=result.stats.sampled_tokens,
-        excluded=result.stats.excluded,
+        sampled_tokens=stats.sampled_tokens,
+        excluded=stats.excluded,
         seconds=seconds.init + seconds.running + seconds.postrun,
         agent_seconds=seconds.running,
-        harness_version=result.harness_version,
-        model=result.model,
     )
 
 

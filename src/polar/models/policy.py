@@ -88,13 +88,9 @@ class NodePolicy(Frozen):
     """Why it could not; until it can, it samples nothing."""
 
 
-class PolicyView(Frozen):
+class PolicyView(Weights):
     """The policy as it is asked for, and the nodes that are not silent."""
 
-    version: Version
-    """What engines are to sample with."""
-    path: str | None = None
-    """Where its weights are; None: those that the engines were started with."""
     is_paused: bool = False
     """Whether nothing is to be sampled."""
     mode: PauseMode | None = None
@@ -132,15 +128,11 @@ class PolicyReport(Frozen):
     """Whether the node stops, and need not be waited for."""
 
 
-class PolicyOrder(Frozen):
+class PolicyOrder(Weights):
     """How a node's engine is to be."""
 
     step: int
     """Rises with every change."""
-    version: Version
-    """What its engine is to sample with."""
-    path: str | None = None
-    """Where those weights are; None: those that the engine was started with."""
     is_paused: bool = False
     """Whether nothing is to be sampled."""
     mode: PauseMode = PauseMode.KEEP

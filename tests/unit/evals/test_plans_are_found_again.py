@@ -15,10 +15,10 @@ from polar.evals.plan import (
     Plan,
     check_harnesses,
     keep,
-    kept_run,
     make_plan,
     named_tasksets,
     parse_harness,
+    run_in,
 )
 from polar.evals.run import JOURNAL_FILE, Journal
 from polar.models.component import Component
@@ -141,15 +141,15 @@ def test_tasksets_are_told_apart_by_name(tmp_path: Path) -> None:
 
 def test_a_directory_belongs_to_one_plan(tmp_path: Path) -> None:
     path, out = taskset(tmp_path / "t.yaml", "a"), tmp_path / "out"
-    assert kept_run(out) is None
+    assert run_in(out) != run_in(out), "a new one each time"
     keep(planned(path, run="first"), out)
-    assert kept_run(out) == "first"
+    assert run_in(out) == "first"
     keep(planned(path, run="first", ks=(1, 2), threshold=0.5), out)
     for other in (planned(path, run="first", samples=3), planned(path, "shell:{command: x}", run="first")):
         with pytest.raises(InvalidInput, match="holds another evaluation"):
             keep(other, out)
     with pytest.raises(InvalidInput, match="not a directory"):
-        kept_run(path)
+        run_in(path)
 
 
 def test_a_line_that_a_kill_cut_short_is_forgotten_and_the_rest_kept(tmp_path: Path) -> None:
