@@ -7,9 +7,8 @@ before it asks dependencies; `GuardedRoute` checks before that, and refuses to b
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
 from ipaddress import ip_address
 from typing import Any
 
@@ -39,18 +38,12 @@ NODES = frozenset({TokenRole.ADMIN, TokenRole.NODE})
 ADMINS = frozenset({TokenRole.ADMIN})
 
 
-class Body(Enum):
-    """How large a request's body may be."""
-
-    SMALL = "small"
-    """A few fields, or what a node says of its sessions."""
-    LARGE = "large"
-    """Tasks with their files: read into memory as a whole."""
-    STREAMED = "streamed"
-    """Bytes that go to the disk as they come: a session may have a GiB of recording and one of artifacts."""
-
-
-BODY_LIMITS: Mapping[Body, int] = {Body.SMALL: 4 << 20, Body.LARGE: 64 << 20, Body.STREAMED: 3 << 30}
+SMALL = 4 << 20
+"""Bytes of a body with a few fields, or with what a node says of its sessions."""
+LARGE = 64 << 20
+"""Of tasks with their files: read into memory as a whole."""
+STREAMED = 3 << 30
+"""Of what goes to the disk as it comes: a session may have a GiB of recording and one of artifacts."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,8 @@ class Access:
     """What a route allows."""
 
     roles: frozenset[TokenRole]
-    body: Body = Body.SMALL
+    max_bytes: int = SMALL
+    """How large a request's body may be."""
     is_audited: bool = True
     """Whether a change is logged also when it was done; one that was refused always is."""
     is_open_here: bool = False
@@ -76,11 +70,11 @@ class TokenAccess(Access, SecurityBase):
 
 
 def allow(
-    roles: frozenset[TokenRole], body: Body = Body.SMALL, *, audited: bool = True, open_here: bool = False
+    roles: frozenset[TokenRole], max_bytes: int = SMALL, *, audited: bool = True, open_here: bool = False
 ) -> Any:
     """The dependency by which a route says who may use it, and how much they may send."""
     kind = TokenAccess if roles else Access
-    return Depends(kind(roles, body, audited, open_here))
+    return Depends(kind(roles, max_bytes, audited, open_here))
 
 
 def names_of(roles: Iterable[TokenRole]) -> str:
@@ -176,8 +170,8 @@ class GuardedRoute(APIRoute):
             is_change = request.method != "GET"
             try:
                 await _check(request, caller)
-                limit = request.app.state.body_limits[self.access.body]
-                response = await handle(Request(request.scope, _bounded(request, limit)))
+                receive = _bounded(request, self.access.max_bytes)
+                response = await handle(Request(request.scope, receive))
             except Exception as error:
                 status, problem = problem_of(error)
                 # A server that cannot work says so in its own lines, but for what people asked for.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from fastapi import APIRouter, FastAPI, Response
 from starlette.datastructures import Headers
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polar import __version__
 from polar.models.views import Problem
-from polar.rollout.access import BODY_LIMITS, PREFIX, READERS, Body, GuardedRoute, allow
+from polar.rollout.access import PREFIX, READERS, GuardedRoute, allow
 from polar.rollout.dashboard.files import dashboard_routes
 from polar.rollout.dashboard.routes import dashboard_data_routes
 from polar.rollout.problems import answer_problems
@@ -24,7 +24,6 @@ from polar.telemetry.page import CONTENT_TYPE, PATH, MetricsPage, is_known_host
 def create_app(
     service: RolloutService,
     authenticator: Authenticator,
-    limits: Mapping[Body, int] = BODY_LIMITS,
     hosts: Collection[str] | None = None,
 ) -> FastAPI:
     """The REST API over a service, open to those who bring a token of the role that a route needs.
@@ -41,7 +40,6 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.authenticator = authenticator
-    app.state.body_limits = limits
     app.include_router(open_routes(service))
     app.include_router(user_routes(service))
     app.include_router(node_routes(service))

@@ -36,10 +36,11 @@ from polar.models.webhook import WebhookList
 from polar.rollout.access import (
     ADMINS,
     ANYONE,
+    LARGE,
     NODES,
     READERS,
+    STREAMED,
     TRAINERS,
-    Body,
     allow,
     caller_of,
     gone,
@@ -96,7 +97,7 @@ def _add_task_routes(router: APIRouter, service: RolloutService) -> None:
         "/tasks",
         status_code=201,
         responses={200: {"model": TaskView, "description": "Known"}},
-        dependencies=[allow(TRAINERS, Body.LARGE)],
+        dependencies=[allow(TRAINERS, LARGE)],
     )
     async def submit_task(task: TaskSpec, request: Request, response: Response) -> TaskView:
         """Submit a task. The same task again changes nothing; another one under its id is a conflict."""
@@ -106,7 +107,7 @@ def _add_task_routes(router: APIRouter, service: RolloutService) -> None:
             response.status_code = 200
         return batch.tasks[0]
 
-    @router.post("/tasks/batch", status_code=201, dependencies=[allow(TRAINERS, Body.LARGE)])
+    @router.post("/tasks/batch", status_code=201, dependencies=[allow(TRAINERS, LARGE)])
     async def submit_tasks(batch: TaskBatch, request: Request) -> TaskBatchView:
         """Submit several tasks: all of them or, if one is refused, none. Known ones change nothing."""
         caller_of(request).about = f"{len(batch.tasks)} from {batch.tasks[0].id} to {batch.tasks[-1].id}"
@@ -251,7 +252,7 @@ def node_routes(service: RolloutService) -> APIRouter:
     @router.post(
         "/nodes/{node}/deliveries",
         openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
-        dependencies=[allow(NODES, Body.STREAMED, audited=False)],
+        dependencies=[allow(NODES, STREAMED, audited=False)],
     )
     async def deliver(node: Id, request: Request) -> DeliveryAnswer:
         """Deliver what came of leased sessions; the same again changes nothing.

@@ -12,7 +12,8 @@ from polar.errors import PolarError
 from polar.models.delivery import Delivery
 from polar.models.session import LeaseKey, SessionStatus
 from polar.models.views import Leases, ResultPage, TaskView
-from polar.rollout.access import Body
+from polar.rollout import routes
+from polar.rollout.access import SMALL
 from polar.rollout.app import create_app
 from polar.rollout.server import RolloutServer
 from polar.rollout.service import RolloutService
@@ -113,10 +114,11 @@ async def test_unknown_things_are_problems_too(http: httpx.AsyncClient) -> None:
     assert problem(await http.post("/sessions/none/release", json=release)) == (404, "not_found")
 
 
-async def test_body_over_the_limit_is_refused(store: Store) -> None:
-    limits = {Body.SMALL: 50, Body.LARGE: 100, Body.STREAMED: 2_000}
+async def test_body_over_the_limit_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "LARGE", 100)
+    monkeypatch.setattr(routes, "STREAMED", 2_000)
     service = RolloutService(store, ServerSettings())
-    app = create_app(service, Authenticator("token", store.tokens), limits)
+    app = create_app(service, Authenticator("token", store.tokens))
 
     async def unsized() -> AsyncIterator[bytes]:
         # As the sizes of a delivery: 16 MB of JSON.
@@ -131,7 +133,7 @@ async def test_body_over_the_limit_is_refused(store: Store) -> None:
         (lease,) = await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=60)
         for attempt in (
             http.post("/api/v1/tasks", content=b"x" * 101),
-            http.post("/api/v1/nodes/north/heartbeat", content=b"x" * 51),
+            http.post("/api/v1/nodes/north/heartbeat", content=b"x" * (SMALL + 1)),
             http.post("/api/v1/tasks", content=unsized(), headers={"Content-Type": "application/json"}),
             http.post("/api/v1/nodes/north/deliveries", content=b"0" * 2_001),
             http.post("/api/v1/nodes/north/deliveries", content=unsized()),
