@@ -11,7 +11,7 @@ from polar.models.component import Frozen
 from polar.models.policy import PolicyView
 from polar.models.session import SessionEvent, SessionStatus
 from polar.models.task import Id, TaskStatus
-from polar.models.views import SessionView
+from polar.models.views import SessionHead, SessionView
 
 
 class Me(Frozen):
@@ -102,30 +102,15 @@ class Reward(StrEnum):
     """There is none."""
 
 
-class SessionRow(Frozen):
+class SessionRow(SessionHead):
     """One line of a list of sessions."""
 
-    id: Id
-    """The task's id and the sample."""
-    task_id: Id
-    """Whose sample it is."""
-    sample: int
-    """From 0."""
-    status: SessionStatus
-    attempt: int
-    """How many times a node has begun it."""
-    node: str | None = None
-    """Who has it, or had it to its end; None: nobody yet, or not now."""
     reward: float | None = None
     """Once it has one."""
     completions: int = 0
     """Model calls so far."""
     sampled_tokens: int = 0
     """So far."""
-    created_at: float
-    """Unix seconds, as `updated_at`."""
-    updated_at: float
-    """When anything of it changed last."""
 
 
 class SessionRows(Frozen):

@@ -34,8 +34,8 @@ class TaskView(Frozen):
     """Over the completed sessions."""
 
 
-class SessionView(Frozen):
-    """A stored session."""
+class SessionHead(Frozen):
+    """What every view of a stored session begins with."""
 
     id: Id
     """The task's id and the sample."""
@@ -46,13 +46,18 @@ class SessionView(Frozen):
     attempt: int
     """How many times a node has begun it."""
     status: SessionStatus
-    progress: Progress
     node: str | None = None
     """Who has it, or had it to its end; None: nobody yet, or not now."""
     created_at: float
     """Unix seconds, as every time here."""
     updated_at: float
     """When anything of it changed last, a heartbeat included."""
+
+
+class SessionView(SessionHead):
+    """A stored session."""
+
+    progress: Progress
     result: SessionResult | None = None
     """Set once the session has ended."""
 
