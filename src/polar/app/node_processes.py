@@ -176,16 +176,9 @@ def _numbered(settings: Settings, number: int) -> Settings:
     """The settings of one of several nodes: a name and ports of its own, and its share of the machine."""
     node, gateway, telemetry = settings.node, settings.gateway, settings.telemetry
     share = max(FEWEST_RUN_SLOTS, places(node)[SessionStatus.RUNNING] // node.count)
-    updates = {
-        "data_dir": settings.data_dir.absolute(),
-        "node": node.model_copy(
-            update={"name": f"{node.name}-{number}", "count": 1, "run_slots": node.run_slots or share}
-        ),
-    }
+    sections = {"node": {"name": f"{node.name}-{number}", "count": 1, "run_slots": node.run_slots or share}}
     if gateway.port:
-        updates["gateway"] = gateway.model_copy(update={"port": gateway.port + number - 1})
+        sections["gateway"] = {"port": gateway.port + number - 1}
     if telemetry.metrics_port:
-        updates["telemetry"] = telemetry.model_copy(
-            update={"metrics_port": telemetry.metrics_port + number - 1}
-        )
-    return settings.model_copy(update=updates)
+        sections["telemetry"] = {"metrics_port": telemetry.metrics_port + number - 1}
+    return settings.updated(**sections).model_copy(update={"data_dir": settings.data_dir.absolute()})

@@ -84,8 +84,7 @@ async def rollout_server(
         installation = await plugins.create("harnesses", "harness", task.harness).install()
         say(f"{name} {installation.version}")
     await _requeue(place)
-    node = place.node.model_copy(update={"runtimes": runtimes})
-    async with running(place.model_copy(update={"node": node}), say, policy=policy) as stack:
+    async with running(place.updated(node={"runtimes": runtimes}), say, policy=policy) as stack:
         say(f"running at {stack.url}")
         yield ServerAddress(stack.url, stack.token)
 

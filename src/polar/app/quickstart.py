@@ -57,7 +57,7 @@ async def run(
     tasks = await _in_working_sandbox(tasks, console)
     # Whoever runs the quickstart owns the machine, so the runtimes of its tasks are allowed.
     runtimes = tuple(sorted({*settings.node.runtimes, *(task.runtime.name for task in tasks)}))
-    settings = settings.model_copy(update={"node": settings.node.model_copy(update={"runtimes": runtimes})})
+    settings = settings.updated(node={"runtimes": runtimes})
     results: list[SessionResult] = []
     async with (
         rollout_server(settings, tasks, say, policy=policy) as system,

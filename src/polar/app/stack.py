@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
@@ -121,12 +120,12 @@ async def running(settings: Settings, say: Say, *, policy: Path | None = None) -
     """
     if policy is not None and (adapter := policy / "adapter_config.json").is_file():
         rank = max(json.loads(adapter.read_text())["r"], settings.engine.lora_rank or 0)
-        settings = _updated(settings, engine={"lora_rank": rank})
+        settings = settings.updated(engine={"lora_rank": rank})
     async with (
         serving(settings, say) as server,
         # As a node that is cancelled does, several give their sessions back at once.
         joined(
-            *(_updated(settings, node={"drain_seconds": 0.0}), server.url, server.node_token, say),
+            *(settings.updated(node={"drain_seconds": 0.0}), server.url, server.node_token, say),
             pin=_own_certificate(settings),
         ) as worker,
         _in_background(worker.node.run()),
@@ -186,18 +185,12 @@ async def _several(
 ) -> AsyncIterator[JoinedNode]:
     """Several nodes of the rollout server at `url`, in front of the same engine."""
     async with connected(settings, say) as engine:
-        settings = _updated(settings, node={"server": url}, server={"token": token})
+        settings = settings.updated(node={"server": url}, server={"token": token})
         if settings.engine.url is None:
             assert isinstance(engine, HttpEngine)
-            settings = _updated(settings, engine={"url": engine.url, "model": settings.engine.model})
+            settings = settings.updated(engine={"url": engine.url, "model": settings.engine.model})
         async with NodeProcesses(settings, say, pin=pin) as nodes:
             yield JoinedNode(nodes, await engine.model_info(), (_families_of(engine),))
-
-
-def _updated(settings: Settings, **sections: dict[str, Any]) -> Settings:
-    return settings.model_copy(
-        update={name: getattr(settings, name).model_copy(update=said) for name, said in sections.items()}
-    )
 
 
 def _families_of(engine: Engine) -> Part:

@@ -84,8 +84,7 @@ def node(
         },
     )
     if "name" not in settings.node.model_fields_set:
-        named = settings.node.model_copy(update={"name": machine_name()})
-        settings = settings.model_copy(update={"node": named})
+        settings = settings.updated(node={"name": machine_name()})
     log_to_stderr(settings.log_level, settings.log_format)
     _run(settings, pin)
 

@@ -347,6 +347,11 @@ class Settings(Frozen):
     log_format: Literal["console", "json"] = "console"
     """json: one object a line, with the ids of session and task. $POLAR_LOG_FORMAT comes before it."""
 
+    def updated(self, **sections: Mapping[str, Any]) -> Settings:
+        """The same with other values, which are not checked, for some fields of its sections."""
+        changed = {name: getattr(self, name).model_copy(update=said) for name, said in sections.items()}
+        return self.model_copy(update=changed)
+
 
 def cache_dir() -> Path:
     """Where downloads live, shared by all clones: $POLAR_CACHE or ~/.cache/polar."""
