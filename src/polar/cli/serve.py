@@ -101,10 +101,6 @@ async def _serve(settings: Settings, policy: Path | None, *, no_node: bool) -> N
 
 async def _serve_forever(what: str, url: str, dashboard: str, settings: Settings) -> None:
     typer.echo(f"serving {what} at {url} (token: {settings.data_dir / 'token'})")
-    _say_dashboard(dashboard)
+    # Its token is named only to a person, for what is written to a file stays there.
+    typer.echo(f"dashboard: {dashboard if sys.stdout.isatty() else dashboard.partition('#')[0]}")
     await asyncio.Event().wait()
-
-
-def _say_dashboard(address: str) -> None:
-    """Name the dashboard's address; its token only to a person, for what is written to a file stays there."""
-    typer.echo(f"dashboard: {address if sys.stdout.isatty() else address.partition('#')[0]}")

@@ -81,13 +81,11 @@ class Connection:
     ) -> M:
         return _read(answer, await self._send("POST", path, body, waits=waits))
 
-    async def _pages(
-        self, path: str, page: type[M], query: Mapping[str, Any], cursor: str = "after"
-    ) -> AsyncIterator[M]:
+    async def _pages(self, path: str, page: type[M], query: Mapping[str, Any]) -> AsyncIterator[M]:
         """All pages of a list, each asked for with the `next` of the one before."""
         position: str | None = None
         while True:
-            found: Any = await self._get(path, page, {**query, "limit": PAGE, cursor: position})
+            found: Any = await self._get(path, page, {**query, "limit": PAGE, "after": position})
             yield found
             if (position := found.next) is None:
                 return

@@ -62,9 +62,8 @@ def check_webhook(task: TaskSpec, allow: AllowList) -> None:
 def destination(url: str) -> Destination:
     """The host and port of a URL; ValueError if the host is written in a way that could hide another."""
     parts = urlsplit(url)
-    host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    return Destination.parse(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return Destination.parse(str(Destination(parts.hostname or "", port)))
 
 
 @contextmanager
@@ -235,9 +234,7 @@ class WebhookSender:
             wanted.host, wanted.port, type=socket.SOCK_STREAM
         )
         for *_, place in found:
-            address = Destination.parse(
-                f"[{place[0]}]:1" if ":" in str(place[0]) else f"{place[0]}:1"
-            ).address
+            address = Destination(str(place[0]), wanted.port).address
             if address is not None and self._allow.admits(wanted, address):
                 parts = urlsplit(url)
                 at = Destination(str(address), wanted.port)

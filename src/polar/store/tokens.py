@@ -45,8 +45,8 @@ def new_token() -> tuple[str, str]:
 
 def id_in(token: str) -> str | None:
     """The id that a token of ours carries: `polar_ID_SECRET`."""
-    parts = token.split("_")
-    return parts[1] if len(parts) == 3 and parts[0] == PREFIX else None
+    found = _TOKEN.fullmatch(token)
+    return found[1] if found else None
 
 
 def without_secrets(text: str) -> str:
@@ -79,8 +79,7 @@ class TokenStore(Repository):
     @writes
     def revoke(self, connection: Connection, name_or_id: str) -> tuple[TokenView, ...]:
         """End the token of this id, or all of this name, at once; a whole token stands for its id."""
-        whole = _TOKEN.fullmatch(name_or_id)
-        asked = whole[1] if whole else name_or_id
+        asked = id_in(name_or_id) or name_or_id
         live = ((tokens.c.id == asked) | (tokens.c.name == asked)) & tokens.c.revoked_at.is_(None)
         rows = connection.execute(select(tokens).where(live).order_by(tokens.c.seq)).all()
         if not rows:
