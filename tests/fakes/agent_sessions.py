@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolDefinition
-from polar.models.completion import Completion, CompletionKind
+from polar.models.completion import Completion
 
 LETTERS = "abcd "
 ROLES = {Role.SYSTEM: 900, Role.USER: 901, Role.ASSISTANT: 902, Role.TOOL: 903}
@@ -156,7 +156,7 @@ class World:
 
     def _side_call(self, talk: Talk) -> None:
         side = Talk((Message(Role.USER, self._draw(TEXTS)),))
-        self._record(side, self._prompt(side)[0], None, None, kind=CompletionKind.AUXILIARY)
+        self._record(side, self._prompt(side)[0], None, None, asked=Sampling(max_tokens=1))
 
     def _answer(self, talk: Talk) -> None:
         prompt, parent, follows = self._prompt(talk)
@@ -181,7 +181,6 @@ class World:
         follows: str | None,
         *,
         finish_reason: FinishReason | None = None,
-        kind: CompletionKind = CompletionKind.GENERATION,
         asked: Sampling = Sampling(),
     ) -> Completion:
         reasoning = self._draw(st.sampled_from(["", "", "bc"]))
@@ -215,7 +214,6 @@ class World:
             parent=parent,
             follows=follows,
             tools=SHELL if talk.has_tools else (),
-            kind=kind,
             asked=asked,
             untrainable=untrainable,
             extra=talk.extra,

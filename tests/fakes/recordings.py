@@ -6,7 +6,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from polar.models.chat import FinishReason, Message, Role, ToolCall, ToolDefinition
-from polar.models.completion import Completion, CompletionKind
+from polar.models.completion import Completion
 from polar.models.session import AgentEnd, SessionResult, SessionStatus, StageSeconds, Verdict
 from polar.recordings.recording import Recording, encode
 from polar.trajectory.per_request import PerRequest
@@ -38,7 +38,15 @@ def tokenizer() -> Tokenizer:
 
 def recording(session_id: str = "s1", *, sample: int = 0, reward: float = 1.0) -> Recording:
     vocabulary = tokenizer()
-    first = _completion(0, vocabulary, [1, 2, 3], "I will run it.", (SYSTEM, USER), CALL)
+    first = _completion(
+        0,
+        vocabulary,
+        [1, 2, 3],
+        "I will run it.",
+        (SYSTEM, USER),
+        CALL,
+        finish_reason=FinishReason.TOOL_CALLS,
+    )
     context = [*first.prompt_ids, *first.sampled_ids]
     second = _completion(
         1, vocabulary, [*context, 7, 8], DONE.content, (SYSTEM, USER, CALL, TOOL), DONE, parent=first.id
@@ -51,7 +59,7 @@ def recording(session_id: str = "s1", *, sample: int = 0, reward: float = 1.0) -
         title.content,
         (Message(Role.USER, "Title?"),),
         title,
-        kind=CompletionKind.AUXILIARY,
+        finish_reason=FinishReason.CANCELLED,
     )
     tree = grow((first, second, side))
     trajectory = PerRequest(PerRequest.Options()).build(tree).with_reward(reward)
@@ -89,7 +97,7 @@ def _completion(
     response: Message,
     *,
     parent: str | None = None,
-    kind: CompletionKind = CompletionKind.GENERATION,
+    finish_reason: FinishReason = FinishReason.STOP,
 ) -> Completion:
     sampled = np.array([*vocabulary.encode(text).ids, 0], np.int32)
     return Completion(
@@ -101,10 +109,10 @@ def _completion(
         policy_versions=np.full(len(sampled), 3 + min(index, 1), np.int32),
         messages=messages,
         response=response,
-        finish_reason=FinishReason.TOOL_CALLS if response.tool_calls else FinishReason.STOP,
+        finish_reason=finish_reason
+        or (FinishReason.TOOL_CALLS if response.tool_calls else FinishReason.STOP),
         parent=parent,
         tools=(ToolDefinition("bash"), ToolDefinition("write")),
-        kind=kind,
         started_at=1_700_000_000.0 + index,
         first_token_at=1_700_000_000.2 + index,
         ended_at=1_700_000_000.8 + index,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from polar.models.chat import FinishReason, Message, Role
-from polar.models.completion import Completion, CompletionKind
+from polar.models.completion import Completion
 
 
 def completion(
@@ -17,7 +17,6 @@ def completion(
     parent: str | None = None,
     follows: str | None = None,
     finish_reason: FinishReason = FinishReason.STOP,
-    kind: CompletionKind = CompletionKind.GENERATION,
     untrainable: str | None = None,
     logprobs: list[float] | None = None,
 ) -> Completion:
@@ -33,7 +32,6 @@ def completion(
         messages=(Message(Role.USER, f"turn {index}"),),
         response=Message(Role.ASSISTANT, "answer"),
         finish_reason=finish_reason,
-        kind=kind,
         parent=parent,
         follows=follows,
         untrainable=untrainable,
@@ -63,7 +61,6 @@ def sessions(draw: st.DrawFn) -> list[Completion]:
                 sampled,
                 parent=parent.id if parent else None,
                 finish_reason=draw(st.sampled_from(FinishReason)),
-                kind=draw(st.sampled_from(CompletionKind)),
                 untrainable=draw(st.sampled_from([None, None, None, "no logprobs"])),
                 logprobs=logprobs,
             )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence, Sized
 
 from polar.models.chat import FinishReason
-from polar.models.completion import Completion, CompletionKind
+from polar.models.completion import Completion
 from polar.models.trace import Trace, Trajectory
 from polar.trajectory.materialise import materialise
 
@@ -29,11 +29,6 @@ def is_sound(completion: Completion) -> bool:
         and len(completion.logprobs) == count == len(completion.policy_versions)
         and all(math.isfinite(value) and value <= 1e-3 for value in completion.logprobs.tolist())
     )
-
-
-def is_plain(completion: Completion) -> bool:
-    """Sound, and not recorded as a side call."""
-    return is_sound(completion) and completion.kind is CompletionKind.GENERATION
 
 
 def assert_exact_context(completions: Sequence[Completion], trajectory: Trajectory) -> None:

@@ -291,8 +291,6 @@ def _facts(completion: Completion, mask: NDArray[np.bool_]) -> Iterator[Renderab
         facts.append(f"version {_range(completion.policy_versions)}")
     if completion.ended_at > completion.started_at:
         facts.append(f"{completion.ended_at - completion.started_at:.1f} s")
-    if completion.kind != "generation":
-        facts.append(completion.kind)
     if completion.untrainable:
         facts.append(f"untrainable: {completion.untrainable}")
     line = Text(f"[{completion.index}] {completion.id}", style="bold")

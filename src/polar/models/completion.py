@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -55,12 +54,6 @@ OMITTED = "omitted_"
 the model was shown a placeholder for."""
 
 
-class CompletionKind(StrEnum):
-    GENERATION = "generation"
-    AUXILIARY = "auxiliary"
-    """A side call (title, summary, quota probe): recorded, not trained unless asked for."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """One completion of a session, complete in itself: `prompt_ids` is the whole context."""
@@ -86,7 +79,6 @@ class Completion:
     """The completion whose messages this request continues, whether or not its tokens are a prefix."""
     tools: tuple[ToolDefinition, ...] = ()
     dialect: str = ""
-    kind: CompletionKind = CompletionKind.GENERATION
     asked: Sampling = Sampling()
     used: Sampling = Sampling()
     started_at: float = 0.0

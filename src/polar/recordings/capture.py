@@ -36,7 +36,7 @@ from polar.recordings.codec import (
 from polar.recordings.growth import GrowingTree, Turn, has_ended
 from polar.recordings.tree import TokenTree, lacking_experts
 
-VERSION = 3
+VERSION = 4
 FAMILY = b"polar-capture-"
 MAGIC = FAMILY + b"%d\n" % VERSION
 _FRAME = struct.Struct("<II")
@@ -44,7 +44,7 @@ _COMMON_WORDS = zstandard.ZstdCompressionDict(
     b'{"record":"tools","hash":"","tools":[{"name":"","description":"","parameters":{"type":"object",'
     b'"properties":{"required":[{"record":"completion","id":"","follows":"","response":{"role":"assistant",'
     b'"content":"","reasoning":null,"tool_calls":[{"id":"call_","name":"","arguments":"{\\"command\\":\\""}],'
-    b'"tool_call_id":null,"name":null},"finish_reason":"tool_calls","dialect":"","kind":"generation",'
+    b'"tool_call_id":null,"name":null},"finish_reason":"tool_calls","dialect":"",'
     b'"asked":{"temperature":null,"top_p":null,"top_k":null,"seed":null,"max_tokens":null,"stop":[],'
     b'"logit_bias":[],"presence_penalty":0.0,"frequency_penalty":0.0},"used":{"temperature":1.0,"top_p":1.0,'
     b'"top_k":-1,"seed":0,"max_tokens":4096,"stop":[],"logit_bias":[],"presence_penalty":0.0,'

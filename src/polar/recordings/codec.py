@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, ToolDefinition
-from polar.models.completion import Completion, CompletionKind, Ids, Logprobs, Routing, Versions
+from polar.models.completion import Completion, Ids, Logprobs, Routing, Versions
 from polar.models.session import Fault
 from polar.recordings.growth import Context, extended
 from polar.recordings.tree import Continuation, Link, TokenTree
@@ -24,7 +24,6 @@ from polar.recordings.tree import Continuation, Link, TokenTree
 LOST_CONTEXT = "its context is lost"
 _ROLES = {role.value: role for role in Role}
 _REASONS = {reason.value: reason for reason in FinishReason}
-_KINDS = {kind.value: kind for kind in CompletionKind}
 _CONTINUATIONS = {kind.value: kind for kind in Continuation}
 _NO_IDS: Ids = np.empty(0, np.int32)
 _LENGTH = struct.Struct("<I")
@@ -47,7 +46,7 @@ class Columns(NamedTuple):
 
 
 _PLAIN = (
-    *("id", "follows", "response", "finish_reason", "dialect", "kind", "asked", "used"),
+    *("id", "follows", "response", "finish_reason", "dialect", "asked", "used"),
     *("started_at", "first_token_at", "ended_at", "untrainable", "extra"),
 )
 """The fields of a completion that are written as they are."""
@@ -117,7 +116,7 @@ class TreeReader:
             return
         plain = {field: record[field] for field in _PLAIN}
         plain["response"] = _message(record["response"])
-        plain["finish_reason"], plain["kind"] = _REASONS[record["finish_reason"]], _KINDS[record["kind"]]
+        plain["finish_reason"] = _REASONS[record["finish_reason"]]
         plain["asked"], plain["used"] = self._sampling(record["asked"]), self._sampling(record["used"])
         link, missing = self._link(record, len(numbers.given))
         read = _Read(plain, record["tools"], numbers, link, self._messages(record, link))

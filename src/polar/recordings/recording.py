@@ -38,7 +38,7 @@ from polar.recordings.codec import (
 )
 from polar.recordings.tree import TokenTree, lacking_experts
 
-VERSION = 4
+VERSION = 5
 FAMILY = b"polar-recording-"
 MAGIC = FAMILY + b"%d\n" % VERSION
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
-from polar.models.completion import Completion, CompletionKind
+from polar.models.completion import Completion
 from polar.models.trace import Lineage, Trace
 from polar.recordings.recording import Recording
 from polar.trajectory.materialise import materialise
@@ -63,11 +63,7 @@ def digest(found: Sequence[SftConversation]) -> bytes:
 
 def _text_chains(completions: Sequence[Completion]) -> Iterator[list[Completion]]:
     """From each completion that none continues, back to the first that it continues."""
-    by_id = {
-        completion.id: completion
-        for completion in completions
-        if completion.kind is CompletionKind.GENERATION
-    }
+    by_id = {completion.id: completion for completion in completions}
     continued = {_before(completion) for completion in by_id.values()}
     for last in by_id.values():
         if last.id in continued:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.models.chat import FinishReason
-from polar.models.completion import Completion, CompletionKind, Logprobs
+from polar.models.completion import Completion, Logprobs
 from polar.models.session import Fault, TrajectoryStats
 from polar.models.trace import Segment, TraceRef
 from polar.recordings.tree import TokenTree
@@ -57,8 +57,6 @@ def exclusion(completion: Completion) -> Exclusion | None:
         return Exclusion.CANCELLED
     if completion.finish_reason is FinishReason.ERROR:
         return Exclusion.ENGINE_ERROR
-    if completion.kind is CompletionKind.AUXILIARY:
-        return Exclusion.AUXILIARY
     if logprob_problem(completion) is not None:
         return Exclusion.INVALID_LOGPROBS
     return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from polar.models.chat import Role
-from polar.models.completion import Completion, CompletionKind
+from polar.models.completion import Completion
 from polar.models.trace import Lineage
 from polar.recordings.tree import Continuation, Link, TokenTree
 
@@ -31,8 +31,6 @@ _LEAST_QUOTED = 100
 class AuxiliaryRule(StrEnum):
     """Why a completion is taken for a side call."""
 
-    RECORDED = "recorded"
-    """The gateway recorded it as one."""
     PROBE = "probe"
     """It asked for a single token: a check of quota or connection."""
     TOOLLESS = "toolless"
@@ -99,25 +97,23 @@ def _conversations(tree: TokenTree) -> tuple[list[Conversation], list[int]]:
 
 def _main(completions: Sequence[Completion], found: Sequence[Conversation], of: Sequence[int]) -> int | None:
     """The first conversation that is no side call and offers tools; else the first that is none."""
-    plain = [place for place, completion in enumerate(completions) if _own_rule(completion) is None]
+    plain = [place for place, completion in enumerate(completions) if not _is_probe(completion)]
     places = [place for place in plain if found[of[place]].offers_tools] or plain
     return of[places[0]] if places else None
 
 
-def _own_rule(completion: Completion) -> AuxiliaryRule | None:
-    if completion.kind is CompletionKind.AUXILIARY:
-        return AuxiliaryRule.RECORDED
-    return AuxiliaryRule.PROBE if completion.asked.max_tokens == 1 else None
+def _is_probe(completion: Completion) -> bool:
+    return completion.asked.max_tokens == 1
 
 
 def _rule(
     completion: Completion, own: Conversation, found: Sequence[Conversation], main: int | None
 ) -> AuxiliaryRule | None:
-    rule = _own_rule(completion)
-    if rule is not None or main is None:
-        return rule
+    if _is_probe(completion):
+        return AuxiliaryRule.PROBE
     is_single = own.prompts == 1 and not own.offers_tools
-    return AuxiliaryRule.TOOLLESS if is_single and found[main].offers_tools else None
+    is_beside = main is not None and found[main].offers_tools
+    return AuxiliaryRule.TOOLLESS if is_single and is_beside else None
 
 
 def _summaries(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import cast
 
 from pydantic import BaseModel, Field
 
-from polar.models.completion import CompletionKind
 from polar.models.trace import DriftPolicy, Lineage, Segment, TraceRef, Trajectory
 from polar.recordings.tree import Link, TokenTree
 from polar.trajectory.accounting import Exclusion, account, exclusion, path_ends
@@ -97,8 +95,6 @@ def _reasons(
     superseded = _superseded(tree)
     for place, completion in enumerate(tree.completions):
         reason = exclusion(completion)
-        if reason is Exclusion.AUXILIARY and options.include_auxiliary:
-            reason = exclusion(replace(completion, kind=CompletionKind.GENERATION))
         if reason is None and ancestry.rules[place] is not None and not options.include_auxiliary:
             reason = Exclusion.AUXILIARY
         if reason is None and place in superseded:

@@ -55,7 +55,7 @@ def test_the_page_has_outcome_conversation_and_traces(file: Path, vocabulary: Pa
         "task            hello-file, sample 0, attempt 1",
         "reward          1 (exists 0.3, right 0.7)",
         "agent           exited, exit code 0",
-        "tokens          32 sampled = 21 trainable + 11 excluded (11 auxiliary)",
+        "tokens          32 sampled = 21 trainable + 11 excluded (11 cancelled)",
         "policy version  3–4",
         "seconds         init 0.5 · ready 0.0 · running 3.2 · postrun 0.0",
         "  looks [bold]right",
@@ -111,7 +111,7 @@ def test_what_a_model_says_cannot_drive_the_terminal(file: Path, vocabulary: Pat
     assert "A title␛[2J" in shown(file, "--tokenizer", vocabulary)
 
 
-def test_a_side_call_is_shown_as_not_trained(file: Path) -> None:
+def test_a_cancelled_call_is_shown_as_not_trained(file: Path) -> None:
     assert "11 sampled · 0 trained" in shown(file).split("[2] c2")[1]
 
 

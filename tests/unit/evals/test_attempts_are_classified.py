@@ -59,5 +59,5 @@ def test_cost_comes_from_the_recording() -> None:
     assert kept.prompt_tokens == sum(len(completion.prompt_ids) for completion in made.completions)
     assert kept.sampled_tokens == sum(len(completion.sampled_ids) for completion in made.completions)
     assert kept.completions == 3
-    assert kept.excluded == {"auxiliary": len(made.completions[2].sampled_ids)}
+    assert kept.excluded == {"cancelled": len(made.completions[2].sampled_ids)}
     assert (kept.seconds, kept.agent_seconds) == (3.75, 3.25)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, ToolDefinition
-from polar.models.completion import Completion, CompletionKind
+from polar.models.completion import Completion
 from polar.recordings.capture import MAGIC, CaptureError, CaptureWriter, frames, parse_capture
 from tests.captures import grow, read_capture
 
@@ -59,7 +59,6 @@ def sessions(draw: st.DrawFn) -> list[Completion]:
                 parent=parent.id if parent else None,
                 tools=tuple(draw(TOOLS)),
                 dialect="openai_chat",
-                kind=draw(st.sampled_from(CompletionKind)),
                 asked=draw(SAMPLINGS),
                 used=draw(SAMPLINGS),
                 started_at=1.5,

@@ -63,8 +63,8 @@ def test_a_session_is_a_row_also_when_it_failed(tmp_path: Path) -> None:
     assert (good["status"], good["agent_end"], good["reward"]) == ("completed", "exited", 0.5)
     assert json.loads(good["components"]) == {"exists": 0.3, "right": 0.7}
     assert json.loads(good["metadata"]) == {"set": "s", "level": 2}
-    assert json.loads(good["excluded"]).keys() == {"auxiliary"}
-    assert good["sampled_tokens"] == good["trainable_tokens"] + json.loads(good["excluded"])["auxiliary"]
+    assert json.loads(good["excluded"]).keys() == {"cancelled"}
+    assert good["sampled_tokens"] == good["trainable_tokens"] + json.loads(good["excluded"])["cancelled"]
     assert (good["init_seconds"], good["running_seconds"]) == (0.5, 3.25)
     assert (failed["status"], failed["error"]) == ("failed", "the sandbox did not start")
     assert pd.isna(failed["reward"])

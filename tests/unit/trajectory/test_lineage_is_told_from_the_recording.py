@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polar.models.chat import Message, Role, Sampling, ToolDefinition
-from polar.models.completion import Completion, CompletionKind
+from polar.models.completion import Completion
 from polar.models.trace import Lineage, Trajectory
 from polar.trajectory.prefix_merging import Credit, PrefixMerging
 from tests.captures import grow
@@ -135,7 +135,6 @@ def test_agent_ids_of_the_harness_name_parents() -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"kind": CompletionKind.AUXILIARY}, "recorded"),
         ({"asked": Sampling(max_tokens=1)}, "probe"),
         ({"tools": ()}, "toolless"),
     ],

@@ -23,7 +23,6 @@ from tests.fakes.trace_oracle import (
     assert_fails_closed,
     assert_invariants,
     context,
-    is_plain,
     is_sound,
     traces,
 )
@@ -93,7 +92,7 @@ def test_with_fork_every_sound_answer_is_trained_unless_it_is_a_side_call_or_a_r
 ) -> None:
     trajectory = build(completions)
     trained = {name for trace in traces(trajectory) for name in trace.completion_ids}
-    left_out = [c for c in completions if is_plain(c) and c.id not in trained and len(c.sampled_ids)]
+    left_out = [c for c in completions if is_sound(c) and c.id not in trained and len(c.sampled_ids)]
     stats = trajectory.stats
     assert set(stats.excluded) <= set(Exclusion) - {Exclusion.REALIGNED, Exclusion.OVER_LENGTH}
     named = stats.excluded.get("retry_superseded", 0) + stats.excluded.get("auxiliary", 0)
