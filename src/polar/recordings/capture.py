@@ -8,33 +8,21 @@ damage costs only itself and what hangs on it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
 import zstandard
 
 from polar.errors import PolarError
-from polar.models.chat import ToolDefinition
-from polar.models.completion import Completion, Routing
-from polar.recordings.codec import (
-    Array,
-    Columns,
-    TreeReader,
-    columns,
-    header,
-    message_base,
-    packed,
-    unpacked,
-)
+from polar.models.completion import Completion
+from polar.recordings.codec import Record, TreeReader, TreeWriter, message_base, packed, unpacked
 from polar.recordings.growth import GrowingTree, Turn, has_ended
-from polar.recordings.tree import TokenTree, lacking_experts
+from polar.recordings.tree import TokenTree
 
 VERSION = 4
 FAMILY = b"polar-capture-"
@@ -71,9 +59,7 @@ class CaptureWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._tree = GrowingTree()
-        self._lacking: list[int] = []
-        self._known_tools: set[str] = set()
-        self._latest_tools: tuple[tuple[ToolDefinition, ...], str | None] = ((), None)
+        self._writer = TreeWriter()
         path.parent.mkdir(parents=True, exist_ok=True)
         self.length = _sound_length(path) if path.exists() else 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -83,7 +69,6 @@ class CaptureWriter:
 
     def append(self, completion: Completion) -> Turn:
         """Commit a completion; `parent` and `follows` are hints at what it extends."""
-        tools = self._append_tools(completion.tools)
         turn = self._tree.prove(
             completion.id,
             completion.prompt_ids,
@@ -93,30 +78,14 @@ class CaptureWriter:
             has_ended=has_ended(completion.finish_reason),
         )
         known = self._tree.messages_of(message_base(turn.link))
-        record = header(completion, turn.link, self._tree.ids, known, tools)
-        twin = turn.link.twin
-        *numbers, routing = columns(completion, turn.link, 0 if twin is None else self._lacking[twin])
-        self._write(frame({"record": "completion"} | record, *numbers, routing=routing))
-        self._tree.add(turn)
-        self._lacking.append(lacking_experts(completion, turn.link))
-        return turn
+        for record in self._writer.records(completion, turn.link, known):
+            self._write(frame(record))
+        return self._tree.add(turn)
 
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-    def _append_tools(self, tools: tuple[ToolDefinition, ...]) -> str | None:
-        if tools is self._latest_tools[0]:
-            return self._latest_tools[1]
-        if not tools:
-            return None
-        digest = hashlib.blake2b(orjson.dumps(tools), digest_size=16).hexdigest()
-        if digest not in self._known_tools:
-            self._write(frame({"record": "tools", "hash": digest, "tools": tools}))
-            self._known_tools.add(digest)
-        self._latest_tools = (tools, digest)
-        return digest
 
     def _write(self, data: bytes) -> None:
         try:
@@ -149,12 +118,9 @@ def parse_capture(data: bytes, path: Path = Path("capture")) -> TokenTree:
 def _add(reader: TreeReader, payload: bytes) -> None:
     name: str | None = None
     try:
-        record, arrays = opened(payload)
-        if record["record"] == "tools":
-            reader.tools[record["hash"]] = tuple(ToolDefinition(**tool) for tool in record["tools"])
-        else:
-            name = record["id"]
-            reader.add(record, Columns(*arrays))
+        record = opened(payload)
+        name = record.document.get("id")
+        reader.add(record)
     except (ValueError, KeyError, TypeError) as error:
         reader.fault(name, f"its record cannot be read: {error}")
 
@@ -193,15 +159,16 @@ class _Codecs(threading.local):
 _CODECS = _Codecs()
 
 
-def frame(document: dict[str, Any], *arrays: Array, routing: Routing | None = None) -> bytes:
-    payload = _CODECS.compressor.compress(packed(document, arrays, routing))
+def frame(record: Record) -> bytes:
+    payload = _CODECS.compressor.compress(packed([record]))
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def opened(payload: bytes) -> tuple[dict[str, Any], list[Array]]:
-    """Document and arrays of a frame; ValueError if it is not one."""
+def opened(payload: bytes) -> Record:
+    """The record in a frame; ValueError if there is none."""
     try:
-        return unpacked(_CODECS.decompressor.decompress(payload))
+        (record,) = unpacked(_CODECS.decompressor.decompress(payload))
+        return record
     except (struct.error, zstandard.ZstdError, KeyError, TypeError) as error:
         raise ValueError(f"its record does not open: {error}") from None
 

@@ -1,4 +1,4 @@
-"""Completions and their links as JSON and arrays, in the form that captures and recordings share.
+"""Completions and their links as records of JSON and arrays, which captures and recordings share.
 
 A completion is written as what it adds: the tokens of its own two segments, and the messages that the
 completion before it does not hold.
@@ -6,10 +6,12 @@ completion before it does not hold.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, T
 from polar.models.completion import Completion, Ids, Logprobs, Routing, Versions
 from polar.models.session import Fault
 from polar.recordings.growth import Context, extended
-from polar.recordings.tree import Continuation, Link, TokenTree
+from polar.recordings.tree import Continuation, Link, TokenTree, lacking_experts
 
 LOST_CONTEXT = "its context is lost"
 _ROLES = {role.value: role for role in Role}
@@ -32,17 +34,24 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Columns(NamedTuple):
-    """The numbers of a completion, or of several one after another."""
+    """The numbers of a completion."""
 
-    given: Ids
+    given: Ids = _NO_IDS
     """What its prompt adds."""
-    sampled: Ids
-    logprobs: Logprobs
-    versions: Versions
+    sampled: Ids = _NO_IDS
+    logprobs: Logprobs = _NO_IDS.view(np.float32)
+    versions: Versions = _NO_IDS
     routing: Routing | None = None
     """Of the last tokens but one, at most as many as it adds: its own last token is computed by whoever
     follows it, and the last of the completion before it by this one. Where the first who asked the same
     prompt told none, those of the prompt stand before."""
+
+
+class Record(NamedTuple):
+    """A completion as what it adds, or tools that completions were offered, which have no numbers."""
+
+    document: dict[str, Any]
+    numbers: Columns = Columns()
 
 
 _PLAIN = (
@@ -50,43 +59,64 @@ _PLAIN = (
     *("started_at", "first_token_at", "ended_at", "untrainable", "extra"),
 )
 """The fields of a completion that are written as they are."""
-_DTYPES = (np.int32, np.int32, np.float32, np.int32)
 
 
-def columns(completion: Completion, link: Link, lacking: int = 0) -> Columns:
-    """`lacking`: how many tokens the completion with the same prompt was given and told no experts of."""
-    routing, added = completion.routing, link.given + len(completion.sampled_ids) + max(lacking - 1, 0)
-    return Columns(
-        np.ascontiguousarray(completion.prompt_ids[len(completion.prompt_ids) - link.given :], np.int32),
-        np.ascontiguousarray(completion.sampled_ids, np.int32),
-        np.ascontiguousarray(completion.logprobs, np.float32),
-        np.ascontiguousarray(completion.policy_versions, np.int32),
-        None if routing is None else routing[max(len(routing) - added, 0) :],
-    )
+class TreeWriter:
+    """Writes the completions of a tree as records, in their order."""
 
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        """Of the completions that were written."""
+        self._lacking: list[int] = []
+        """Of how many tokens each of them was given and told no experts of."""
+        self._known_tools: set[str] = set()
+        self._latest_tools: tuple[tuple[ToolDefinition, ...], str | None] = ((), None)
 
-def header(
-    completion: Completion,
-    link: Link,
-    names: Sequence[str],
-    known: Sequence[Message],
-    tools: str | int | None,
-) -> dict[str, Any]:
-    """All of a completion that is no array.
+    def records(self, completion: Completion, link: Link, known: Sequence[Message]) -> Iterator[Record]:
+        """The record of a completion, after one of its tools where they are new.
 
-    `names` are the ids of the completions before it, `known` what was said up to the one it continues.
-    """
-    shared = _common(known, completion.messages)
-    return {name: getattr(completion, name) for name in _PLAIN} | {
-        "after": None if link.after is None else names[link.after],
-        "past_answer": link.past_answer,
-        "continues": None if link.continues is None else names[link.continues],
-        "continuation": link.kind,
-        "resumes": link.resumes,
-        "shared_messages": shared,
-        "messages": completion.messages[shared:],
-        "tools": tools,
-    }
+        `known` is what was said up to the completion that it goes on from (`message_base`). A record counts
+        as written once the next is asked for: one that a full disk refused is not referred to.
+        """
+        tools = self._digest(completion.tools)
+        if tools is not None and tools not in self._known_tools:
+            yield Record({"record": "tools", "hash": tools, "tools": completion.tools})
+            self._known_tools.add(tools)
+        yield self._record(completion, link, known, tools)
+        self._names.append(completion.id)
+        self._lacking.append(lacking_experts(completion, link))
+
+    def _digest(self, tools: tuple[ToolDefinition, ...]) -> str | None:
+        if tools is not self._latest_tools[0]:
+            digest = hashlib.blake2b(orjson.dumps(tools), digest_size=16).hexdigest() if tools else None
+            self._latest_tools = tools, digest
+        return self._latest_tools[1]
+
+    def _record(
+        self, completion: Completion, link: Link, known: Sequence[Message], tools: str | None
+    ) -> Record:
+        shared = _common(known, completion.messages)
+        document = {name: getattr(completion, name) for name in _PLAIN} | {
+            "record": "completion",
+            "after": None if link.after is None else self._names[link.after],
+            "past_answer": link.past_answer,
+            "continues": None if link.continues is None else self._names[link.continues],
+            "continuation": link.kind,
+            "resumes": link.resumes,
+            "shared_messages": shared,
+            "messages": completion.messages[shared:],
+            "tools": tools,
+        }
+        lacking = 0 if link.twin is None else self._lacking[link.twin]
+        routing, added = completion.routing, link.given + len(completion.sampled_ids) + max(lacking - 1, 0)
+        numbers = Columns(
+            np.ascontiguousarray(completion.prompt_ids[len(completion.prompt_ids) - link.given :], np.int32),
+            np.ascontiguousarray(completion.sampled_ids, np.int32),
+            np.ascontiguousarray(completion.logprobs, np.float32),
+            np.ascontiguousarray(completion.policy_versions, np.int32),
+            None if routing is None else routing[max(len(routing) - added, 0) :],
+        )
+        return Record(document, numbers)
 
 
 def message_base(link: Link) -> int | None:
@@ -99,17 +129,19 @@ class TreeReader:
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
-        self.tools: dict[str | int, tuple[ToolDefinition, ...]] = {}
-        self.samplings: list[Sampling] = []
-        """Those that records name by number."""
+        self._tools: dict[str, tuple[ToolDefinition, ...]] = {}
         self._places: dict[str, int] = {}
         self._read: list[_Read] = []
 
     def fault(self, completion: str | None, problem: str) -> None:
         self.faults.append(Fault(completion=completion, problem=problem))
 
-    def add(self, record: dict[str, Any], numbers: Columns) -> None:
-        """Take the next completion; ValueError, KeyError or TypeError if the record makes no sense."""
+    def add(self, taken: Record) -> None:
+        """Take the next record; ValueError, KeyError or TypeError if it makes no sense."""
+        record, numbers = taken
+        if record["record"] == "tools":
+            self._tools[record["hash"]] = tuple(ToolDefinition(**tool) for tool in record["tools"])
+            return
         name = record["id"]
         if name in self._places:
             self.fault(name, "it is recorded twice; the first is kept")
@@ -117,7 +149,7 @@ class TreeReader:
         plain = {field: record[field] for field in _PLAIN}
         plain["response"] = _message(record["response"])
         plain["finish_reason"] = _REASONS[record["finish_reason"]]
-        plain["asked"], plain["used"] = self._sampling(record["asked"]), self._sampling(record["used"])
+        plain["asked"], plain["used"] = _sampling(record["asked"]), _sampling(record["used"])
         link, missing = self._link(record, len(numbers.given))
         read = _Read(plain, record["tools"], numbers, link, self._messages(record, link))
         if missing is None:
@@ -156,9 +188,6 @@ class TreeReader:
             raise ValueError(f"it shares {count} of {len(before.messages) + 1} messages")
         return before.messages[:count] + own
 
-    def _sampling(self, fields: dict[str, Any] | int) -> Sampling:
-        return self.samplings[fields] if isinstance(fields, int) else sampling_of(fields)
-
     def _set_context(self, read: _Read) -> None:
         link, given = read.link, read.numbers.given
         before = self._read[link.after] if link.after is not None else None
@@ -172,7 +201,7 @@ class TreeReader:
     def _completion(self, place: int) -> Completion:
         read = self._read[place]
         numbers, link, tools = read.numbers, read.link, read.tools
-        if tools is not None and tools not in self.tools:
+        if tools is not None and tools not in self._tools:
             self.fault(read.plain["id"], "the tools it was offered are lost")
         parent = link.continues if link.kind is Continuation.CLEAN else None
         return Completion(
@@ -185,7 +214,7 @@ class TreeReader:
             routing=None if numbers.routing is None or not len(numbers.routing) else numbers.routing,
             messages=read.messages,
             parent=None if parent is None else self._read[parent].plain["id"],
-            tools=() if tools is None else self.tools.get(tools, ()),
+            tools=() if tools is None else self._tools.get(tools, ()),
         )
 
 
@@ -194,7 +223,7 @@ class _Read:
     """A completion that was read, until its context has stopped growing."""
 
     plain: dict[str, Any]
-    tools: str | int | None
+    tools: str | None
     numbers: Columns
     link: Link
     messages: tuple[Message, ...]
@@ -210,7 +239,7 @@ def _message(fields: dict[str, Any]) -> Message:
     return Message(**fields)
 
 
-def sampling_of(fields: dict[str, Any]) -> Sampling:
+def _sampling(fields: dict[str, Any]) -> Sampling:
     fields["stop"] = tuple(fields["stop"])
     fields["logit_bias"] = tuple(map(tuple, fields["logit_bias"]))
     return Sampling(**fields)
@@ -225,42 +254,45 @@ def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
     return count
 
 
-def packed(document: dict[str, Any], arrays: Sequence[Array] = (), routing: Routing | None = None) -> bytes:
-    """A JSON document, arrays of four-byte numbers, and the experts of tokens where there are any, to be
-    compressed.
+def packed(records: Sequence[Record]) -> bytes:
+    """Records, to be compressed: their documents as JSON, their numbers, then the experts of their tokens.
 
-    Arrays lie byte plane by byte plane: the high bytes of token ids are mostly zero and those of logprobs
-    alike, which a compressor only sees when they stand together.
+    Numbers lie column by column, and byte plane by byte plane: the high bytes of token ids are mostly zero
+    and those of logprobs alike, which a compressor only sees when they stand together.
     """
-    document = document | {"lengths": [len(array) for array in arrays]}
-    planes = [array.view(np.uint8).reshape(-1, 4).T.tobytes() for array in arrays]
-    if routing is not None:
-        # Little-endian, whoever writes it.
-        document["routing"] = {"shape": routing.shape, "bytes": routing.itemsize}
-        planes.append(routing.astype(f"<u{routing.itemsize}", copy=False).tobytes())
-    text = orjson.dumps(document)
-    return b"".join([_LENGTH.pack(len(text)), text, *planes])
+    documents: list[dict[str, Any]] = []
+    experts: list[bytes] = []
+    for document, (*numbers, routing) in records:
+        document = document | {"lengths": [len(array) for array in numbers]}
+        if routing is not None:
+            # Little-endian, whoever writes it.
+            document["routing"] = {"shape": routing.shape, "bytes": routing.itemsize}
+            experts.append(routing.astype(f"<u{routing.itemsize}", copy=False).tobytes())
+        documents.append(document)
+    text = orjson.dumps(documents)
+    *columns, _ = zip(*(record.numbers for record in records), strict=True)
+    whole = np.concatenate([array.view(np.uint8) for column in columns for array in column])
+    return b"".join([_LENGTH.pack(len(text)), text, whole.reshape(-1, 4).T.tobytes(), *experts])
 
 
-def unpacked(data: bytes) -> tuple[dict[str, Any], list[Array]]:
+def unpacked(data: bytes) -> Iterator[Record]:
     """What `packed` was given; ValueError, KeyError, TypeError or struct.error if it made no such thing."""
     (length,) = _LENGTH.unpack_from(data)
     offset = _LENGTH.size + length
-    document = orjson.loads(memoryview(data)[_LENGTH.size : offset])
-    arrays: list[Array] = []
-    for count, dtype in zip(document["lengths"], _DTYPES, strict=False):
-        low, *higher = np.frombuffer(data, np.uint8, 4 * count, offset).reshape(4, count)
-        numbers = low.astype("<u4")
-        for place, plane in enumerate(higher, 1):
-            numbers |= plane.astype("<u4") << np.uint32(8 * place)
-        numbers.flags.writeable = False
-        arrays.append(numbers.view(dtype))
-        offset += 4 * count
-    if (told := document.get("routing")) is not None:
-        shape, size = told["shape"], told["bytes"]
-        routing = np.frombuffer(data, f"<u{size}", math.prod(shape), offset)
-        arrays.append(routing.reshape(shape))
-        offset += routing.nbytes
+    documents = orjson.loads(memoryview(data)[_LENGTH.size : offset])
+    columns = zip(*(document["lengths"] for document in documents), strict=True)
+    lengths = [length for column in columns for length in column]
+    planes = np.frombuffer(data, np.uint8, 4 * sum(lengths), offset).reshape(4, -1)
+    whole = np.ascontiguousarray(planes.T).reshape(-1).view(np.int32)
+    whole.flags.writeable = False
+    pieces = [whole[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True)]
+    offset += planes.nbytes
+    for place, document in enumerate(documents):
+        given, sampled, logprobs, versions = pieces[place :: len(documents)]
+        routing: Routing | None = None
+        if (told := document.get("routing")) is not None:
+            flat = np.frombuffer(data, f"<u{told['bytes']}", math.prod(told["shape"]), offset)
+            routing, offset = flat.reshape(told["shape"]), offset + flat.nbytes
+        yield Record(document, Columns(given, sampled, logprobs.view(np.float32), versions, routing))
     if offset != len(data):
         raise ValueError(f"its arrays end at byte {offset} of {len(data)}")
-    return document, arrays

@@ -125,8 +125,6 @@ class GrowingTree:
     """The turns of a session, each proved against those before it as it is committed."""
 
     def __init__(self) -> None:
-        self.ids: list[str] = []
-        """Of the completions, in their order."""
         self._turns: list[Turn] = []
         self._by_id: dict[str, Turn] = {}
         self._prompts: dict[tuple[int, int], Turn] = {}
@@ -168,7 +166,6 @@ class GrowingTree:
     def add(self, turn: Turn) -> Turn:
         """Commit a completion that was proved, before any other is."""
         self._turns.append(turn)
-        self.ids.append(turn.completion_id)
         self._by_id[turn.completion_id] = turn
         if turn.prompt_length:
             self._prompts.setdefault((turn.prompt_length, turn.prompt_checksum), turn)

@@ -1,42 +1,28 @@
 """A session's recording: its result, its token tree, and which segments each trace trains, in one file.
 
 The first line names the format. The second is the head, which is readable by itself: its checksum, and as
-JSON the session's result and the body's checksum. The body is compressed: a JSON document, then the numbers
-of all completions, column by column. No flipped bit goes unnoticed.
+JSON the session's result and the body's checksum. The body is compressed: a record of the traces, then those
+of the completions, as a capture has them. No flipped bit goes unnoticed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import orjson
 import zstandard
 from pydantic import ValidationError
 
 from polar.errors import InvalidInput, PolarError
-from polar.models.chat import Sampling, ToolDefinition
 from polar.models.completion import Completion
 from polar.models.session import SessionResult
 from polar.models.trace import DriftPolicy, Lineage, TraceRef, Trajectory
-from polar.recordings.codec import (
-    Array,
-    Columns,
-    TreeReader,
-    columns,
-    header,
-    message_base,
-    packed,
-    sampling_of,
-    unpacked,
-)
-from polar.recordings.tree import TokenTree, lacking_experts
+from polar.recordings.codec import Record, TreeReader, TreeWriter, message_base, packed, unpacked
+from polar.recordings.tree import TokenTree
 
 VERSION = 5
 FAMILY = b"polar-recording-"
@@ -63,42 +49,14 @@ class Recording:
 
 def encode(tree: TokenTree, trajectory: Trajectory, result: SessionResult) -> bytes:
     """The file of a session."""
-    names = [one.id for one in tree.completions]
-    toolsets: dict[bytes, int] = {}
-    samplings: dict[Sampling, int] = {}
-    records: list[dict[str, Any]] = []
-    numbers: list[Columns] = []
+    writer = TreeWriter()
+    records = [Record({"drift": trajectory.drift, "traces": trajectory.traces})]
     for completion, link in zip(tree.completions, tree.links, strict=True):
         base = message_base(link)
-        known = () if base is None else (*tree.completions[base].messages, tree.completions[base].response)
-        tools = toolsets.setdefault(orjson.dumps(completion.tools), len(toolsets))
-        twin = link.twin
-        lacking = 0 if twin is None else lacking_experts(tree.completions[twin], tree.links[twin])
-        own = columns(completion, link, lacking)
-        records.append(
-            header(completion, link, names, known, tools)
-            | {
-                "asked": samplings.setdefault(completion.asked, len(samplings)),
-                "used": samplings.setdefault(completion.used, len(samplings)),
-            }
-        )
-        numbers.append(own)
-    *plain, routings = list(zip(*numbers, strict=True)) or [()]
-    counts = [list(map(len, column)) for column in plain]
-    told = [routing for routing in routings if routing is not None]
-    if told:
-        counts.append([0 if routing is None else len(routing) for routing in routings])
-    document = {
-        "completions": records,
-        "counts": counts,
-        "tools": [orjson.Fragment(tools) for tools in toolsets],
-        "samplings": list(samplings),
-        "drift": trajectory.drift,
-        "traces": trajectory.traces,
-    }
-    arrays = [np.concatenate(column) for column in plain]
-    routing = np.concatenate(told) if told else None
-    body = zstandard.compress(packed(document, arrays, routing), level=3)
+        before = None if base is None else tree.completions[base]
+        known = () if before is None else (*before.messages, before.response)
+        records += writer.records(completion, link, known)
+    body = zstandard.compress(packed(records), level=3)
     head = orjson.dumps({"result": result.model_dump(mode="json"), "body": _checksum(body).decode()})
     return MAGIC + _checksum(head) + b" " + head + b"\n" + body
 
@@ -151,25 +109,15 @@ def _opened_head(data: bytes) -> tuple[SessionResult, bytes]:
 
 
 def _opened_body(body: bytes, result: SessionResult) -> Recording:
-    document, arrays = unpacked(body)
+    (document, _), *records = unpacked(body)
     reader = TreeReader()
-    for number, tools in enumerate(document["tools"]):
-        reader.tools[number] = tuple(ToolDefinition(**tool) for tool in tools)
-    reader.samplings = list(map(sampling_of, document["samplings"]))
-    columns_of = map(_split, arrays, document["counts"])
-    for record, *own in zip(document["completions"], *columns_of, strict=True):
-        reader.add(record, Columns(*own))
+    for record in records:
+        reader.add(record)
     if reader.faults:
         raise ValueError(reader.faults[0].problem)
     tree, drift = reader.tree(), DriftPolicy(document["drift"])
     traces = tuple(map(_trace, document["traces"]))
     return Recording(tree, Trajectory(tree.forest(drift).segments, traces, result.stats, drift), result)
-
-
-def _split(column: Array, counts: Sequence[int]) -> list[Array]:
-    """Of each completion its part of a column."""
-    ends = accumulate(counts)
-    return [column[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def _trace(record: dict[str, Any]) -> TraceRef:

@@ -33,8 +33,6 @@ from tests.fakes.agent_sessions import agent_sessions
 from tests.fakes.sessions import completion
 from tests.fakes.trace_oracle import assert_invariants
 
-DTYPES = (np.int32, np.int32, np.float32, np.int32)
-
 
 def written(completions: list[Completion]) -> bytes:
     with tempfile.TemporaryDirectory() as directory:
@@ -55,15 +53,15 @@ def two_conversations() -> list[Completion]:
     ]
 
 
-def rewritten(data: bytes, place: int, change: Callable[[dict[str, Any], list[Any]], None]) -> bytes:
+def rewritten(data: bytes, place: int, change: Callable[[dict[str, Any]], None]) -> bytes:
     """The capture with one record changed, checksum and all."""
     pieces = [MAGIC]
     for number, part in enumerate(frames(data)):
         assert part.payload is not None
-        header, arrays = opened(part.payload)
+        record = opened(part.payload)
         if number == place:
-            change(header, arrays)
-        pieces.append(frame(header, *arrays))
+            change(record.document)
+        pieces.append(frame(record))
     return b"".join(pieces)
 
 
@@ -129,20 +127,20 @@ def test_the_record_behind_damage_is_found_without_reading_the_rest_again_and_ag
     assert sum(checked) <= 2 * len(data)
 
 
-def _unknown_finish(header: dict[str, Any], arrays: list[Any]) -> None:
+def _unknown_finish(header: dict[str, Any]) -> None:
     header["finish_reason"] = "bored"
 
 
-def _no_id(header: dict[str, Any], arrays: list[Any]) -> None:
+def _no_id(header: dict[str, Any]) -> None:
     del header["response"]
 
 
-def _shares_too_much(header: dict[str, Any], arrays: list[Any]) -> None:
+def _shares_too_much(header: dict[str, Any]) -> None:
     header["shared_messages"] = 1000
 
 
 @pytest.mark.parametrize("change", [_unknown_finish, _no_id, _shares_too_much])
-def test_a_record_that_makes_no_sense_is_named(change: Callable[[dict[str, Any], list[Any]], None]) -> None:
+def test_a_record_that_makes_no_sense_is_named(change: Callable[[dict[str, Any]], None]) -> None:
     capture = parse_capture(rewritten(written(two_conversations()), 1, change))
     assert names(capture) == ["c0", "c2", "c3"]
     assert capture.faults[0].completion == "c1"
