@@ -117,7 +117,7 @@ class ModelCall:
         if generation.leaves_stops:  # else there is nothing that was held back
             rest = generation.rest()
             shown = "" if stops.hit else stops.feed(rest.content) + stops.finish()
-            delta = _joined(delta, self._reply.add(replace(rest, content=shown)))
+            delta += self._reply.add(replace(rest, content=shown))
         matched = stops.matched or chunk.stop_sequence
         # A turn may also end at a string of our own, of which the client knows nothing.
         self._stop_sequence = matched if matched in self._request.sampling.stop else None
@@ -262,12 +262,3 @@ def _last(messages: Sequence[Message]) -> tuple[Message, ...]:
         kept.append(message)
         room -= message.length
     return tuple(reversed(kept))
-
-
-def _joined(first: MessageDelta, second: MessageDelta) -> MessageDelta:
-    return MessageDelta(
-        content=first.content + second.content,
-        reasoning=first.reasoning + second.reasoning,
-        tool_calls=first.tool_calls + second.tool_calls,
-        logprobs=first.logprobs + second.logprobs,
-    )

@@ -12,6 +12,7 @@ from polar.engines.base import ChatChunk, EngineError, TokenChunk
 from polar.models.chat import Message, Role, ToolCall, Usage
 from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, UNROUTED, Ids, Routing
 from polar.rendering.base import MessageDelta
+from polar.rendering.tool_calls import overlap
 
 _NO_IDS: Ids = np.empty(0, np.int32)
 _NO_USAGE = Usage(0, 0)
@@ -145,7 +146,7 @@ class StopStrings:
             first, self.matched = min(found)
             shown, self._held = self._held[:first], ""
             return shown
-        keep = max(_overlap(self._held, stop) for stop in self._stops)
+        keep = max(overlap(self._held, stop) for stop in self._stops)
         end = len(self._held) - keep
         shown, self._held = self._held[:end], self._held[end:]
         return shown
@@ -153,9 +154,3 @@ class StopStrings:
     def finish(self) -> str:
         held, self._held = self._held, ""
         return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    longest = min(len(stop) - 1, len(text))
-    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

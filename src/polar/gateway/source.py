@@ -199,14 +199,14 @@ class _TokenGeneration(AnswerGeneration):
         )
         async with aclosing(self._engine.generate(request)) as chunks:
             async for chunk in chunks:
-                delta = _nameless(self._parser.feed(chunk.ids))
+                delta = self._parser.feed(chunk.ids)
                 yield ChatChunk(delta, chunk, finish_reason=chunk.finish_reason)
 
     def spelt(self, tokens: TokenChunk) -> tuple[TokenLogprob, ...]:
         return tuple(map(TokenLogprob, map(self._renderer.spelling, tokens.ids), tokens.logprobs))
 
     def rest(self) -> MessageDelta:
-        return _nameless(self._parser.finish())
+        return self._parser.finish()
 
     @property
     def reasoning_tokens(self) -> int:
@@ -219,13 +219,6 @@ class _TokenGeneration(AnswerGeneration):
 
     def prompt(self, told: Ids) -> Prompt:
         return self._prompt
-
-
-def _nameless(delta: MessageDelta) -> MessageDelta:
-    """A parser numbers the calls of one message; a session needs ids that do not come again."""
-    if not delta.tool_calls:
-        return delta
-    return replace(delta, tool_calls=tuple(replace(call, id="") for call in delta.tool_calls))
 
 
 def _constraint(request: ChatRequest, renderer: Renderer) -> Constraint | None:

@@ -243,31 +243,21 @@ class WholeParser(ResponseParser):
     def __init__(self, read: Callable[[list[int]], Any]) -> None:
         self._read = read
         self._ids: list[int] = []
-        self._message = Message(Role.ASSISTANT)
 
     def feed(self, ids: Sequence[int]) -> MessageDelta:
         self._ids.extend(ids)
         return MessageDelta()
 
     def finish(self) -> MessageDelta:
-        self._message = whole = self._whole()
-        return MessageDelta(whole.content, whole.reasoning or "", whole.tool_calls)
-
-    @property
-    def message(self) -> Message:
-        return self._message
-
-    def _whole(self) -> Message:
         parsed = self._read(self._ids)
         calls: list[ToolCall] = []
         content: str = (parsed.content or "").strip()
         for call in parsed.tool_calls:
             if call.status == "ok" and call.name:
-                calls.append(ToolCall(f"call_{len(calls)}", call.name, argument_text(call.arguments)))
+                calls.append(ToolCall("", call.name, argument_text(call.arguments)))
             else:
                 content += call.raw
-        reasoning = (parsed.reasoning_content or "").strip() or None
-        return Message(Role.ASSISTANT, content, reasoning, tuple(calls))
+        return MessageDelta(content, (parsed.reasoning_content or "").strip(), tuple(calls))
 
 
 def argument_text(arguments: Any) -> str:

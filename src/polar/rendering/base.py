@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polar.errors import InvalidInput
-from polar.models.chat import Message, Role, TokenLogprob, ToolCall, ToolDefinition
+from polar.models.chat import Message, TokenLogprob, ToolCall, ToolDefinition
 from polar.models.completion import Ids
 from polar.rendering.tokenizer import RawText
 
@@ -27,12 +27,20 @@ class MessageDelta:
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Complete calls only: a call is emitted when its parse is certain."""
+    """Complete calls only: a call is emitted when its parse is certain. Its id is for the gateway to give."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """The logprobs of the tokens sampled since the last delta, where the client wants them."""
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls or self.logprobs)
+
+    def __add__(self, later: MessageDelta) -> MessageDelta:
+        return MessageDelta(
+            self.content + later.content,
+            self.reasoning + later.reasoning,
+            self.tool_calls + later.tool_calls,
+            self.logprobs + later.logprobs,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +80,6 @@ class ResponseParser(ABC):
         """How many of the ids so far the model thought in, marks included; 0 where that cannot be told."""
         return 0
 
-    @property
-    @abstractmethod
-    def message(self) -> Message:
-        """Everything emitted so far as one assistant message."""
-
 
 class RawParser(ResponseParser):
     """Takes all that is sampled, up to the token that ends it, for text."""
@@ -84,22 +87,14 @@ class RawParser(ResponseParser):
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._content: list[str] = []
 
     def feed(self, ids: Sequence[int]) -> MessageDelta:
         stops = self._renderer.stop_token_ids
-        return self._keep(b"".join(self._renderer.spelling(id) for id in ids if id not in stops))
+        spelt = b"".join(self._renderer.spelling(id) for id in ids if id not in stops)
+        return MessageDelta(self._decoder.decode(spelt))
 
     def finish(self) -> MessageDelta:
-        return self._keep(b"", final=True)
-
-    def _keep(self, spelt: bytes, *, final: bool = False) -> MessageDelta:
-        self._content.append(self._decoder.decode(spelt, final))
-        return MessageDelta(self._content[-1])
-
-    @property
-    def message(self) -> Message:
-        return Message(Role.ASSISTANT, "".join(self._content))
+        return MessageDelta(self._decoder.decode(b"", final=True))
 
 
 class Renderer(ABC):

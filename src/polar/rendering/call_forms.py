@@ -10,7 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -81,8 +81,8 @@ class HeldCalls:
     def finish(self) -> MessageDelta:
         calls = self._form.calls(self._buffer.lstrip(), self._tools) if self._is_held else ()
         text, self._buffer = self._buffer, ""
-        numbered = (ToolCall(f"call_{n}", call.name, call.arguments) for n, call in enumerate(calls))
-        return MessageDelta(tool_calls=tuple(numbered)) if calls else MessageDelta(text)
+        nameless = tuple(replace(call, id="") for call in calls)
+        return MessageDelta(tool_calls=nameless) if calls else MessageDelta(text)
 
     def _opening(self) -> int | None:
         """Where calls may begin."""

@@ -189,12 +189,10 @@ class _Proof:
     def _misread(self, turn: Message, shown: str, ids: Sequence[list[int]]) -> str | None:
         """How the turn is read back, if it is another one."""
         parser = self.renderer.parser((LOOK,), ids[0])
-        parser.feed(ids[1])
-        parser.finish()
-        read = parser.message
+        read = parser.feed(ids[1]) + parser.finish()
         for what, said, found in (
             ("content", turn.content, read.content),
-            ("thoughts", turn.reasoning or "", read.reasoning or ""),
+            ("thoughts", turn.reasoning or "", read.reasoning),
         ):
             if found != (said if said in shown else ""):
                 return f"its {what} is read back as {found!r}"

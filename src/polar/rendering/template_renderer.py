@@ -18,11 +18,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from polar.models.chat import Message, Role, ToolDefinition
+from polar.models.chat import Message, Role, ToolChoice, ToolDefinition
 from polar.rendering.base import IdSequence, Renderer, ResponseParser, Thinking, TurnForm, Unrenderable
 from polar.rendering.call_forms import HERMES, CallForm
 from polar.rendering.template import ChatTemplate, MessageForm, tool_fields
 from polar.rendering.tokenizer import RawText, TemplateText, TextStream, Vocabulary
+from polar.rendering.tool_calls import limited
 from polar.rendering.tool_prompt import ToolsInText
 from polar.rendering.turn_parser import TurnMarks, TurnParser
 
@@ -84,9 +85,7 @@ class TemplateRenderer(Renderer):
         self._vocabulary = Vocabulary(self._tokenizer, inside)
         end = self.thinking.end.strip() if self.thinking is not None else ""
         stops = frozenset(self._stops)
-        self._marks = TurnMarks(
-            self._vocabulary, stops, self.think_mark, end, self.calls, self.has_one_call, self.keeps_space
-        )
+        self._marks = TurnMarks(self._vocabulary, stops, self.think_mark, end, self.calls, self.keeps_space)
 
     @property
     def name(self) -> str:
@@ -156,7 +155,9 @@ class TemplateRenderer(Renderer):
         if thinking is not None and prompt_ids is not None:
             end = b"".join(map(self.spelling, map(int, prompt_ids[-_OPENING:])))
             has_begun = end.rstrip().endswith(self.think_mark.encode())
-        return TurnParser(self._marks, tools, has_begun=has_begun)
+        # A second call could not be shown again.
+        choice = ToolChoice(parallel=not self.has_one_call)
+        return limited(TurnParser(self._marks, tools, has_begun=has_begun), choice)
 
     def after(
         self,
@@ -245,7 +246,7 @@ class TemplateRenderer(Renderer):
             return turn, new
         written = self.calls.calls(sampled[max(sampled.find(self.calls.opening), 0) :], ())
         ids = {call.id: found.id for call, found in zip(turn.tool_calls, written, strict=False) if found.id}
-        if not ids or self.calls.name == HERMES:
+        if not ids:
             return turn, new
         calls = tuple(replace(call, id=ids.get(call.id, call.id)) for call in turn.tool_calls)
         answers = [

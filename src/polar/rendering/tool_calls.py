@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
-from polar.models.chat import Message, Role, ToolCall, ToolChoice, ToolUse
+from polar.models.chat import Message, ToolCall, ToolChoice, ToolUse
 from polar.rendering.base import MessageDelta, ResponseParser
 
 OPEN = "<tool_call>"
@@ -64,7 +64,6 @@ class CallReader:
     def __init__(self) -> None:
         self._state = _CallState.TEXT
         self._buffer = ""
-        self._calls = 0
         self._has_text = False
         self._text_since_call = True
         self._gap = ""
@@ -125,9 +124,7 @@ class CallReader:
             self._emit(self._gap + OPEN + body, content)
             self._state = _CallState.TEXT
             return True
-        for call in parsed:
-            calls.append(replace(call, id=f"call_{self._calls}"))
-            self._calls += 1
+        calls += [replace(call, id="") for call in parsed]
         self._text_since_call = False
         self._state = _CallState.AFTER_CALL
         return True
@@ -290,7 +287,7 @@ class _LimitedParser(ResponseParser):
     def __init__(self, parser: ResponseParser, choice: ToolChoice) -> None:
         self._parser = parser
         self._choice = choice
-        self._message = Message(Role.ASSISTANT)
+        self._has_called = False
 
     def feed(self, ids: Sequence[int]) -> MessageDelta:
         return self._within(self._parser.feed(ids))
@@ -302,21 +299,12 @@ class _LimitedParser(ResponseParser):
     def reasoning_tokens(self) -> int:
         return self._parser.reasoning_tokens
 
-    @property
-    def message(self) -> Message:
-        return self._message
-
     def _within(self, delta: MessageDelta) -> MessageDelta:
-        if delta.tool_calls and self._choice.use is ToolUse.NONE:
+        if not delta.tool_calls:
+            return delta
+        if self._choice.use is ToolUse.NONE:
             said = "\n".join(write_call(call.name, call.arguments) for call in delta.tool_calls)
-            delta = replace(delta, content=delta.content + said, tool_calls=())
-        before = self._message
-        if before.tool_calls or len(delta.tool_calls) > 1:
-            delta = replace(delta, tool_calls=() if before.tool_calls else delta.tool_calls[:1])
-        self._message = replace(
-            before,
-            content=before.content + delta.content,
-            reasoning=((before.reasoning or "") + delta.reasoning) or None,
-            tool_calls=before.tool_calls + delta.tool_calls,
-        )
-        return delta
+            return replace(delta, content=delta.content + said, tool_calls=())
+        first = () if self._has_called else delta.tool_calls[:1]
+        self._has_called = True
+        return replace(delta, tool_calls=first)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from polar.models.chat import Message, Role, ToolCall, ToolDefinition
+from polar.models.chat import ToolCall, ToolDefinition
 from polar.rendering.base import MessageDelta, ResponseParser
 from polar.rendering.call_forms import CallForm, HeldCalls
 from polar.rendering.tokenizer import TextStream, Vocabulary
@@ -24,8 +24,6 @@ class TurnMarks:
     """Begins thoughts, and `end_of_thought` ends them; empty for a family that does not think."""
     end_of_thought: str
     calls: CallForm | None
-    has_one_call: bool = False
-    """Whether a turn calls once at most: a second call could not be shown again."""
     keeps_space: bool = False
     """Whether white space around an answer is a part of it."""
 
@@ -44,14 +42,12 @@ class TurnParser(ResponseParser):
         self._text = TextStream(marks.vocabulary)
         self._think, self._end_of_thought = marks.think, marks.end_of_thought
         self._reader: CallReader | HeldCalls | None = marks.calls.reader(tools) if marks.calls else None
-        self._has_one_call = marks.has_one_call
         self._part = _Part.BEGIN if marks.think else _Part.ANSWER
         if has_begun:
             self._part = _Part.THOUGHT
         self._buffer = ""
         """What is not told apart yet."""
         self._thought, self._answer = _Said(), _Said(keeps_space=marks.keeps_space)
-        self._calls: tuple[ToolCall, ...] = ()
         self._thought_tokens = 0
         self._has_ended = False
 
@@ -74,20 +70,11 @@ class TurnParser(ResponseParser):
         if self._part is _Part.THOUGHT:
             return MessageDelta(rest.content, rest.reasoning + self._thought.feed(held))
         last = self._answered(held)
-        end = self._note_calls(self._reader.finish()) if self._reader else MessageDelta()
-        return MessageDelta(
-            rest.content + last.content + end.content,
-            rest.reasoning,
-            rest.tool_calls + last.tool_calls + end.tool_calls,
-        )
+        return rest + last + self._shown(self._reader.finish() if self._reader else MessageDelta())
 
     @property
     def reasoning_tokens(self) -> int:
         return self._thought_tokens
-
-    @property
-    def message(self) -> Message:
-        return Message(Role.ASSISTANT, self._answer.text, self._thought.text or None, self._calls)
 
     def _read(self, text: str) -> MessageDelta:
         if self._part is _Part.ANSWER:
@@ -114,12 +101,10 @@ class TurnParser(ResponseParser):
         return MessageDelta(said.content, self._thought.feed(thought), said.tool_calls)
 
     def _answered(self, text: str) -> MessageDelta:
-        return self._note_calls(self._reader.feed(text) if self._reader else MessageDelta(text))
+        return self._shown(self._reader.feed(text) if self._reader else MessageDelta(text))
 
-    def _note_calls(self, delta: MessageDelta) -> MessageDelta:
-        calls = delta.tool_calls[: 1 - len(self._calls)] if self._has_one_call else delta.tool_calls
-        self._calls += calls
-        return MessageDelta(self._answer.feed(delta.content), tool_calls=calls)
+    def _shown(self, delta: MessageDelta) -> MessageDelta:
+        return MessageDelta(self._answer.feed(delta.content), tool_calls=delta.tool_calls)
 
 
 class _Said:
@@ -127,19 +112,14 @@ class _Said:
 
     def __init__(self, *, keeps_space: bool = False) -> None:
         self._keeps_space = keeps_space
-        self._shown: list[str] = []
+        self._has_begun = False
         self._gap = ""
-
-    @property
-    def text(self) -> str:
-        return "".join(self._shown)
 
     def feed(self, text: str) -> str:
         shown = text
         if not self._keeps_space:
             text = self._gap + text
-            shown = text.rstrip() if self._shown else text.strip()
+            shown = text.rstrip() if self._has_begun else text.strip()
             self._gap = text[len(text.rstrip()) :]
-        if shown:
-            self._shown.append(shown)
+        self._has_begun = self._has_begun or bool(shown)
         return shown

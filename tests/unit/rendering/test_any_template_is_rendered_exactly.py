@@ -29,6 +29,7 @@ from tests.tokenizers_of_families import (
     public_template,
     with_bytes,
 )
+from tests.turns import read_turn
 
 REAL = {family.name: family for family in (QWEN25, QWEN3, LLAMA, MISTRAL, DEEPSEEK, GEMMA)}
 PUBLIC = (
@@ -210,13 +211,8 @@ def test_turns_are_read_back_however_they_are_split(case: Case, data: st.DataObj
     text = b"".join(map(case.renderer.spelling, sampled)).decode()
     messages = []
     for size in (1, data.draw(st.integers(2, 9)), len(sampled)):
-        parser = case.renderer.parser(tools, prompt)
-        deltas = [parser.feed(sampled[n : n + size]) for n in range(0, len(sampled), size)]
-        deltas.append(parser.finish())
-        messages.append(parser.message)
-        assert "".join(delta.content for delta in deltas) == parser.message.content
-        assert "".join(delta.reasoning for delta in deltas) == (parser.message.reasoning or "")
-        assert sum((delta.tool_calls for delta in deltas), ()) == parser.message.tool_calls
+        pieces = [sampled[n : n + size] for n in range(0, len(sampled), size)]
+        messages.append(read_turn(case.renderer.parser(tools, prompt), *pieces))
     assert messages[0] == messages[1] == messages[2]
     read = messages[0]
     assert read.content == turn.content

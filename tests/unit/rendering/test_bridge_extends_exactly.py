@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.template_renderer import TemplateRenderer
 from polar.rendering.tool_calls import assistant_text
+from tests.turns import read_turn
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ARGUMENTS = st.dictionaries(
@@ -52,13 +53,11 @@ def test_a_canonical_turn_parses_back_to_its_message(
     ids = plain_ids(tokenizer, assistant_text(answer))
     assume("<tool_call>" not in answer.content)
     assume(tokenizer.decode(ids) == assistant_text(answer))  # the vocabulary lacks a few rare bytes
-    parser = smollm2.parser()
-    parser.feed(ids)
-    parser.finish()
-    assert parser.message.content == answer.content
-    read = [(call.name, json.loads(call.arguments)) for call in parser.message.tool_calls]
+    message = read_turn(smollm2.parser(), ids)
+    assert message.content == answer.content
+    read = [(call.name, json.loads(call.arguments)) for call in message.tool_calls]
     assert read == [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
-    assert assistant_text(parser.message) == assistant_text(answer)
+    assert assistant_text(message) == assistant_text(answer)
 
 
 def test_a_turn_cut_short_is_closed_before_the_next(smollm2: TemplateRenderer, tokenizer: Tokenizer) -> None:

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.models.chat import Message, Role, ToolCall
+from polar.models.chat import Message, ToolCall
 from polar.rendering.adapter import AdaptedRenderer
-from polar.rendering.base import ResponseParser
+from polar.rendering.base import MessageDelta, ResponseParser
 from polar.rendering.families import renderer_for
 from polar.rendering.template_renderer import TemplateRenderer
 from tests.tokenizers_of_families import LLAMA, MISTRAL, QWEN3
+from tests.turns import read_turn
 
 MARKS = [
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>"),
@@ -43,16 +44,8 @@ def sampled(family: TemplateRenderer, text: str) -> list[int]:
 
 
 def read(parser: ResponseParser, ids: list[int], cuts: list[int]) -> Message:
-    deltas = [
-        parser.feed(ids[start:end])
-        for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(ids)], strict=True)
-    ]
-    deltas.append(parser.finish())
-    shown = parser.message
-    assert "".join(delta.content for delta in deltas) == shown.content
-    assert "".join(delta.reasoning for delta in deltas) == (shown.reasoning or "")
-    assert sum((delta.tool_calls for delta in deltas), ()) == shown.tool_calls
-    return shown
+    ends = [*sorted(cuts), len(ids)]
+    return read_turn(parser, *(ids[start:end] for start, end in zip([0, *ends], ends, strict=False)))
 
 
 @settings(max_examples=150)
@@ -71,25 +64,19 @@ def test_thoughts_and_text_flow_before_the_turn_is_over() -> None:
     qwen3 = by_template("qwen3")
     parser = qwen3.parser()
     assert parser.feed(sampled(qwen3, "<think>\nlet me")).reasoning == "let me"
-    assert parser.feed(sampled(qwen3, " see\n</think>\n\nI will")).reasoning == " see"
+    assert parser.feed(sampled(qwen3, " see\n</think>\n\nI will")) == MessageDelta("I will", " see")
     assert parser.feed(sampled(qwen3, " look")).content == " look"
     assert parser.reasoning_tokens == 7
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>'
-    assert parser.feed(sampled(qwen3, f"\n{call}")).tool_calls == (ToolCall("call_0", "f", "{}"),)
+    assert parser.feed(sampled(qwen3, f"\n{call}")).tool_calls == (ToolCall("", "f", "{}"),)
     assert not parser.finish()
-    assert parser.message == Message(
-        Role.ASSISTANT, "I will look", "let me see", (ToolCall("call_0", "f", "{}"),)
-    )
 
 
 def test_a_bare_call_of_llama_is_never_shown_as_text() -> None:
     llama = by_template("llama-3")
     parser = llama.parser()
     assert not parser.feed(sampled(llama, '{"name": "bash", "parameters": {"command": "ls"}}<|eot_id|>'))
-    parser.finish()
-    assert parser.message == Message(
-        Role.ASSISTANT, tool_calls=(ToolCall("call_0", "bash", '{"command": "ls"}'),)
-    )
+    assert parser.finish() == MessageDelta(tool_calls=(ToolCall("", "bash", '{"command": "ls"}'),))
 
 
 def test_text_that_begins_like_a_call_and_is_none_stays_content() -> None:
@@ -103,9 +90,9 @@ def test_the_package_reads_calls_when_the_turn_is_over(deepseek: AdaptedRenderer
     calls = call.format("a", '{"x": 1}') + call.format("b", '{"y": "é"}')
     text = f"On it.<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
     assert not parser.feed(deepseek.raw.ids(text))
-    parser.finish()
-    assert parser.message.content == "On it."
-    assert [(call.name, call.arguments) for call in parser.message.tool_calls] == [
+    whole = parser.finish()
+    assert whole.content == "On it."
+    assert [(call.name, call.arguments) for call in whole.tool_calls] == [
         ("a", '{"x": 1}'),
         ("b", '{"y": "é"}'),
     ]

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.adapter import AdaptedRenderer
 from polar.rendering.families import renderer_for
+from tests.turns import read_turn
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 ADDED = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -44,12 +45,8 @@ def test_a_sampled_turn_is_parsed_and_extended_exactly(qwen3: AdaptedRenderer, t
     call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
     text = f"<think>\nhm\n</think>\n\nok\n{call}<|im_end|>"
     sampled = tokenizer.encode(text, add_special_tokens=False).ids
-    parser = qwen3.parser()
-    parser.feed(sampled[:5])
-    parser.feed(sampled[5:])
-    parser.finish()
-    assert parser.message == Message(
-        Role.ASSISTANT, "ok", "hm", (ToolCall("call_0", "bash", '{"command": "ls"}'),)
+    assert read_turn(qwen3.parser(), sampled[:5], sampled[5:]) == Message(
+        Role.ASSISTANT, "ok", "hm", (ToolCall("", "bash", '{"command": "ls"}'),)
     )
     bridge = qwen3.bridge(prompt, sampled, [Message(Role.TOOL, "a", tool_call_id="call_0")])
     assert bridge is not None
@@ -70,11 +67,10 @@ def test_control_tokens_in_messages_stay_plain_text(qwen3: AdaptedRenderer, toke
 
 
 def test_a_malformed_call_stays_content(qwen3: AdaptedRenderer, tokenizer: Tokenizer) -> None:
-    parser = qwen3.parser()
-    parser.feed(tokenizer.encode("<tool_call>\n{oops}\n</tool_call><|im_end|>", add_special_tokens=False).ids)
-    parser.finish()
-    assert "{oops}" in parser.message.content
-    assert parser.message.tool_calls == ()
+    ids = tokenizer.encode("<tool_call>\n{oops}\n</tool_call><|im_end|>", add_special_tokens=False).ids
+    message = read_turn(qwen3.parser(), ids)
+    assert "{oops}" in message.content
+    assert message.tool_calls == ()
 
 
 def test_the_package_is_imported_only_when_a_model_needs_it() -> None:

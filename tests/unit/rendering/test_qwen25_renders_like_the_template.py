@@ -18,6 +18,7 @@ from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
 from polar.rendering.tool_calls import assistant_text
 from tests.tokenizers_of_families import QWEN25
+from tests.turns import read_turn
 
 Template = Callable[[Sequence[Message], Sequence[ToolDefinition], bool], list[int]]
 
@@ -135,12 +136,8 @@ def test_sampled_tokens_are_never_tokenised_again(
 def test_turns_parse_back_to_what_they_said(qwen25: Renderer, answer: Message) -> None:
     if "<tool_call>" in answer.content:
         return
-    parser = qwen25.parser()
-    for id in qwen25.opened(assistant_text(answer)) or []:
-        parser.feed([id])
-    parser.feed([qwen25.stop_token_ids[0]])
-    parser.finish()
-    read = parser.message
+    ids = [*(qwen25.opened(assistant_text(answer)) or []), qwen25.stop_token_ids[0]]
+    read = read_turn(qwen25.parser(), *([id] for id in ids))
     assert [(call.name, json.loads(call.arguments)) for call in read.tool_calls] == [
         (call.name, json.loads(call.arguments)) for call in answer.tool_calls
     ]

@@ -11,6 +11,7 @@ from polar.rendering.base import RawParser
 from polar.rendering.families import renderer_for
 from polar.rendering.tokenizer import RawText, read_tokenizer
 from tests.tokenizers_of_families import LLAMA, MISTRAL, QWEN3, Family
+from tests.turns import read_turn
 
 CONTROL = {
     "qwen3": ["<|im_start|>", "<|im_end|>", "<think>"],
@@ -61,6 +62,5 @@ def test_sampled_ids_read_as_text_however_they_are_split(family: Family) -> None
     said = 'Wörld 🙂 <tool_call>\n{"name": "f"}\n</tool_call>'
     ids = [*renderer.raw.ids(said)[len(renderer.raw.ids("a")) - 1 :], renderer.stop_token_ids[0]]
     for size in (1, 2, len(ids)):
-        parser = RawParser(renderer)
-        deltas = [parser.feed(ids[at : at + size]) for at in range(0, len(ids), size)] + [parser.finish()]
-        assert "".join(delta.content for delta in deltas) == parser.message.content == said
+        pieces = [ids[at : at + size] for at in range(0, len(ids), size)]
+        assert read_turn(RawParser(renderer), *pieces).content == said

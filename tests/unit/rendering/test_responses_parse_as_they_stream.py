@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import assume, given, settings
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from polar.models.chat import Message
 from polar.rendering.template_renderer import TemplateRenderer
 from polar.rendering.tool_calls import CallReader
+from tests.turns import message_of, read_turn
 
 LS = '{"name": "bash", "arguments": {"command": "ls"}}'
 
@@ -28,13 +29,9 @@ def read(text: str, *, pieces: list[int] | None = None) -> tuple[str, list[tuple
 
 
 def parse(smollm2: TemplateRenderer, ids: list[int], sizes: list[int]) -> Message:
-    parser, position = smollm2.parser(), 0
-    for size in sizes:
-        parser.feed(ids[position : position + size])
-        position += size
-    parser.feed(ids[position:])
-    parser.finish()
-    return parser.message
+    ends = [*accumulate(sizes), len(ids)]
+    pieces = (ids[start:end] for start, end in zip([0, *ends], ends, strict=False))
+    return read_turn(smollm2.parser(), *pieces)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +130,9 @@ def test_no_half_character_is_emitted(smollm2: TemplateRenderer, tokenizer: Toke
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assume(tokenizer.decode(ids) == text)  # the vocabulary lacks a few rare bytes
     parser = smollm2.parser()
-    for id in ids:
-        assert "�" not in parser.feed([id]).content
-    parser.finish()
-    assert parser.message.content == text
+    deltas = [parser.feed([id]) for id in ids]
+    assert not any("�" in delta.content for delta in deltas)
+    assert message_of([*deltas, parser.finish()]).content == text
 
 
 def test_text_flows_before_the_turn_ends_and_a_call_when_its_json_is_complete() -> None:
@@ -157,8 +153,6 @@ def test_ids_after_the_end_of_turn_are_ignored(smollm2: TemplateRenderer, tokeni
 
 def test_a_call_whose_name_is_half_a_surrogate_pair_stays_text(smollm2: TemplateRenderer) -> None:
     text = '<tool_call>\n{"name": "\\ud83d", "arguments": {}}\n</tool_call>'
-    parser = smollm2.parser()
-    parser.feed(smollm2.tokens.ids(text))
-    parser.finish()
-    assert not parser.message.tool_calls
-    assert "ud83d" in parser.message.content
+    message = read_turn(smollm2.parser(), smollm2.tokens.ids(text))
+    assert not message.tool_calls
+    assert "ud83d" in message.content

@@ -16,6 +16,7 @@ from polar.rendering.families import renderer_for
 from polar.rendering.template_renderer import TemplateRenderer
 from polar.rendering.tool_calls import limited
 from tests.tokenizers_of_families import QWEN3
+from tests.turns import read_turn
 
 TOOLS = (ToolDefinition("f"), ToolDefinition("g"))
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -108,12 +109,8 @@ def test_tokens_of_thoughts_are_counted_with_their_marks() -> None:
 
 
 def parsed(renderer: Renderer, tokenizer: Tokenizer, text: str, choice: ToolChoice) -> tuple[str, list[str]]:
-    parser = limited(renderer.parser(), choice)
-    deltas = [parser.feed([id]) for id in tokenizer.encode(text, add_special_tokens=False).ids]
-    deltas.append(parser.finish())
-    message = parser.message
-    assert message.content == "".join(delta.content for delta in deltas)
-    assert message.tool_calls == tuple(call for delta in deltas for call in delta.tool_calls)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    message = read_turn(limited(renderer.parser(), choice), *([id] for id in ids))
     return message.content, [call.name for call in message.tool_calls]
 
 
