@@ -156,9 +156,9 @@ class StreamEncoder(ABC):
 
     content_type: ClassVar[str] = "text/event-stream"
 
-    @abstractmethod
     def start(self) -> bytes:
         """Sent with the headers, before the engine has said anything."""
+        return b""
 
     @abstractmethod
     def text(self, text: str) -> bytes: ...

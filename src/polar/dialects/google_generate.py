@@ -137,20 +137,15 @@ class GenerateStream(StreamEncoder):
     @abstractmethod
     def _frame(self, chunk: dict[str, Any]) -> bytes: ...
 
-    @abstractmethod
-    def _end(self) -> bytes: ...
+    def _end(self) -> bytes:
+        return b""
 
 
 class EventStream(GenerateStream):
     """Server-sent events, for `?alt=sse`."""
 
-    def __init__(self, identity: CallIdentity, *, with_thoughts: bool) -> None:
-        super().__init__(identity, with_thoughts=with_thoughts)
-        self._has_begun = False
-        """Whether the next event was begun by a keep-alive."""
-
-    def start(self) -> bytes:
-        return b""
+    _has_begun = False
+    """Whether the next event was begun by a keep-alive."""
 
     def keep_alive(self) -> bytes:
         """The beginning of the next event, then white space before its JSON.
@@ -170,18 +165,12 @@ class EventStream(GenerateStream):
         begun, self._has_begun = self._has_begun, False
         return (b"" if begun else b"data: ") + _one_line(chunk) + b"\n\n"
 
-    def _end(self) -> bytes:
-        return b""
-
 
 class ArrayStream(GenerateStream):
     """A JSON array whose elements come as they are made."""
 
     content_type: ClassVar[str] = "application/json"
-
-    def __init__(self, identity: CallIdentity, *, with_thoughts: bool) -> None:
-        super().__init__(identity, with_thoughts=with_thoughts)
-        self._separator = b""
+    _separator = b""
 
     def start(self) -> bytes:
         return b"["

@@ -125,9 +125,6 @@ class OllamaStream(StreamEncoder):
         self._envelope = _envelope(identity)
         self._request = request
 
-    def start(self) -> bytes:
-        return b""
-
     def text(self, text: str) -> bytes:
         return self._line(_said(self._request, text))
 

@@ -156,7 +156,7 @@ class ChatStream(StreamEncoder):
         return self._delta({}, logprobs=_logprobs(sampled))
 
     def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
-        chunks = self._delta({}, _finish(finish_reason, self._request))
+        chunks = self._ended(finish_reason)
         self._finished.append(usage)
         if len(self._finished) < self._request.choices:
             return chunks
@@ -170,6 +170,9 @@ class ChatStream(StreamEncoder):
     def keep_alive(self) -> bytes:
         return b": keep-alive\n\n"
 
+    def _ended(self, finish_reason: FinishReason) -> bytes:
+        return self._delta({}, _finish(finish_reason, self._request))
+
     def _delta(
         self,
         delta: dict[str, Any],
@@ -177,9 +180,9 @@ class ChatStream(StreamEncoder):
         logprobs: dict[str, Any] | None = None,
     ) -> bytes:
         choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._chunk([choice], None)
+        return self._chunk([choice])
 
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         body = self._envelope | {"choices": choices}
         # Clients that asked for usage expect the field on every chunk, null until the last.
         return event(body | {"usage": usage} if self._request.stream_usage else body)
@@ -187,7 +190,13 @@ class ChatStream(StreamEncoder):
 
 def error_body(error: RequestRefused) -> dict[str, Any]:
     _, type_, code = _ERRORS[error.refusal]
-    return {"message": error.message, "type": type_, "param": error.field, "code": code}
+    return error_object(error.message, type_, error.field, code)
+
+
+def error_object(
+    message: str, type_: str = "invalid_request_error", param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    return {"message": message, "type": type_, "param": param, "code": code}
 
 
 def _is_legacy(request: ChatRequest) -> bool:

@@ -23,7 +23,7 @@ from polar.dialects.base import (
 )
 from polar.dialects.clouds import AZURE_DEPLOYMENT, AZURE_KEY, openai_routes
 from polar.dialects.json_fields import Fields, document, kind, malformed
-from polar.dialects.openai_chat import OpenAIChat, choice_count, error_body, event, read_sampling, usage_body
+from polar.dialects.openai_chat import ChatStream, OpenAIChat, choice_count, read_sampling, usage_body
 from polar.models.chat import (
     ChatRequest,
     FinishReason,
@@ -96,18 +96,15 @@ class OpenAICompletions(Dialect):
         return OpenAIChat().error(error)
 
 
-class CompletionStream(StreamEncoder):
+class CompletionStream(ChatStream):
     """Chunks of one choice. All that is sampled is text: nothing is read out of it."""
 
     def __init__(
         self, identity: CallIdentity, request: ChatRequest, index: int, finished: list[Usage]
     ) -> None:
-        """`finished` is what each choice cost that has ended; all choices of a request share it."""
+        super().__init__(identity, request, index, finished)
         self._envelope = _envelope(identity)
-        self._request = request
-        self._index = index
-        self._finished = finished
-        self._logprobs = _Logprobs()
+        self._columns = _Logprobs()
 
     def start(self) -> bytes:
         return b""
@@ -122,26 +119,10 @@ class CompletionStream(StreamEncoder):
         return b""
 
     def logprobs(self, sampled: tuple[TokenLogprob, ...]) -> bytes:
-        return self._chunk([_choice(self._index, "", self._logprobs.of(sampled))])
+        return self._chunk([_choice(self._index, "", self._columns.of(sampled))])
 
-    def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
-        chunks = self._chunk([_choice(self._index, "", finish_reason=_finish(finish_reason))])
-        self._finished.append(usage)
-        if len(self._finished) < self._request.choices:
-            return chunks
-        if self._request.stream_usage:
-            chunks += self._chunk([], usage_body(usage_of_all(self._finished)))
-        return chunks + b"data: [DONE]\n\n"
-
-    def error(self, error: RequestRefused) -> bytes:
-        return event({"error": error_body(error)})
-
-    def keep_alive(self) -> bytes:
-        return b": keep-alive\n\n"
-
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        body = self._envelope | {"choices": choices}
-        return event(body | {"usage": usage} if self._request.stream_usage else body)
+    def _ended(self, finish_reason: FinishReason) -> bytes:
+        return self._chunk([_choice(self._index, "", finish_reason=_finish(finish_reason))])
 
 
 class _Logprobs:

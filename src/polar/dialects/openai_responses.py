@@ -22,7 +22,7 @@ from polar.dialects.base import (
 )
 from polar.dialects.clouds import AZURE, AZURE_KEY, openai_routes
 from polar.dialects.json_fields import Fields, document, kind, malformed
-from polar.dialects.openai_chat import OpenAIChat
+from polar.dialects.openai_chat import OpenAIChat, error_object
 from polar.dialects.responses_output import (
     Asked,
     ItemId,
@@ -40,18 +40,10 @@ from polar.dialects.responses_tools import Toolbox, call_id
 from polar.dialects.schemas import output_format, settled, tool_use
 from polar.models.chat import ChatRequest, JsonOutput, Message, Role, Sampling, ToolCall, ToolChoice, ToolUse
 
+_OVER_HTTP = "Responses are served over HTTP only: POST the request."
 _NO_WEBSOCKET = HttpAnswer(
     426,
-    orjson.dumps(
-        {
-            "error": {
-                "message": "Responses are served over HTTP only: POST the request.",
-                "type": "invalid_request_error",
-                "param": None,
-                "code": "websocket_not_supported",
-            }
-        }
-    ),
+    orjson.dumps({"error": error_object(_OVER_HTTP, code="websocket_not_supported")}),
     {"Content-Type": "application/json"},
 )
 """To Codex's WebSocket probe: with this status it turns to HTTP at once, with others it tries again."""

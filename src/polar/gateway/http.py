@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from polar.config.settings import GatewaySettings
 from polar.dialects.base import Refusal, RequestRefused, StreamEncoder
+from polar.dialects.openai_chat import error_object
 from polar.gateway.quota import HeldRequest, memory_of
 
 log = logging.getLogger(__name__)
@@ -93,8 +94,7 @@ def without_repeated_headers(data: bytes) -> bytes:
 
 def _parse_error(error: HttpProcessingError) -> bytes:
     message = f"The request is not valid HTTP: {error.message.splitlines()[0]}"
-    told = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-    return orjson.dumps({"error": told})
+    return orjson.dumps({"error": error_object(message)})
 
 
 async def read_body(request: web.Request, settings: GatewaySettings, held: HeldRequest) -> bytes:
