@@ -11,13 +11,13 @@ response together, and shorter rows are filled up on the right.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polar.bridges.sessions import (
-    Aligned,
     Order,
     ScoredSession,
     advantages,
@@ -96,31 +96,22 @@ def episode(group: Sequence[ScoredSession]) -> dict[str, Any] | None:
     In a group without two different rewards all advantages are 0.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     worth = [one for found in advantages(group) for one in found]
     # AReaL puts a row's reward on its last token, and drops it where that token is not trained.
     rows = [aligned(trace).up_to_the_last_trained() for session in group for trace in session.traces]
     if not rows:
         return None
+
+    def filled(arrays: Iterable[NDArray[Any]], filler: float = 0) -> Any:
+        return pad_sequence([torch.tensor(array) for array in arrays], batch_first=True, padding_value=filler)
+
     return {
-        "input_ids": torch.from_numpy(_filled(rows, "ids", 0)).to(torch.int32),
-        "loss_mask": torch.from_numpy(_filled(rows, "mask", 0)).to(torch.int32),
-        "logprobs": torch.from_numpy(_filled(rows, "logprobs", 0.0)),
-        "versions": torch.from_numpy(_filled(rows, "versions", -1)),
-        "attention_mask": torch.from_numpy(_attention(rows)),
+        "input_ids": filled(row.ids for row in rows),
+        "loss_mask": filled(row.mask for row in rows).to(torch.int32),
+        "logprobs": filled(row.logprobs for row in rows),
+        "versions": filled((row.versions for row in rows), -1),
+        "attention_mask": filled(np.ones(len(row.ids), np.bool_) for row in rows),
         "rewards": torch.tensor(worth, dtype=torch.float32),
     }
-
-
-def _filled(rows: list[Aligned], name: str, filler: float) -> np.ndarray[Any, Any]:
-    arrays = [getattr(row, name) for row in rows]
-    whole = np.full((len(rows), max(map(len, arrays))), filler, arrays[0].dtype)
-    for place, array in zip(whole, arrays, strict=True):
-        place[: len(array)] = array
-    return whole
-
-
-def _attention(rows: list[Aligned]) -> np.ndarray[Any, Any]:
-    lengths = np.array([len(row.ids) for row in rows])
-    found: np.ndarray[Any, Any] = np.arange(lengths.max()) < lengths[:, None]
-    return found

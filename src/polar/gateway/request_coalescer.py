@@ -43,8 +43,8 @@ class InFlight:
         """Whether a client was sent the whole answer."""
         self._deltas: list[ChoiceDelta] = []
         self._accepted = 0
-        self._watching: list[asyncio.Future[None]] = []
-        """Clients that are woken by every delta."""
+        self._news = asyncio.Event()
+        """Wakes clients with every delta; each stands for one piece of news."""
         self._followers = 0
         self._is_aborted = self._is_failed = False
         self.tasks = [asyncio.create_task(self._run(call, choice)) for choice, call in enumerate(calls)]
@@ -78,7 +78,7 @@ class InFlight:
             if self._is_done:
                 self._results()
                 return
-            await self._news()
+            await self._news.wait()
 
     async def deltas(self) -> AsyncIterator[list[ChoiceDelta]]:
         """Every delta from the first on, as they come: all that are new since the last look."""
@@ -90,7 +90,7 @@ class InFlight:
             elif self._is_done:
                 return
             else:
-                await self._news()
+                await self._news.wait()
 
     async def answers(self) -> list[Answer]:
         """The whole answers, in the order of the calls; raises what ended them instead."""
@@ -131,16 +131,9 @@ class InFlight:
             self.finished_at = time.monotonic()
         self._wake()
 
-    async def _news(self) -> None:
-        sleeper = asyncio.get_running_loop().create_future()
-        self._watching.append(sleeper)
-        await sleeper
-
     def _wake(self) -> None:
-        for sleeper in self._watching:
-            if not sleeper.done():
-                sleeper.set_result(None)
-        self._watching.clear()
+        self._news.set()
+        self._news = asyncio.Event()
 
 
 class RequestCoalescer:
