@@ -85,7 +85,9 @@ class TokenTree:
         """
         growth = _Growth(drift)
         for completion, link in zip(self.completions, self.links, strict=True):
-            growth.add(completion, link)
+            twin = link.twin
+            lacking = 0 if twin is None else lacking_experts(self.completions[twin], self.links[twin])
+            growth.add(completion, link, lacking)
         return Forest(tuple(growth.segments), tuple(growth.sampled), growth.replaced)
 
 
@@ -115,15 +117,12 @@ class _Growth:
     """The last segment of each completion's prompt."""
     tips: list[int] = field(default_factory=list)
     """The last segment of each completion's context."""
-    lacking: list[int] = field(default_factory=list)
-    """As `lacking_experts`, of each completion."""
 
-    def add(self, completion: Completion, link: Link) -> None:
+    def add(self, completion: Completion, link: Link, lacking: int) -> None:
+        """`lacking`: as `lacking_experts`, of the first completion with the same prompt."""
         joined, start, exact = self._join(completion, link)
         given, tip = completion.prompt_ids[start:], joined
-        lacking = 0 if link.twin is None else self.lacking[link.twin]
         of_given, of_sampled = self._routed(completion, len(given), joined if exact else -1, lacking)
-        self.lacking.append(lacking_experts(completion, link))
         if len(given):
             tip = self._append(Segment(parent=joined, ids=given, exact=exact, routing=of_given))
         if self.drift is DriftPolicy.REALIGN and link.kind is Continuation.DRIFT and link.twin is None:

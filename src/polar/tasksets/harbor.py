@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from polar.errors import InvalidInput
 from polar.evaluators.harbor_task import read_harbor_task
+from polar.models.component import Frozen
 from polar.tasksets.rows import BadRow, Row, RowSource
 
 MARK = "task.toml"
@@ -24,9 +23,7 @@ def is_harbor(directory: Path) -> bool:
 class HarborTasks(RowSource):
     """One task directory, or a directory of them; each row carries the task as it follows from its files."""
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Frozen):
         runtime: str = "bubblewrap"
         """What the tasks run in."""
         ignore_unmet: bool = False

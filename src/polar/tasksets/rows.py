@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from polar.models.component import Frozen
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -34,8 +36,8 @@ class BadRow:
 class RowSource(ABC):
     """One kind of source; registered by name under `polar.tasksets`, so that a package can add one."""
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
+    class Options(Frozen):
+        """What a taskset says of the source."""
 
     def __init__(self, options: BaseModel) -> None:
         self.options = options

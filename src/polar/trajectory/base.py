@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 
 from pydantic import BaseModel
 
+from polar.models.component import Frozen
 from polar.models.trace import Trajectory
 from polar.recordings.tree import TokenTree
 
 
 class Builder(ABC):
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
+    class Options(Frozen):
+        """What a task says of the builder."""
 
     def __init__(self, options: BaseModel) -> None:
         self.options = options

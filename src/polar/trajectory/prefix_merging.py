@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import cast
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from polar.models.component import Frozen
 from polar.models.trace import DriftPolicy, Lineage, Segment, TraceRef, Trajectory
 from polar.recordings.tree import Link, TokenTree
 from polar.trajectory.accounting import Exclusion, account, exclusion, path_ends
@@ -49,9 +50,7 @@ class PrefixMerging(Builder):
     between whole turns, so that what is left keeps its exact context, and become traces.
     """
 
-    class Options(BaseModel):
-        model_config = {"extra": "forbid", "frozen": True}
-
+    class Options(Frozen):
         drift: DriftPolicy = DriftPolicy.FORK
         credit: Credit = Credit.OUTCOME
         include_auxiliary: bool = False
