@@ -55,43 +55,28 @@ def adapted_renderer(family: str, tokenizer: Tokenizer, *, keeps_thoughts: bool)
     """A family of the package for a tokenizer; None if the package is absent or the tokenizer another's."""
     try:
         package: Any = import_module("renderers")
-        config = _config(family)
     except ImportError:
-        return None
-    if config is None:
         return None
     # Some families look their control tokens up as text, so these count in text until all are known.
     tokens = _Tokens(family, tokenizer)
     try:
-        renderer = package.create_renderer(tokens, config(name=family))
+        config = package.config_from_name(family)
+        renderer = package.create_renderer(tokens, config)
     except Exception as error:  # each family says in its own way that its control tokens are missing
         log.debug("renderer %s: %s", family, error)
         return None
     if keeps_thoughts:
         try:
-            renderer = package.create_renderer(tokens, config(name=family, thinking_retention="all"))
+            renderer = package.create_renderer(tokens, type(config)(thinking_retention="all"))
         except ValueError as error:
             raise InvalidInput(f"engine.history: {family} cannot keep earlier thoughts: {error}") from None
     usual = renderer.render_ids(_PROBE, tools=_PROBE_TOOLS, add_generation_prompt=True)
-    tokens.control_in_text = False
+    tokens.count_control(in_text=False)
     if renderer.render_ids(_PROBE, tools=_PROBE_TOOLS, add_generation_prompt=True) != usual:
         # Some also write them as text; then outside text could spell them too.
         log.warning("%s: its renderer cannot keep control tokens out of messages", family)
-        tokens.control_in_text = True
+        tokens.count_control(in_text=True)
     return AdaptedRenderer(renderer, tokens)
-
-
-def _config(family: str) -> Any:
-    """The package's type of a family's settings; None where this release has no such family."""
-    configs = vars(import_module("renderers.configs")).values()
-    named = (
-        each for each in configs if isinstance(each, type) and "name" in getattr(each, "model_fields", ())
-    )
-    return next((each for each in named if _default_name(each) == family), None)
-
-
-def _default_name(config: Any) -> Any:
-    return config.model_fields["name"].default
 
 
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
@@ -203,16 +188,11 @@ class _Tokens:
         self.tokenizer = tokenizer
         self.is_byte_level = is_byte_level(tokenizer)
         self.vocabulary = Vocabulary(self.tokenizer)
-        self.control_in_text = True
+        self.count_control(in_text=True)
 
-    @property
-    def control_in_text(self) -> bool:
-        """Whether a control token spelt in a text is that token."""
-        return not self.tokenizer.encode_special_tokens
-
-    @control_in_text.setter
-    def control_in_text(self, counts: bool) -> None:
-        self.tokenizer.encode_special_tokens = not counts
+    def count_control(self, *, in_text: bool) -> None:
+        """Say whether a control token spelt in a text is that token."""
+        self.tokenizer.encode_special_tokens = not in_text
         self._kept = KeptTexts(self.tokenizer)
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:

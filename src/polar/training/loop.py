@@ -101,7 +101,7 @@ class Training:
         """Go on after a checkpoint, whose weights the learner's policy has."""
         state = found.state()
         self.step = found.step
-        self.versions = PolicyVersions(0, kept=state.get("version"))
+        self.versions = PolicyVersions(0, kept=state["version"])
         self.learner.restore(state["learner"])
         self.source.restore(state["source"])
         checkpoint.restore_random(state["random"])

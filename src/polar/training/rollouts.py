@@ -100,8 +100,7 @@ class RolloutSource:
         self._in_flight = {id: Scheduled(*turn) for id, turn in state["in_flight"].items()}
         self._resting = dict(state["resting"])
         self._step = state["step"]
-        # A checkpoint of an earlier release has none: then all of the feed is read once.
-        self._cursor = state.get("cursor", 0)
+        self._cursor = state["cursor"]
 
     async def _groups(self) -> list[Group]:
         """A step's groups, and a spare one for each whose rewards are all equal, as long as there are any."""
