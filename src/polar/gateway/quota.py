@@ -43,9 +43,9 @@ class GatewayMemory:
 class SessionQuota:
     """What a session holds now and has wasted so far, and the limits of both."""
 
-    def __init__(self, settings: GatewaySettings, memory: GatewayMemory | None = None) -> None:
+    def __init__(self, settings: GatewaySettings, memory: GatewayMemory) -> None:
         self._settings = settings
-        self._memory = memory or GatewayMemory(settings)
+        self._memory = memory
         self._held = 0
         self._requests = 0
         self._failed_calls = 0

@@ -48,10 +48,6 @@ Watch = Callable[[SessionGrant, Completion], None]
 """Told of every completion that was recorded, for metrics and traces."""
 
 
-def unwatched(_grant: SessionGrant, _completion: Completion) -> None:
-    return
-
-
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -82,9 +78,7 @@ def without_keys(written: AnyStr) -> AnyStr:
 class WallClock:
     """Runs from the session's opening until its time is spent or the clock is stopped; a pause is no time."""
 
-    def __init__(
-        self, seconds: float | None, when_spent: Callable[[], None], *, is_paused: bool = False
-    ) -> None:
+    def __init__(self, seconds: float | None, when_spent: Callable[[], None], *, is_paused: bool) -> None:
         """`seconds` None: time without end."""
         self.seconds = seconds
         self.is_spent = False
@@ -123,10 +117,10 @@ class Session:
         self,
         grant: SessionGrant,
         settings: GatewaySettings,
-        memory: GatewayMemory | None = None,
-        watch: Watch = unwatched,
+        memory: GatewayMemory,
+        watch: Watch,
         *,
-        is_paused: bool = False,
+        is_paused: bool,
     ) -> None:
         self.grant = grant
         self.quota = SessionQuota(settings, memory)

@@ -154,7 +154,7 @@ async def test_paused_time_costs_no_wall_time(set_scene: SetScene, opens_paused:
 
 async def test_a_clock_goes_on_with_what_is_left() -> None:
     spent = asyncio.Event()
-    clock = WallClock(30.0, spent.set)
+    clock = WallClock(30.0, spent.set, is_paused=False)
     clock.pause()
     clock.pause()
     clock.resume()

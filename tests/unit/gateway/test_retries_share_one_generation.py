@@ -15,6 +15,7 @@ from polar.config.settings import GatewaySettings
 from polar.dialects import base as dialects
 from polar.engines.base import EngineError
 from polar.gateway.call import ModelCall, Send
+from polar.gateway.quota import GatewayMemory
 from polar.gateway.request_coalescer import InFlight, RequestCoalescer
 from polar.gateway.session import Session, SessionGrant, new_key
 from polar.models.chat import FinishReason, Message, Role, Usage
@@ -204,7 +205,8 @@ def _launched(tmp_path: Path, work: Work) -> tuple[RequestCoalescer, InFlight]:
 
 def _session(tmp_path: Path) -> Session:
     grant = SessionGrant("s", new_key(), tmp_path / "capture", SamplingPin(), Budgets())
-    return Session(grant, GatewaySettings())
+    settings = GatewaySettings()
+    return Session(grant, settings, GatewayMemory(settings), lambda *_: None, is_paused=False)
 
 
 def _answer() -> dialects.Answer:
