@@ -169,7 +169,13 @@ def test_an_engine_of_text_only_gives_messages_only(tmp_path: Path) -> None:
     ]
     written = write_dataset([group(*attempts)], tmp_path, ACCEPT)
     rows = read(tmp_path, Table.SFT)
-    assert [row["session"] for row in rows] == ["s1", "s3"]
+    # The title that was asked for beside the task is a conversation of its own.
+    assert [(row["session"], row["conversation"]) for row in rows] == [
+        ("s1", 0),
+        ("s1", 1),
+        ("s3", 0),
+        ("s3", 1),
+    ]
     assert len(rows[0]["messages"]) == 5
     assert rows[0]["prompt_messages"] == 2
     assert written.rows[Table.TOKENS] == 0
