@@ -44,11 +44,12 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def engine(vllm_url: str) -> AsyncIterator[PausableEngine]:
-    engine = PausableEngine(VllmEngine(vllm_url))
+    client = VllmEngine(vllm_url)
+    engine = PausableEngine(client)
     yield engine
     await engine.resume()
     await engine.update_weights(WeightUpdate((await engine.model_info()).policy_version + 1))
-    await engine.close()
+    await client.close()
 
 
 def asked(tokens: int, prompt: list[int] = PROMPT) -> GenerateRequest:
@@ -112,9 +113,9 @@ async def test_no_path_means_the_weights_it_was_started_with(engine: PausableEng
 
 
 async def test_nothing_is_sampled_during_a_pause(engine: PausableEngine, vllm_url: str) -> None:
-    direct = PausableEngine(VllmEngine(vllm_url))
+    direct = VllmEngine(vllm_url)
     await engine.pause(PauseMode.KEEP)
-    waiting = asyncio.create_task(sampled(direct, asked(3)))
+    waiting = asyncio.create_task(sampled(PausableEngine(direct), asked(3)))
     done, _ = await asyncio.wait({waiting}, timeout=1.0)
     assert not done
     await engine.resume()

@@ -38,9 +38,10 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[PeftModel, Path]:
 
 @pytest.fixture
 async def engine(vllm_url: str) -> AsyncIterator[PausableEngine]:
-    engine = PausableEngine(VllmEngine(vllm_url))
+    client = VllmEngine(vllm_url)
+    engine = PausableEngine(client)
     yield engine
-    await engine.close()
+    await client.close()
 
 
 async def sampled(engine: PausableEngine) -> tuple[list[int], list[float], set[int]]:

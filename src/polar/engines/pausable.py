@@ -19,7 +19,6 @@ from polar.engines.base import (
     ChatChunk,
     Engine,
     GenerateRequest,
-    Mode,
     ModelInfo,
     TokenChunk,
     WeightUpdate,
@@ -45,8 +44,8 @@ class _InFlight:
             self.is_interrupted = self.waiter.cancel()
 
 
-class PausableEngine(Engine):
-    """Another engine, behind a door that a pause closes."""
+class PausableEngine:
+    """What model calls ask of an engine, behind a door that a pause closes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -60,6 +59,7 @@ class PausableEngine(Engine):
         return not self._open.is_set()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Stream the sampled tokens, across pauses. Closing the iterator aborts the request in the engine."""
         sampled: list[int] = []
         while True:
             await self._opened()
@@ -90,10 +90,6 @@ class PausableEngine(Engine):
         async with aclosing(self._engine.chat(call)) as chunks:
             async for chunk in chunks:
                 yield chunk
-
-    async def score(self, ids: list[int]) -> list[float]:
-        await self._opened()
-        return await self._engine.score(ids)
 
     async def pause(self, mode: PauseMode) -> None:
         self._open.clear()
@@ -127,23 +123,11 @@ class PausableEngine(Engine):
             if not was_paused:
                 await self.resume()
 
-    def begins_anew(self, update: WeightUpdate) -> bool:
-        return self._engine.begins_anew(update)
-
     async def model_info(self) -> ModelInfo:
         return await self._engine.model_info()
 
-    async def check(self, mode: Mode = Mode.TOKENS) -> None:
-        await self._engine.check(mode)
-
     async def count_tokens(self, chat: ChatRequest) -> int | None:
         return await self._engine.count_tokens(chat)
-
-    async def tokenize(self, text: str) -> list[int] | None:
-        return await self._engine.tokenize(text)
-
-    async def close(self) -> None:
-        await self._engine.close()
 
     async def _opened(self) -> None:
         # Closed again before a waiter has run, it is to wait on.

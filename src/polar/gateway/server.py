@@ -84,9 +84,9 @@ class Gateway:
         """Without a renderer the engine is asked in chat mode: it renders the prompts itself."""
         self.host, self.port = settings.host, settings.port
         self._settings = settings
-        self._engine = engine = PausableEngine(engine)
+        self._engine = door = PausableEngine(engine)
         self._source: AnswerSource = (
-            TokenSource(engine, renderer, model) if renderer else ChatSource(engine, model)
+            TokenSource(door, renderer, model) if renderer else ChatSource(door, model)
         )
         self._model = model
         self._created = int(time.time())

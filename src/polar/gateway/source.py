@@ -16,11 +16,11 @@ from polar.engines.base import (
     ChatCall,
     ChatChunk,
     ContextOverflow,
-    Engine,
     GenerateRequest,
     ModelInfo,
     TokenChunk,
 )
+from polar.engines.pausable import PausableEngine
 from polar.errors import InvalidInput
 from polar.gateway.conversation import Extension
 from polar.gateway.session import Session, context_overflow
@@ -113,7 +113,7 @@ class AnswerSource(ABC):
 class TokenSource(AnswerSource):
     """The prompt is rendered here, and what is sampled is parsed here."""
 
-    def __init__(self, engine: Engine, renderer: Renderer, model: ModelInfo) -> None:
+    def __init__(self, engine: PausableEngine, renderer: Renderer, model: ModelInfo) -> None:
         self.engine = engine
         self.renderer = renderer
         self.model = model
@@ -335,7 +335,7 @@ def _named(messages: Sequence[Message], sampled: Message) -> tuple[Message, ...]
 class ChatSource(AnswerSource):
     """The engine renders and parses, and says which tokens it saw and sampled."""
 
-    def __init__(self, engine: Engine, model: ModelInfo) -> None:
+    def __init__(self, engine: PausableEngine, model: ModelInfo) -> None:
         self._engine = engine
         self.model = model
 
@@ -370,7 +370,9 @@ class _ChatGeneration(AnswerGeneration):
     leaves_stops = False
     untrainable_when_cut = "it was cut before the engine had counted its tokens"
 
-    def __init__(self, engine: Engine, model: ModelInfo, request: ChatRequest, extension: Extension) -> None:
+    def __init__(
+        self, engine: PausableEngine, model: ModelInfo, request: ChatRequest, extension: Extension
+    ) -> None:
         self._engine = engine
         self._model = model
         self._request = request

@@ -57,14 +57,18 @@ def other_logprobs(tiny_directory: Path, other: Path) -> Logprobs:
 
 
 @pytest.fixture
-async def engine(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PausableEngine]:
+async def client(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VllmEngine]:
     # Which tokens are sampled depends on when the weights change: none of them may end the completion.
     monkeypatch.setattr(server.model, "eos_token_ids", frozenset())
     client = VllmEngine(server.url)
     await client.model_info()
-    engine = PausableEngine(client)
-    yield engine
-    await engine.close()
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+def engine(client: VllmEngine) -> PausableEngine:
+    return PausableEngine(client)
 
 
 def asked(tokens: int, prompt: list[int] = PROMPT) -> GenerateRequest:
@@ -191,25 +195,28 @@ async def test_what_comes_during_a_pause_waits(engine: PausableEngine, server: E
         asyncio.create_task(sampled(engine, asked(3))),
         asyncio.create_task(sampled(PausableEngine(direct), asked(3))),
     ]
-    scoring = [asyncio.create_task(engine.score(PROMPT)), asyncio.create_task(direct.score(PROMPT))]
-    done, _ = await asyncio.wait([*sampling, *scoring], timeout=0.3)
+    scoring = asyncio.create_task(direct.score(PROMPT))
+    done, _ = await asyncio.wait([*sampling, scoring], timeout=0.3)
     assert not done
     async with aiohttp.ClientSession() as http, http.get(f"{server.url}/is_paused") as answer:
         assert await answer.json() == {"is_paused": True}
     await engine.resume()
     async with asyncio.timeout(10):
         mine, direct_ones = await asyncio.gather(*sampling)
-        my_scores, direct_scores = await asyncio.gather(*scoring)
+        assert len(await scoring) == len(PROMPT)
     assert joined(mine)[0] == joined(direct_ones)[0]
-    assert my_scores == pytest.approx(direct_scores)
     await direct.close()
 
 
 async def test_a_scored_prompt_meets_one_policy_only(
-    engine: PausableEngine, other: Path, reference_logprobs: Logprobs, other_logprobs: Logprobs
+    client: VllmEngine,
+    engine: PausableEngine,
+    other: Path,
+    reference_logprobs: Logprobs,
+    other_logprobs: Logprobs,
 ) -> None:
     ids = [(3 * at) % 200 for at in range(250)]
-    scores = [asyncio.create_task(engine.score(ids)) for _ in range(4)]
+    scores = [asyncio.create_task(client.score(ids)) for _ in range(4)]
     await asyncio.sleep(0)
     await engine.pause(PauseMode.KEEP)
     await engine.update_weights(WeightUpdate(1, str(other)))
@@ -258,7 +265,7 @@ async def test_no_path_returns_to_the_first_weights(
 
 
 async def test_a_lora_adapter_is_merged(
-    engine: PausableEngine, tiny_directory: Path, other: Path, tmp_path: Path
+    client: VllmEngine, engine: PausableEngine, tiny_directory: Path, other: Path, tmp_path: Path
 ) -> None:
     """Always into the weights that the engine was started with, whatever it sampled with before."""
     torch.manual_seed(3)
@@ -277,7 +284,7 @@ async def test_a_lora_adapter_is_merged(
         expected = model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
     await engine.update_weights(WeightUpdate(1, str(other)))
     await engine.update_weights(WeightUpdate(2, str(tmp_path)))
-    scores = await engine.score(PROMPT)
+    scores = await client.score(PROMPT)
     assert scores[1:] == pytest.approx(
         [float(expected[at, id]) for at, id in enumerate(PROMPT[1:])], abs=1e-3
     )

@@ -8,6 +8,7 @@ import pytest
 
 from polar.engines import http
 from polar.engines.base import ChatCall, Engine, GenerateRequest
+from polar.engines.pausable import PausableEngine
 from polar.models.chat import ChatRequest, Message, Role, Sampling
 
 REQUEST = GenerateRequest("r", [1, 2, 3], Sampling(temperature=1.0, max_tokens=8), session="s")
@@ -18,7 +19,7 @@ def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "FIRST_BACKOFF_SECONDS", 0.001)
 
 
-async def versions(engine: Engine, mode: str) -> set[int]:
+async def versions(engine: Engine | PausableEngine, mode: str) -> set[int]:
     """Those of the tokens of one answer."""
     if mode == "tokens":
         return {chunk.policy_version async for chunk in engine.generate(REQUEST)}

@@ -150,7 +150,8 @@ async def test_what_began_with_another_adapter_is_continued_with_the_new_one(tmp
     gate = asyncio.Event()
     broken_off = [event([5], [-1.0]), gate]
     async with vllm_wire(broken_off, ANSWER, takes_orders=True, takes_adapters=True) as wire:
-        engine = PausableEngine(VllmEngine(wire.url))
+        client = VllmEngine(wire.url)
+        engine = PausableEngine(client)
         asking = asyncio.create_task(versions(engine, "tokens"))
         await asyncio.wait_for(wire.arrived.wait(), 30)
         await engine.pause(PauseMode.KEEP)
@@ -159,12 +160,13 @@ async def test_what_began_with_another_adapter_is_continued_with_the_new_one(tmp
         assert 1 in await asyncio.wait_for(asking, 30)
         assert [body["model"] for body in wire.bodies] == ["small", *wire.adapters]
         gate.set()
-        await engine.close()
+        await client.close()
 
 
 async def test_an_adapter_that_comes_without_a_pause_leaves_none(tmp_path: Path) -> None:
     async with vllm_wire(ANSWER, takes_orders=True, takes_adapters=True) as wire:
-        engine = PausableEngine(VllmEngine(wire.url))
+        client = VllmEngine(wire.url)
+        engine = PausableEngine(client)
         await engine.update_weights(WeightUpdate(1, adapter_in(tmp_path)))
         assert wire.orders[-1] == "/resume"
         assert not engine.is_paused
@@ -172,7 +174,7 @@ async def test_an_adapter_that_comes_without_a_pause_leaves_none(tmp_path: Path)
         await engine.update_weights(WeightUpdate(2, adapter_in(tmp_path, "two")))
         assert engine.is_paused
         assert wire.orders[-1] != "/resume"
-        await engine.close()
+        await client.close()
 
 
 async def test_a_vllm_without_names_for_weights_takes_adapters(tmp_path: Path) -> None:
@@ -402,7 +404,8 @@ async def test_what_sglang_began_with_another_adapter_is_continued_with_the_new_
     gate = asyncio.Event()
     broken_off = [sglang_event([5], [-1.0], 1), gate]
     async with sglang_wire(broken_off, SGLANG_ANSWER, takes_adapters=True) as wire:
-        engine = PausableEngine(SglangEngine(wire.url))
+        client = SglangEngine(wire.url)
+        engine = PausableEngine(client)
         asking = asyncio.create_task(versions(engine, "tokens"))
         await asyncio.wait_for(wire.arrived.wait(), 30)
         await engine.pause(PauseMode.KEEP)
@@ -411,4 +414,4 @@ async def test_what_sglang_began_with_another_adapter_is_continued_with_the_new_
         assert 1 in await asyncio.wait_for(asking, 30)
         assert [body.get("lora_path") for body in wire.bodies] == [None, "polar-1"]
         gate.set()
-        await engine.close()
+        await client.close()
