@@ -12,16 +12,8 @@ from pydantic import field_validator
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, NoVerdict
 from polar.evaluators.harbor_task import LOGS, TESTS
-from polar.evaluators.inside import (
-    ANY_PLUGIN,
-    cut,
-    place,
-    report_of,
-    run_grader,
-    run_script,
-)
-from polar.evaluators.tampering import TamperingFound, tampering_remarks
-from polar.evaluators.workspace import Placed, WorkspaceEvaluator, graded_workspace
+from polar.evaluators.inside import ANY_PLUGIN, place, report_of, run_grader, run_script
+from polar.evaluators.workspace import GradedWorkspace, Placed, WorkspaceEvaluator, graded_workspace
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import ExecResult, PathRefused, Sandbox, SandboxError
@@ -57,28 +49,23 @@ class HarborEvaluator(WorkspaceEvaluator):
 
     async def grade(self, context: EvaluationContext) -> Verdict:
         async with graded_workspace(context, self.options) as prepared:
-            return await self._verify(context, prepared.sandbox, prepared.findings)
+            return await self._verify(context, prepared)
 
-    async def _verify(
-        self, context: EvaluationContext, sandbox: Sandbox, findings: tuple[TamperingFound, ...]
-    ) -> Verdict:
-        result = await self._run(context, sandbox)
-        remarks = "".join(f"{remark}\n" for remark in tampering_remarks(findings))
+    async def _verify(self, context: EvaluationContext, work: GradedWorkspace) -> Verdict:
+        result = await self._run(context, work.sandbox)
         if result.timed_out or result.exit_code < 0:
             ending = "did not end in time" if result.timed_out else "was killed"
-            report = cut(f"{remarks}the verifier {ending}\n{report_of(result)}")
-            return Verdict(reward=self.lowest_reward, report=report)
+            verdict = Verdict(reward=self.lowest_reward, report=f"the verifier {ending}")
+            return work.explained(verdict, result)
         try:
-            rewards = self._agreed(await self._rewards(context, sandbox))
+            rewards = self._agreed(await self._rewards(context, work.sandbox))
         except EvaluationFailed as error:
             kind = NoVerdict if error.__cause__ is None else EvaluationFailed
             raise kind(
                 f"{TESTS}/test.sh leaves no reward that counts: {error.message}\n{report_of(result)[-2000:]}",
                 hint=error.hint or f"it must write {LOGS}/verifier/reward.txt or reward.json",
             ) from error
-        components = {**rewards, "tampering": float(len(findings))}
-        report = cut(remarks + report_of(result))
-        return Verdict(reward=self._chosen(rewards), components=components, report=report)
+        return work.explained(Verdict(reward=self._chosen(rewards), components=rewards), result)
 
     async def _run(self, context: EvaluationContext, sandbox: Sandbox) -> ExecResult:
         """Lay out /tests over whatever the agent left in these places, and run its script."""

@@ -19,7 +19,7 @@ from polar.evaluators.diff import PatchOptions, apply_patch, grade_patch, touche
 from polar.evaluators.inside import ANY_PLUGIN, place_file, private_directory, run_grader, text_of
 from polar.evaluators.tampering import literal, rivals
 from polar.evaluators.test_reports import Outcome, ReportFormat, TestReport, make_report, parse_report
-from polar.evaluators.tests import Expected, TestReward, explained, grade, out_of_time
+from polar.evaluators.tests import Expected, TestReward, grade, out_of_time
 from polar.evaluators.workspace import GradedWorkspace, WorkspaceEvaluator
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
@@ -130,9 +130,7 @@ class Procedure:
     """Run by bash in the workspace, after the agent's patch."""
     parse: Callable[[str], TestReport]
     applies_test_patch: bool
-    """Whether the script puts the hidden tests in place itself."""
-    trusts_exit_code: bool
-    """Whether the script ends with the exit code of the tests."""
+    """Whether the script puts the hidden tests in place itself; if not, it ends with their exit code."""
 
 
 class SwebenchEvaluator(WorkspaceEvaluator):
@@ -159,7 +157,7 @@ class SwebenchEvaluator(WorkspaceEvaluator):
     async def _test(
         self, context: EvaluationContext, patched: GradedWorkspace, procedure: Procedure
     ) -> Verdict:
-        options, fresh, findings = self.options, patched.sandbox, patched.findings
+        options, fresh = self.options, patched.sandbox
         if not procedure.applies_test_patch:
             tests = options.row.test_patch.encode()
             if problem := await apply_patch(fresh, tests, timeout=context.seconds_left):
@@ -172,20 +170,21 @@ class SwebenchEvaluator(WorkspaceEvaluator):
         command = f"exec /bin/bash {script} 2>&1"
         result = await run_grader(command, fresh, env={**ANY_PLUGIN, **options.env}, timeout=limit)
         if result.timed_out:
-            return out_of_time(options, limit, findings, result)
-        exit_code = result.exit_code if procedure.trusts_exit_code else 0
+            return out_of_time(options, limit, patched, result)
+        exit_code = 0 if procedure.applies_test_patch else result.exit_code
         report = procedure.parse(text_of(result))
-        return explained(grade(report, exit_code, options.row.expected, options.reward), findings, result)
+        return patched.explained(grade(report, exit_code, options.row.expected, options.reward), result)
 
 
 def procedure_of(row: SweRow) -> Procedure:
     """How to grade a row: as it says itself, else as the official package knows its repository."""
     if row.test_cmd:
         assert row.log_parser
-        return Procedure(row.test_cmd, _parser(row.log_parser, row), False, True)
+        return Procedure(row.test_cmd, _parser(row.log_parser, row), applies_test_patch=False)
     if row.eval_script:
         assert row.log_parser
-        return Procedure(row.eval_script, _between_markers(_parser(row.log_parser, row)), True, False)
+        parse = _between_markers(_parser(row.log_parser, row))
+        return Procedure(row.eval_script, parse, applies_test_patch=True)
     return _official_procedure(row)
 
 
@@ -220,7 +219,7 @@ def _official_procedure(row: SweRow) -> Procedure:
         return make_report([*report.outcomes.items(), *((name, Outcome.PASSED) for name in expected)])
 
     lines = ("#!/bin/bash", "set -uxo pipefail", *script)
-    return Procedure("\n".join(lines) + "\n", _between_markers(parse), True, False)
+    return Procedure("\n".join(lines) + "\n", _between_markers(parse), applies_test_patch=True)
 
 
 def _between_markers(parse: Callable[[str], TestReport]) -> Callable[[str], TestReport]:

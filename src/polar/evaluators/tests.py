@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import PurePosixPath
 
@@ -11,14 +11,13 @@ from pydantic import Field, model_validator
 from polar.evaluators.base import EvaluationContext, NoVerdict
 from polar.evaluators.inside import (
     UngradableWorkspace,
-    cut,
     place,
     report_of,
     run_grader,
     run_script,
     text_of,
 )
-from polar.evaluators.tampering import TamperingFound, rivals, tampering_remarks
+from polar.evaluators.tampering import rivals
 from polar.evaluators.test_reports import Outcome, ReportFormat, TestReport, parse_report
 from polar.evaluators.workspace import GradedWorkspace, Guarded, Placed, WorkspaceEvaluator, graded_workspace
 from polar.models.component import Frozen
@@ -149,20 +148,20 @@ class TestPlan(Guarded):
 
 async def run_plan(plan: TestPlan, context: EvaluationContext, work: GradedWorkspace) -> Verdict:
     """Put the hidden tests in place, run them and grade what they report."""
-    sandbox, findings = work.sandbox, work.findings
+    sandbox = work.sandbox
     await place(sandbox, plan.files)
     await _clear_report(plan, sandbox, timeout=context.seconds_left)
     limit = plan.limit(context)
     result = await run_grader(plan.command, sandbox, env=plan.env, timeout=limit)
     if result.timed_out:
-        return out_of_time(plan, limit, findings, result)
+        return out_of_time(plan, limit, work, result)
     report = await _report(plan, sandbox, result)
     if result.exit_code in NOT_RUNNABLE and report.is_empty:
         raise NoVerdict(
             f"the test command cannot be run in this sandbox: {report_of(result)[-2000:]}",
             hint="is its program installed there?",
         )
-    return explained(grade(report, result.exit_code, plan.expected, plan.reward), findings, result)
+    return work.explained(grade(report, result.exit_code, plan.expected, plan.reward), result)
 
 
 async def _clear_report(plan: TestPlan, sandbox: Sandbox, *, timeout: float) -> None:
@@ -185,21 +184,9 @@ async def _report(plan: TestPlan, sandbox: Sandbox, result: ExecResult) -> TestR
     return parse_report(plan.format, data.decode(errors="replace"))
 
 
-def out_of_time(
-    options: Guarded, limit: float, findings: Sequence[TamperingFound], result: ExecResult
-) -> Verdict:
+def out_of_time(options: Guarded, limit: float, work: GradedWorkspace, result: ExecResult) -> Verdict:
     verdict = Verdict(reward=options.lowest_reward, report=f"the tests did not end within {limit:g} s")
-    return explained(verdict, findings, result)
-
-
-def explained(graded: Verdict, findings: Sequence[TamperingFound], result: ExecResult) -> Verdict:
-    """The verdict with everything a person wants to know first."""
-    remarks = (graded.report, *tampering_remarks(findings), report_of(result))
-    return Verdict(
-        reward=graded.reward,
-        components={**graded.components, "tampering": float(len(findings))},
-        report=cut("\n".join(filter(None, remarks))),
-    )
+    return work.explained(verdict, result)
 
 
 class TestsEvaluator(WorkspaceEvaluator):

@@ -18,6 +18,7 @@ from polar.evaluators.inside import (
     cut,
     place_file,
     private_directory,
+    report_of,
     run_script,
 )
 from polar.evaluators.tampering import (
@@ -32,7 +33,7 @@ from polar.evaluators.tampering import (
     undo,
 )
 from polar.models.session import Verdict
-from polar.runtimes.base import Sandbox, SandboxError
+from polar.runtimes.base import ExecResult, Sandbox, SandboxError
 
 EVERYTHING = ("*",)
 
@@ -75,6 +76,15 @@ class GradedWorkspace:
 
     sandbox: Sandbox
     findings: tuple[TamperingFound, ...]
+
+    def explained(self, verdict: Verdict, result: ExecResult) -> Verdict:
+        """The verdict with everything a person wants to know first; `result` is how the grader ended."""
+        remarks = (verdict.report, *tampering_remarks(self.findings), report_of(result))
+        return Verdict(
+            reward=verdict.reward,
+            components={**verdict.components, "tampering": float(len(self.findings))},
+            report=cut("\n".join(filter(None, remarks))),
+        )
 
 
 class WorkspaceEvaluator(Evaluator):
