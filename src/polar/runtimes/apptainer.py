@@ -6,50 +6,24 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from polar.runtimes.base import Command, Host, ImageNotFound, SandboxError, SandboxSpec
 from polar.runtimes.cgroups import node_name
-from polar.runtimes.containers import ContainerEngine, ContainerOptions, ContainerRuntime, ContainerSandbox
+from polar.runtimes.containers import ContainerOptions, ContainerRuntime, ContainerSandbox
 
 START_SECONDS = 3600.0
 """Long, because an image named by its address is fetched and converted first."""
 
 
-class ApptainerOptions(ContainerOptions):
-    """What a task can ask of Apptainer; `image` is a SIF file, a directory, or an address such as docker://…."""
-
-    root: Literal["tmpfs", "overlay", "read_only"] = "tmpfs"
-    """Where changes of the image's own files go: memory, the sandbox's disk, or nowhere."""
-    nv: bool = False
-    """Whether the host's NVIDIA driver and devices are there inside."""
-
-
-class ApptainerEngine(ContainerEngine):
-    """`apptainer`."""
-
-    def exec_argv(self, name: str, command: Command, cwd: PurePosixPath, env_file: Path) -> tuple[str, ...]:
-        options = ("--cleanenv", "--no-eval", "--no-privs", "--env-file", str(env_file), "--pwd", str(cwd))
-        return (self.binary, "exec", *options, f"instance://{name}", *command.argv)
-
-    async def remove(self, name: str) -> None:
-        if name in await self.instances(name):
-            await self.call("instance", "stop", "--signal", "SIGKILL", name)
-
-    async def instances(self, pattern: str) -> dict[str, int]:
-        """Running instances by name, with the host's pid of their first process."""
-        told = await self.call("instance", "list", "--json", pattern)
-        try:
-            document: Any = json.loads(told)
-            return {str(item["instance"]): int(item["pid"]) for item in document["instances"] or ()}
-        except (ValueError, TypeError, KeyError):
-            raise SandboxError(f"apptainer instance list: cannot be understood: {told[:200]!r}") from None
-
-
 class ApptainerSandbox(ContainerSandbox):
-    options: ApptainerOptions
-    engine: ApptainerEngine
+    options: ApptainerRuntime.Options
+
+    def exec_argv(self, command: Command, env_file: Path) -> tuple[str, ...]:
+        options = ("--cleanenv", "--no-eval", "--no-privs", "--env-file", str(env_file))
+        place = ("--pwd", str(command.cwd or self.workspace), f"instance://{self.name}")
+        return (self.runtime.binary(), "exec", *options, *place, *command.argv)
 
     async def snapshot(self, name: str) -> None:
         if self.options.root == "overlay":
@@ -81,8 +55,13 @@ class ApptainerSandbox(ContainerSandbox):
 
 
 class ApptainerRuntime(ContainerRuntime):
-    class Options(ApptainerOptions):
-        pass
+    class Options(ContainerOptions):
+        """What a task can ask of Apptainer; `image` is a SIF file, a directory, or an address such as docker://…."""
+
+        root: Literal["tmpfs", "overlay", "read_only"] = "tmpfs"
+        """Where changes of the image's own files go: memory, the sandbox's disk, or nowhere."""
+        nv: bool = False
+        """Whether the host's NVIDIA driver and devices are there inside."""
 
     options: Options
     engine_name = "apptainer"
@@ -93,7 +72,7 @@ class ApptainerRuntime(ContainerRuntime):
         if sys.platform != "linux":
             return "apptainer sandboxes need Linux"
         try:
-            await ApptainerEngine(cls.binary()).call("version", timeout=30.0)
+            await cls.call("version", timeout=30.0)
         except SandboxError as error:
             return str(error)
         return None
@@ -104,23 +83,36 @@ class ApptainerRuntime(ContainerRuntime):
 
     async def describe(self, spec: SandboxSpec, host: Host) -> ApptainerSandbox:
         self._check_image(host)
-        return ApptainerSandbox(spec, host, self.options, ApptainerEngine(self.binary()))
+        return ApptainerSandbox(spec, host, self.options, type(self))
 
     async def begin(self, sandbox: ApptainerSandbox) -> None:
-        engine = sandbox.engine
         if sandbox.options.root == "overlay":
             sandbox.overlay.mkdir()
-        await engine.call("instance", "start", *sandbox.start_arguments(), timeout=START_SECONDS)
-        running = await engine.instances(sandbox.name)
+        await self.call("instance", "start", *sandbox.start_arguments(), timeout=START_SECONDS)
+        running = await self.instances(sandbox.name)
         if sandbox.name not in running:
             raise SandboxError(f"instance {sandbox.name} ended as soon as it was started")
         await sandbox.attach(running[sandbox.name], own_processes=0, is_marked=False)
 
     @classmethod
     async def remove_containers(cls, host: Host) -> None:
-        engine = ApptainerEngine(cls.binary())
-        for name in await engine.instances(f"{node_name(host.sandboxes)}-*"):
-            await engine.remove(name)
+        for name in await cls.instances(f"{node_name(host.sandboxes)}-*"):
+            await cls.remove(name)
+
+    @classmethod
+    async def remove(cls, name: str) -> None:
+        if name in await cls.instances(name):
+            await cls.call("instance", "stop", "--signal", "SIGKILL", name)
+
+    @classmethod
+    async def instances(cls, pattern: str) -> dict[str, int]:
+        """Running instances by name, with the host's pid of their first process."""
+        told = await cls.call("instance", "list", "--json", pattern)
+        try:
+            document: Any = json.loads(told)
+            return {str(item["instance"]): int(item["pid"]) for item in document["instances"] or ()}
+        except (ValueError, TypeError, KeyError):
+            raise SandboxError(f"apptainer instance list: cannot be understood: {told[:200]!r}") from None
 
     def _check_image(self, host: Host) -> None:
         """Of the host's files, an image can only be one that the node's operator meant to be seen."""

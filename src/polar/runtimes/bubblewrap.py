@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -82,31 +82,13 @@ def _own_directory(path: str) -> str:
 OwnDirectory = Annotated[str, AfterValidator(_own_directory)]
 
 
-class BubblewrapOptions(ClosedOptions):
-    """What tasks of other systems expect to find where, such as `/app`, `/tests` and `/logs`."""
-
-    workspace: OwnDirectory = "/workspace"
-    """Where the workspace is seen inside."""
-    directories: tuple[OwnDirectory, ...] = Field(default=(), max_length=16)
-    """Other directories that are writable inside; empty at first, and no part of snapshots."""
-
-    @model_validator(mode="after")
-    def _apart(self) -> BubblewrapOptions:
-        places = [PurePosixPath(path) for path in (self.workspace, *self.directories)]
-        for index, place in enumerate(places):
-            for other in places[:index]:
-                if place.is_relative_to(other) or other.is_relative_to(place):
-                    raise ValueError(f"directories: {place} and {other} must lie apart")
-        return self
-
-
 class BubblewrapSandbox(LocalSandbox):
     """The workspace, home and tmp directories of a session, seen from a closed world."""
 
     home = PurePosixPath("/home/agent")
     tmp = PurePosixPath("/tmp")
     gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"
-    options: BubblewrapOptions
+    options: BubblewrapRuntime.Options
 
     @property
     def workspace(self) -> PurePosixPath:  # type: ignore[override]
@@ -216,8 +198,22 @@ def _bwrap() -> Path:
 
 
 class BubblewrapRuntime(LocalRuntime):
-    class Options(BubblewrapOptions):
-        pass
+    class Options(ClosedOptions):
+        """What tasks of other systems expect to find where, such as `/app`, `/tests` and `/logs`."""
+
+        workspace: OwnDirectory = "/workspace"
+        """Where the workspace is seen inside."""
+        directories: tuple[OwnDirectory, ...] = Field(default=(), max_length=16)
+        """Other directories that are writable inside; empty at first, and no part of snapshots."""
+
+        @model_validator(mode="after")
+        def _apart(self) -> Self:
+            places = [PurePosixPath(path) for path in (self.workspace, *self.directories)]
+            for index, place in enumerate(places):
+                for other in places[:index]:
+                    if place.is_relative_to(other) or other.is_relative_to(place):
+                        raise ValueError(f"directories: {place} and {other} must lie apart")
+            return self
 
     options: Options
     supports_snapshots = True
@@ -258,7 +254,7 @@ async def _why_unavailable() -> str | None:
     with tempfile.TemporaryDirectory(prefix="polar-probe-") as directory:
         try:
             spec = SandboxSpec("probe", "127.0.0.1", 0)
-            sandbox = await asyncio.to_thread(_make, spec, Host(Path(directory)), BubblewrapOptions())
+            sandbox = await asyncio.to_thread(_make, spec, Host(Path(directory)), BubblewrapRuntime.Options())
             try:
                 nothing = Command(("/bin/sh", "-c", "exit 0"))
                 result = await sandbox.exec(nothing, timeout=30, log_name="probe")
@@ -273,7 +269,7 @@ async def _why_unavailable() -> str | None:
     return f"bubblewrap does not work here: {reason}; {_ADVICE}"
 
 
-def _make(spec: SandboxSpec, host: Host, options: BubblewrapOptions) -> BubblewrapSandbox:
+def _make(spec: SandboxSpec, host: Host, options: BubblewrapRuntime.Options) -> BubblewrapSandbox:
     owner = _user_of(spec, host)
     sandbox = BubblewrapSandbox(spec, host, options, make_sandbox(spec, host, options.limits, owner), owner)
     for inside in options.directories:

@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path, PurePosixPath
@@ -52,62 +52,6 @@ from polar.runtimes.supervision import GRACE_SECONDS, Launch, Supervised
 
 CALL_SECONDS = 120.0
 """How long one order to the engine may take; fetching an image has its own budget."""
-
-
-class ContainerEngine(ABC):
-    """The command line of a container engine."""
-
-    def __init__(self, binary: str) -> None:
-        self.binary = binary
-
-    @abstractmethod
-    def exec_argv(self, name: str, command: Command, cwd: PurePosixPath, env_file: Path) -> tuple[str, ...]:
-        """How a command is run in a container."""
-
-    @abstractmethod
-    async def remove(self, name: str) -> None:
-        """End a container and forget it; one that is not there is as good as removed."""
-
-    async def call(self, *arguments: str, timeout: float = CALL_SECONDS) -> str:
-        """Give the engine an order; what it printed."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                self.binary,
-                *arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=engine_environment(),
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SandboxError(f"{self.binary}: cannot be run: {error.strerror}") from None
-        try:
-            async with asyncio.timeout(timeout):
-                stdout, stderr = await process.communicate()
-        except TimeoutError:
-            raise SandboxUnavailable(f"{self._shown(arguments)}: no answer within {timeout:g} s") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode != 0:
-            raise self.failure(arguments, stderr.decode(errors="replace"))
-        return stdout.decode(errors="replace").strip()
-
-    def failure(self, arguments: Sequence[str], stderr: str) -> SandboxError:
-        """What an engine's complaint means."""
-        lines = [line.strip() for line in stderr.splitlines() if line.strip() and not _NOISE.match(line)]
-        message = f"{self._shown(arguments)}: {' '.join(lines)[-600:] or 'failed without a word'}"
-        if _NO_IMAGE.search(stderr):
-            return ImageNotFound(message, hint="check the image's name and the option pull")
-        if _PASSING.search(stderr):
-            return SandboxUnavailable(message)
-        return SandboxError(message)
-
-    def _shown(self, arguments: Sequence[str]) -> str:
-        return f"{Path(self.binary).name} {arguments[0]}"
 
 
 _NOISE = re.compile(r"\s*(See '.*--help'|Run '.*--help'|Usage:|time=\S+ level=(warning|info))", re.IGNORECASE)
@@ -193,11 +137,11 @@ class ContainerSandbox(LocalSandbox):
     gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"
 
     def __init__(
-        self, spec: SandboxSpec, host: Host, options: ContainerOptions, engine: ContainerEngine
+        self, spec: SandboxSpec, host: Host, options: ContainerOptions, runtime: type[ContainerRuntime]
     ) -> None:
         super().__init__(spec, host, options)
         self.workspace = options.workspace
-        self.engine = engine
+        self.runtime = runtime
         self.name = container_name(self.root)
         self.holder: Supervised | None = None
         """The engine's command that the container lives as long as, where there is one."""
@@ -205,6 +149,10 @@ class ContainerSandbox(LocalSandbox):
         self._spared: set[int] = set()
         self._meters = Cgroup({})
         self._attached = AsyncExitStack()
+
+    @abstractmethod
+    def exec_argv(self, command: Command, env_file: Path) -> tuple[str, ...]:
+        """How the engine is told to run a command in the container."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -287,10 +235,8 @@ class ContainerSandbox(LocalSandbox):
             raise SandboxError("the command cannot be run as it is: empty, or embedded null byte")
         token = secrets.token_hex(8)
         env = {**self.env, **self.options.network.env, **command.env, COMMAND_VARIABLE: token}
-        env_file = self._env_file(env, token)
-        argv = self.engine.exec_argv(self.name, command, command.cwd or self.workspace, env_file)
         return self.host_launch(
-            *(command, stdout, stderr, argv),
+            *(command, stdout, stderr, self.exec_argv(command, self._env_file(env, token))),
             env=engine_environment(),
             cwd=Path("/"),
             is_wrapped=True,
@@ -321,7 +267,7 @@ class ContainerSandbox(LocalSandbox):
     async def clear_away(self) -> None:
         await self.kill()
         await self._attached.aclose()
-        await self.engine.remove(self.name)
+        await self.runtime.remove(self.name)
         if self.holder is not None:
             await self.holder.end()
         await asyncio.to_thread(self._remove)
@@ -405,6 +351,53 @@ class ContainerRuntime(LocalRuntime):
     async def enforcement(cls) -> Mapping[str, str]:
         kept = dict.fromkeys(("cpu", "memory", "pids"), f"{cls.engine_name}'s control groups")
         return kept | {"disk": "ext4 image" if await asyncio.to_thread(can_mount_images) else "watched"}
+
+    @classmethod
+    async def call(cls, *arguments: str, timeout: float = CALL_SECONDS) -> str:
+        """Give the engine an order; what it printed."""
+        binary = cls.binary()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                binary,
+                *arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=engine_environment(),
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SandboxError(f"{binary}: cannot be run: {error.strerror}") from None
+        try:
+            async with asyncio.timeout(timeout):
+                stdout, stderr = await process.communicate()
+        except TimeoutError:
+            order = f"{cls.engine_name} {arguments[0]}"
+            raise SandboxUnavailable(f"{order}: no answer within {timeout:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode != 0:
+            raise cls.failure(arguments[0], stderr.decode(errors="replace"))
+        return stdout.decode(errors="replace").strip()
+
+    @classmethod
+    def failure(cls, order: str, stderr: str) -> SandboxError:
+        """What the engine's complaint about an order means."""
+        lines = [line.strip() for line in stderr.splitlines() if line.strip() and not _NOISE.match(line)]
+        message = f"{cls.engine_name} {order}: {' '.join(lines)[-600:] or 'failed without a word'}"
+        if _NO_IMAGE.search(stderr):
+            return ImageNotFound(message, hint="check the image's name and the option pull")
+        if _PASSING.search(stderr):
+            return SandboxUnavailable(message)
+        return SandboxError(message)
+
+    @classmethod
+    @abstractmethod
+    async def remove(cls, name: str) -> None:
+        """End a container and forget it; one that is not there is as good as removed."""
 
     @abstractmethod
     async def describe(self, spec: SandboxSpec, host: Host) -> ContainerSandbox:

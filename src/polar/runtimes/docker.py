@@ -9,13 +9,13 @@ import re
 import resource
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from polar.config.settings import engine_environment
 from polar.runtimes.base import Command, Host, SandboxError, SandboxSpec, SandboxUnavailable
 from polar.runtimes.cgroups import node_name
-from polar.runtimes.containers import ContainerEngine, ContainerOptions, ContainerRuntime, ContainerSandbox
+from polar.runtimes.containers import ContainerOptions, ContainerRuntime, ContainerSandbox
 from polar.runtimes.local import start_supervised
 from polar.runtimes.processes import SANDBOX_VARIABLE
 from polar.runtimes.supervision import Launch, Supervised
@@ -32,55 +32,20 @@ ULIMITS = {"nofile": (resource.RLIMIT_NOFILE, 65_536), "nproc": (resource.RLIMIT
 """What podman sets for a container if the node may have as much; its own wish is more than some may have."""
 
 
-class DockerOptions(ContainerOptions):
-    """What a task can ask of Docker or podman."""
-
-    root: Literal["read_only", "writable"] = "read_only"
-    """Whether the image's own files can be changed; the disk's limit does not count what is changed there."""
-    pull: Literal["never", "missing", "always"] = "missing"
-    """When the image is fetched from its registry."""
-
-
-class DockerEngine(ContainerEngine):
-    """`docker` or `podman`."""
-
-    def __init__(self, binary: str, *, is_daemonless: bool = False) -> None:
-        super().__init__(binary)
-        self.is_daemonless = is_daemonless
-
-    def exec_argv(self, name: str, command: Command, cwd: PurePosixPath, env_file: Path) -> tuple[str, ...]:
-        options = ("--interactive", "--env-file", str(env_file), "--workdir", str(cwd))
-        return (self.binary, "exec", *options, name, *command.argv)
-
-    async def remove(self, name: str) -> None:
-        try:
-            await self.call("rm", "--force", "--volumes", name)
-        except SandboxError as error:
-            if not re.search("no such container|no container with", str(error), re.IGNORECASE):
-                raise
-
-    async def first_pid(self, name: str, holder: Supervised) -> int:
-        """The host's pid of a container's first process, once it runs."""
-        async with asyncio.timeout(START_SECONDS):
-            while True:
-                state = await self.call("inspect", "--format", "{{.State.Pid}}", name)
-                if state.isdigit() and int(state) > 0:
-                    return int(state)
-                if holder.ended.done():
-                    raise SandboxError(f"container {name} ended as soon as it was started")
-                await asyncio.sleep(0.02)
-
-
 class DockerSandbox(ContainerSandbox):
     """A container whose first process waits for the node to end."""
 
-    options: DockerOptions
-    engine: DockerEngine
+    options: DockerRuntime.Options
+    runtime: type[DockerRuntime]
+
+    def exec_argv(self, command: Command, env_file: Path) -> tuple[str, ...]:
+        options = ("--env-file", str(env_file), "--workdir", str(command.cwd or self.workspace))
+        return (self.runtime.binary(), "exec", "--interactive", *options, self.name, *command.argv)
 
     async def snapshot(self, name: str) -> None:
         image = ""
         if self.options.root == "writable":
-            image = await self.engine.call("commit", self.name, timeout=PULL_SECONDS)
+            image = await self.runtime.call("commit", self.name, timeout=PULL_SECONDS)
         await super().snapshot(name)
         if image:
             (self.host.snapshots / name / IMAGE).write_text(image)
@@ -93,7 +58,7 @@ class DockerSandbox(ContainerSandbox):
         yield from ("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", SHM)
         yield from ("--env", f"{SANDBOX_VARIABLE}={self.root}", "--entrypoint", "/bin/sh")
         yield from ("--pull", options.pull)
-        for name, (kind, wanted) in ULIMITS.items() if self.engine.is_daemonless else ():
+        for name, (kind, wanted) in ULIMITS.items() if self.runtime.is_daemonless else ():
             hard = resource.getrlimit(kind)[1]
             value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             yield from ("--ulimit", f"{name}={value}:{value}")
@@ -108,8 +73,13 @@ class DockerSandbox(ContainerSandbox):
 
 
 class DockerRuntime(ContainerRuntime):
-    class Options(DockerOptions):
-        pass
+    class Options(ContainerOptions):
+        """What a task can ask of Docker or podman."""
+
+        root: Literal["read_only", "writable"] = "read_only"
+        """Whether the image's own files can be changed. The disk's limit does not count such changes."""
+        pull: Literal["never", "missing", "always"] = "missing"
+        """When the image is fetched from its registry."""
 
     options: Options
     engine_name = "docker"
@@ -118,8 +88,12 @@ class DockerRuntime(ContainerRuntime):
     _probed: ClassVar[dict[str, tuple[str | None, bool]]] = {}
 
     @classmethod
-    def engine(cls) -> DockerEngine:
-        return DockerEngine(cls.binary(), is_daemonless=cls.is_daemonless)
+    async def remove(cls, name: str) -> None:
+        try:
+            await cls.call("rm", "--force", "--volumes", name)
+        except SandboxError as error:
+            if not re.search("no such container|no container with", str(error), re.IGNORECASE):
+                raise
 
     @classmethod
     async def unavailable(cls) -> str | None:
@@ -133,32 +107,31 @@ class DockerRuntime(ContainerRuntime):
         reason, _ = await self._probe()
         if reason:
             raise SandboxUnavailable(reason)
-        return DockerSandbox(spec, host, self.options, self.engine())
+        return DockerSandbox(spec, host, self.options, type(self))
 
     async def discard(self, snapshot: str, host: Host) -> None:
         if image := _snapshot_image(snapshot, host):
-            await self.engine().call("rmi", "--force", image)
+            await self.call("rmi", "--force", image)
         await super().discard(snapshot, host)
 
     @classmethod
     async def remove_containers(cls, host: Host) -> None:
-        engine = cls.engine()
         label = f"label={NODE_LABEL}={node_name(host.sandboxes)}"
         try:
-            listed = await engine.call("ps", "--all", "--filter", label, "--format", "{{.Names}}")
+            listed = await cls.call("ps", "--all", "--filter", label, "--format", "{{.Names}}")
         except SandboxUnavailable:
             return  # Without its engine no container runs.
         for name in listed.split():
             if name.startswith(f"{node_name(host.sandboxes)}-"):
-                await engine.remove(name)
+                await cls.remove(name)
 
     async def begin(self, sandbox: DockerSandbox) -> None:
-        engine, logs = sandbox.engine, sandbox.host.logs / sandbox.spec.name
+        logs = sandbox.host.logs / sandbox.spec.name
         _, rootless = await self._probe()
-        await engine.call("create", *sandbox.create_arguments(rootless=rootless), timeout=PULL_SECONDS)
+        await self.call("create", *sandbox.create_arguments(rootless=rootless), timeout=PULL_SECONDS)
         sandbox.holder = start_supervised(
             Launch(
-                argv=(engine.binary, "start", "--attach", "--interactive", sandbox.name),
+                argv=(self.binary(), "start", "--attach", "--interactive", sandbox.name),
                 env=engine_environment(),
                 cwd=Path("/"),
                 stdin=None,
@@ -169,13 +142,24 @@ class DockerRuntime(ContainerRuntime):
             sandbox.root,
         )
         try:
-            pid = await engine.first_pid(sandbox.name, sandbox.holder)
+            pid = await self._first_pid(sandbox.name, sandbox.holder)
         except TimeoutError:
             raise SandboxUnavailable(f"container {sandbox.name} did not start") from None
         except SandboxError as error:
             told = (logs / "container.stderr").read_text(errors="replace")
-            raise engine.failure(("start",), told) if told.strip() else error from None
+            raise self.failure("start", told) if told.strip() else error from None
         await sandbox.attach(pid, own_processes=1)
+
+    async def _first_pid(self, name: str, holder: Supervised) -> int:
+        """The host's pid of a container's first process, once it runs."""
+        async with asyncio.timeout(START_SECONDS):
+            while True:
+                state = await self.call("inspect", "--format", "{{.State.Pid}}", name)
+                if state.isdigit() and int(state) > 0:
+                    return int(state)
+                if holder.ended.done():
+                    raise SandboxError(f"container {name} ended as soon as it was started")
+                await asyncio.sleep(0.02)
 
     @classmethod
     async def _probe(cls) -> tuple[str | None, bool]:
@@ -191,7 +175,7 @@ class DockerRuntime(ContainerRuntime):
     async def _ask(cls) -> tuple[str | None, bool]:
         if sys.platform != "linux":
             return f"{cls.engine_name} sandboxes need Linux", False
-        info = json.loads(await cls.engine().call("info", "--format", "{{json .}}", timeout=30.0))
+        info = json.loads(await cls.call("info", "--format", "{{json .}}", timeout=30.0))
         rootless = cls.is_rootless(info)
         if not rootless and os.geteuid() != 0:
             return (

@@ -12,7 +12,7 @@ import pytest
 from polar.config import plugins
 from polar.errors import InvalidInput, Unavailable
 from polar.models.component import Component
-from polar.runtimes.apptainer import ApptainerEngine, ApptainerRuntime, ApptainerSandbox
+from polar.runtimes.apptainer import ApptainerRuntime, ApptainerSandbox
 from polar.runtimes.base import (
     Command,
     Host,
@@ -24,7 +24,7 @@ from polar.runtimes.base import (
 )
 from polar.runtimes.cgroups import node_name
 from polar.runtimes.containers import container_name
-from polar.runtimes.docker import DockerEngine, DockerRuntime, DockerSandbox, PodmanRuntime
+from polar.runtimes.docker import DockerRuntime, DockerSandbox, PodmanRuntime
 from tests.fakes.engine_cli import FakeEngine, fake_engine
 
 RUNNING_AS_ROOT = {"SecurityOptions": ["name=seccomp,profile=default"], "ServerErrors": None}
@@ -59,7 +59,7 @@ WITH_TOOL = replace(SPEC, tools=(TOOL,))
 def described(at: Path, *, rootless: bool = False, **options: object) -> list[str]:
     """The orders for a container with one tool directory whose name has a comma."""
     parsed = DockerRuntime.Options.model_validate({"image": "debian:12", **options})
-    sandbox = DockerSandbox(WITH_TOOL, Host(at), parsed, DockerEngine("docker"))
+    sandbox = DockerSandbox(WITH_TOOL, Host(at), parsed, DockerRuntime)
     return list(sandbox.create_arguments(rootless=rootless))
 
 
@@ -77,13 +77,15 @@ def test_a_container_is_closed_unless_told_otherwise(tmp_path: Path) -> None:
     assert arguments[-3] == "debian:12"
 
 
-def test_commands_are_told_of_the_proxy_only_where_a_list_opens_it(tmp_path: Path) -> None:
+def test_commands_are_told_of_the_proxy_only_where_a_list_opens_it(
+    docker: FakeEngine, tmp_path: Path
+) -> None:
     for allow in ([], ["pypi.org:443"]):
         host = Host(tmp_path / f"node{len(allow)}")
         root = host.sandboxes / "s1"
         root.mkdir(parents=True)
         options = DockerRuntime.Options.model_validate({"image": "debian:12", "network": {"allow": allow}})
-        sandbox = DockerSandbox(SPEC, host, options, DockerEngine("docker"))
+        sandbox = DockerSandbox(SPEC, host, options, DockerRuntime)
         sandbox.launch(Command(("true",)), root / "out", root / "err")
         (env_file,) = root.glob("env-*")
         assert ("https_proxy=http://127.0.0.1:47101\n" in env_file.read_text()) is bool(allow)
@@ -131,13 +133,13 @@ def test_containers_of_two_nodes_are_told_apart(tmp_path: Path) -> None:
     assert value(one, "--name") != value(other, "--name")
 
 
-def test_secrets_are_not_on_the_command_line(tmp_path: Path) -> None:
+def test_secrets_are_not_on_the_command_line(docker: FakeEngine, tmp_path: Path) -> None:
     (tmp_path / "sessions/s1").mkdir(parents=True)
     options = DockerRuntime.Options(image="debian:12")
-    sandbox = DockerSandbox(SPEC, Host(tmp_path), options, DockerEngine("docker"))
+    sandbox = DockerSandbox(SPEC, Host(tmp_path), options, DockerRuntime)
     command = Command(("agent", "--now"), env={"KEY": "hush hush = yes"})
     launch = sandbox.launch(command, tmp_path / "out", tmp_path / "err")
-    assert launch.argv[:2] == ("docker", "exec")
+    assert launch.argv[:2] == (str(tmp_path / "bin" / "docker"), "exec")
     assert launch.argv[-3:] == (sandbox.name, "agent", "--now")
     assert not any("hush" in argument for argument in launch.argv)
     env_file = Path(value(list(launch.argv), "--env-file"))
@@ -149,7 +151,7 @@ def test_secrets_are_not_on_the_command_line(tmp_path: Path) -> None:
 def test_an_environment_that_cannot_be_passed_on_is_refused(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "sessions/s1").mkdir(parents=True)
     options = DockerRuntime.Options(image="debian:12")
-    sandbox = DockerSandbox(SPEC, Host(tmp_path), options, DockerEngine("docker"))
+    sandbox = DockerSandbox(SPEC, Host(tmp_path), options, DockerRuntime)
     with pytest.raises(SandboxError, match="cannot pass it on"):
         sandbox.launch(Command(("true",), env=env), tmp_path / "out", tmp_path / "err")
 
@@ -183,7 +185,7 @@ def test_what_cannot_be_an_image_is_refused(image: str) -> None:
     ],
 )
 def test_complaints_are_understood(complaint: str, kind: type[SandboxError]) -> None:
-    error = DockerEngine("/usr/bin/docker").failure(("create", "x"), complaint)
+    error = DockerRuntime.failure("create", complaint)
     assert type(error) is kind
     assert isinstance(error, Unavailable) == (kind is SandboxUnavailable)
     assert str(error).startswith("docker create: ")
@@ -257,10 +259,10 @@ def test_podman_says_in_its_own_way_that_it_is_rootless() -> None:
     assert not PodmanRuntime.is_rootless({})
 
 
-async def test_an_engine_that_does_not_answer_is_not_waited_for(docker: FakeEngine, tmp_path: Path) -> None:
+async def test_an_engine_that_does_not_answer_is_not_waited_for(docker: FakeEngine) -> None:
     docker.answer(info={"seconds": 60})
     with pytest.raises(SandboxUnavailable, match="no answer within"):
-        await DockerEngine(str(tmp_path / "bin" / "docker")).call("info", timeout=0.2)
+        await DockerRuntime.call("info", timeout=0.2)
 
 
 async def test_reap_removes_only_the_nodes_own_containers(docker: FakeEngine, tmp_path: Path) -> None:
@@ -273,7 +275,7 @@ async def test_reap_removes_only_the_nodes_own_containers(docker: FakeEngine, tm
 
 def instance(at: Path, **options: object) -> list[str]:
     parsed = ApptainerRuntime.Options.model_validate({"image": "/images/a.sif", **options})
-    sandbox = ApptainerSandbox(WITH_TOOL, Host(at), parsed, ApptainerEngine("apptainer"))
+    sandbox = ApptainerSandbox(WITH_TOOL, Host(at), parsed, ApptainerRuntime)
     return list(sandbox.start_arguments())
 
 
@@ -290,28 +292,27 @@ def test_an_instance_is_closed_unless_told_otherwise(tmp_path: Path) -> None:
     assert "--overlay" in instance(tmp_path, root="overlay")
 
 
-def test_an_instances_command_gets_its_arguments_unread() -> None:
-    argv = ApptainerEngine("apptainer").exec_argv(
-        "name", Command(("echo", "$HOME")), PurePosixPath("/workspace"), Path("/root/env-1")
-    )
-    assert argv[:2] == ("apptainer", "exec")
+def test_an_instances_command_gets_its_arguments_unread(apptainer: FakeEngine, tmp_path: Path) -> None:
+    options = ApptainerRuntime.Options(image="/images/a.sif")
+    sandbox = ApptainerSandbox(SPEC, Host(tmp_path), options, ApptainerRuntime)
+    argv = sandbox.exec_argv(Command(("echo", "$HOME")), Path("/root/env-1"))
+    assert argv[:2] == (str(tmp_path / "bin" / "apptainer"), "exec")
     assert "--no-eval" in argv
-    assert argv[-3:] == ("instance://name", "echo", "$HOME")
+    assert argv[-3:] == (f"instance://{sandbox.name}", "echo", "$HOME")
 
 
-async def test_instances_are_read_from_their_list(apptainer: FakeEngine, tmp_path: Path) -> None:
-    engine = ApptainerEngine(str(tmp_path / "bin" / "apptainer"))
+async def test_instances_are_read_from_their_list(apptainer: FakeEngine) -> None:
     listed = {"instances": [{"instance": "one", "pid": 41, "img": "/a.sif", "ip": ""}]}
     apptainer.answer(instance_list={"stdout": json.dumps(listed)})
-    assert await engine.instances("one") == {"one": 41}
-    await engine.remove("one")
-    await engine.remove("two")
+    assert await ApptainerRuntime.instances("one") == {"one": 41}
+    await ApptainerRuntime.remove("one")
+    await ApptainerRuntime.remove("two")
     stops = [order for order in apptainer.orders if order[:2] == ["instance", "stop"]]
     assert stops == [["instance", "stop", "--signal", "SIGKILL", "one"]]
     for garbage in ("", "[]", '{"instances": [{}]}', "INSTANCE NAME  PID"):
         apptainer.answer(instance_list={"stdout": garbage})
         with pytest.raises(SandboxError, match="cannot be understood"):
-            await engine.instances("one")
+            await ApptainerRuntime.instances("one")
 
 
 async def test_an_image_of_the_host_must_lie_where_the_operator_allows(
