@@ -22,8 +22,6 @@ from polar.models.completion import Completion
 from polar.models.session import Lease, SessionResult, SessionStatus
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import SpanProcessor
-
     from polar.telemetry.spans import Spans
 
 log = logging.getLogger(__name__)
@@ -66,15 +64,10 @@ def completion(done: Completion, *, session_id: str, model: str, parent: str | N
 
 
 @asynccontextmanager
-async def exporting(
-    settings: TelemetrySettings, resource: Mapping[str, str], *, to: SpanProcessor | None = None
-) -> AsyncIterator[None]:
-    """Send this process's spans where the settings or the environment say, if they do, while the body runs.
-
-    `to` takes the place of the exporter that they name.
-    """
+async def exporting(settings: TelemetrySettings, resource: Mapping[str, str]) -> AsyncIterator[None]:
+    """While the body runs, send the spans of this process where the settings or the environment say."""
     global _spans
-    spans = _started(settings, resource, to)
+    spans = _started(settings, resource)
     if spans is None:
         yield
         return
@@ -91,29 +84,25 @@ async def exporting(
             log.warning("the last spans could not be sent within %g s", LAST_SPANS_SECONDS)
 
 
-def _started(
-    settings: TelemetrySettings, resource: Mapping[str, str], processor: SpanProcessor | None
-) -> Spans | None:
+def _started(settings: TelemetrySettings, resource: Mapping[str, str]) -> Spans | None:
     """What makes spans; None: nobody has said where they go."""
     endpoint = settings.traces
-    is_asked_for = processor is not None or endpoint is not None
-    if processor is None and (endpoint == "off" or not (endpoint or environment_otlp_endpoint())):
+    if endpoint == "off" or not (endpoint or environment_otlp_endpoint()):
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        if is_asked_for:
+        if endpoint is not None:
             raise NotInstalled("traces need OpenTelemetry", hint="pip install 'polar-rl[otel]'") from None
         # The variable is every program's; whoever set it need not have thought of this one.
         log.warning("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but polar-rl[otel] is not installed")
         return None
     from polar.telemetry.spans import Spans
 
-    if processor is None:
-        # Without an address the exporter reads one from the environment.
-        if endpoint is not None and not endpoint.endswith("/v1/traces"):
-            endpoint = f"{endpoint.rstrip('/')}/v1/traces"
-        processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
+    # Without an address the exporter reads one from the environment.
+    if endpoint is not None and not endpoint.endswith("/v1/traces"):
+        endpoint = f"{endpoint.rstrip('/')}/v1/traces"
+    processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
     about = {"service.name": "polar", "service.version": __version__, **resource}
     return Spans(processor, about, with_content=settings.trace_content)

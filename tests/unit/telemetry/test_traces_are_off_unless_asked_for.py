@@ -9,10 +9,11 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
@@ -68,8 +69,9 @@ def result(status: SessionStatus, error: str | None = None) -> SessionResult:
 
 async def spans_of(act: Any, **settings: Any) -> dict[str, Any]:
     memory = InMemorySpanExporter()
-    async with exporting(TelemetrySettings(**settings), {}, to=SimpleSpanProcessor(memory)):
-        act()
+    with patch.object(trace_exporter, "OTLPSpanExporter", return_value=memory):
+        async with exporting(TelemetrySettings(traces="http://collector:4318", **settings), {}):
+            act()
     return {span.name: span for span in memory.get_finished_spans()}
 
 
