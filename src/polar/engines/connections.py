@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
-from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -114,9 +113,7 @@ class Exchange:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._connections.give_back(self._connection)
 
     @property

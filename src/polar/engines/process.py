@@ -22,6 +22,7 @@ from polar.engines.base import EngineError
 from polar.engines.connections import Connections, Disconnected
 from polar.engines.embedded.weights import ensure_model, is_cached
 from polar.errors import NotInstalled
+from polar.models.session import PROCESSED
 
 STOP_SECONDS = guard.STOP_SECONDS + 5.0
 LOOK_SECONDS = 0.2
@@ -218,7 +219,7 @@ def _vllm(settings: EngineSettings, say: Say) -> EngineCommand:
         "--dtype": usual if settings.dtype == "auto" else settings.dtype,
         "--max-model-len": settings.max_context,
         "--max-num-seqs": settings.slots,
-        "--logprobs-mode": "processed_logprobs",
+        "--logprobs-mode": PROCESSED,
     }
     command = [program, "serve", model, *_given(options), "--enable-prefix-caching"]
     # Pauses and weight updates are part of its developer's mode; it listens on this machine alone.

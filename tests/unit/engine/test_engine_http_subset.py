@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from polar.engines.embedded.sampler import LOGPROBS_MODE
 from polar.engines.embedded.server import EmbeddedServer
 from polar.errors import Unavailable
 from tests.fakes.tiny_llama import CONTEXT
@@ -47,7 +46,7 @@ async def test_models_names_context_version_and_what_logprobs_mean(
     assert card["id"] == server.model.name
     assert card["max_model_len"] == CONTEXT
     assert card["policy_version"] == 0
-    assert card["logprobs_mode"] == LOGPROBS_MODE == "processed_logprobs"
+    assert card["logprobs_mode"] == "processed_logprobs"
 
 
 async def test_completion_returns_ids_logprobs_and_usage(http: aiohttp.ClientSession) -> None:

@@ -23,7 +23,6 @@ import torch
 
 from polar.engines.embedded.grammar import Guide
 
-LOGPROBS_MODE = "processed_logprobs"
 GREEDY_BELOW = 1e-5
 """A temperature below this is taken for 0: dividing by it would overflow."""
 

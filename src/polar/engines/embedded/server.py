@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import orjson
@@ -29,7 +28,6 @@ from pydantic import BaseModel, ValidationError
 from polar.config.settings import EngineSettings
 from polar.engines.embedded.intake import Intake
 from polar.engines.embedded.model import SlotModel, load, read_weights
-from polar.engines.embedded.sampler import LOGPROBS_MODE
 from polar.engines.embedded.scheduler import Generation, Sampled, Scheduler
 from polar.engines.embedded.wire import (
     BadRequest,
@@ -47,6 +45,7 @@ from polar.engines.embedded.worker import Worker
 from polar.errors import InvalidInput, Unavailable, explain
 from polar.models.chat import FinishReason
 from polar.models.policy import PauseMode
+from polar.models.session import PROCESSED
 from polar.telemetry.page import CONTENT_TYPE, PATH, MetricsPage
 from polar.telemetry.readings import Readings, own_families
 
@@ -104,9 +103,7 @@ class EmbeddedServer:
         await web.SockSite(self._runner, self._socket).start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
         await self.worker.stop()
 
@@ -130,7 +127,7 @@ class EmbeddedServer:
             "parent": None,
             "max_model_len": self.model.context,
             "policy_version": self.scheduler.policy_version,
-            "logprobs_mode": LOGPROBS_MODE,
+            "logprobs_mode": PROCESSED,
         }
         return _json({"object": "list", "data": [card]})
 

@@ -24,40 +24,35 @@ REVISION = "q4_1-f32-1"
 
 _DEFAULT_ASSET = f"models/{DEFAULT_MODEL}-{REVISION}"
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
-_MODEL_FILES = (*_TOKENIZER_FILES, "*.safetensors")
 
 
-def ensure_model(name: str) -> Path:
+def ensure_model(name: str, files: tuple[str, ...] = (*_TOKENIZER_FILES, "*.safetensors")) -> Path:
     """The directory with the configuration, weights and tokenizer of a model.
 
-    `name` is the default model's, a directory, or a Hugging Face model id. Nothing heavy is
-    imported when the files are there already.
+    `name` is the default model's, a directory, or a Hugging Face model id, of which `files` are fetched.
+    Nothing heavy is imported when the files are there already.
     """
-    return _ensure(name, _MODEL_FILES)
+    if name == DEFAULT_MODEL:
+        return asset(_DEFAULT_ASSET, _make_default_model)
+    directory = Path(name).expanduser()
+    if not directory.is_dir():
+        return _from_hub(name, files)
+    if not (directory / "config.json").is_file():
+        raise NotInstalled(
+            f"model {name}: the directory has no config.json",
+            hint="name a directory written by save_pretrained",
+        )
+    return directory
 
 
 def ensure_tokenizer(name: str) -> Path:
     """As `ensure_model`, but of a hub model all files except the weights: for whoever only renders."""
-    return _ensure(name, _TOKENIZER_FILES)
+    return ensure_model(name, _TOKENIZER_FILES)
 
 
 def is_cached(name: str) -> bool:
     """Whether `ensure_model` would find the default model; other names are not ours to know."""
     return name != DEFAULT_MODEL or (cache_dir() / _DEFAULT_ASSET).is_dir()
-
-
-def _ensure(name: str, files: tuple[str, ...]) -> Path:
-    if name == DEFAULT_MODEL:
-        return asset(_DEFAULT_ASSET, _make_default_model)
-    directory = Path(name).expanduser()
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise NotInstalled(
-                f"model {name}: the directory has no config.json",
-                hint="name a directory written by save_pretrained",
-            )
-        return directory
-    return _from_hub(name, files)
 
 
 def _from_hub(name: str, files: tuple[str, ...]) -> Path:
