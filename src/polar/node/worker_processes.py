@@ -33,8 +33,8 @@ class WorkerEnded(Unavailable):
 class WorkerProcesses:
     """`await workers.run(function, *arguments)` is what the function returns, or the PolarError it raises."""
 
-    def __init__(self, count: int | None = None) -> None:
-        count = count or min(len(os.sched_getaffinity(0)), MOST)
+    def __init__(self) -> None:
+        count = min(len(os.sched_getaffinity(0)), MOST)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="worker")
         self._idle: list[_Worker] = []
 

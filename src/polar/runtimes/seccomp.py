@@ -98,7 +98,7 @@ def program(machine: str | None = None) -> bytes | None:
         refused += X86_ONLY.values()
     steps = [
         _load(_ARCHITECTURE_AT),
-        _unless_equal(ARCHITECTURES[machine], [_refuse(errno.ENOSYS)]),
+        _op(_JUMP_EQUAL, ARCHITECTURES[machine], 1, 0) + _refuse(errno.ENOSYS),
         _load(_NUMBER_AT),
     ]
     if machine == "x86_64":
@@ -138,8 +138,3 @@ def _refuse(number: int) -> bytes:
 def _if_equal(value: int, then: Iterable[bytes]) -> bytes:
     body = b"".join(then)
     return _op(_JUMP_EQUAL, value, 0, len(body) // 8) + body
-
-
-def _unless_equal(value: int, then: Iterable[bytes]) -> bytes:
-    body = b"".join(then)
-    return _op(_JUMP_EQUAL, value, len(body) // 8, 0) + body
