@@ -146,6 +146,7 @@ class HttpEngine(Engine):
     ) -> None:
         """`model` and `max_context` are what the settings say, for servers that do not say it themselves."""
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._max_context = max_context
         self.policy_version = 0
         """Stamped on tokens, as they come, when the server does not name the version itself."""
         self._model = ""

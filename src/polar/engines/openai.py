@@ -47,16 +47,10 @@ class OpenAIEngine(HttpEngine):
     requirement = "an engine that returns token ids: openai gives text only"
 
     def __init__(
-        self,
-        url: str,
-        api_key: str | None = None,
-        *,
-        model: str | None = None,
-        max_context: int | None = None,
+        self, url: str, api_key: str | None = None, *, model: str | None = None, **settings: Any
     ) -> None:
-        super().__init__(url, api_key)
+        super().__init__(url, api_key, **settings)
         self._model = model or ""
-        self._max_context = max_context
         self._refused: set[str] = set()
         """Parameters that this endpoint does not take."""
 
