@@ -87,29 +87,29 @@ class NcclGroup:
         self._members.destroy()
 
 
-class Line:
+class Peer:
     """One end of the connection between a trainer and an engine's client."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
-    def say(self, **words: object) -> None:
+    def send(self, **words: object) -> None:
         self._writer.write(orjson.dumps(words) + b"\n")
 
-    async def hear(self, seconds: float = SEND_SECONDS) -> dict[str, Any]:
+    async def receive(self, seconds: float = SEND_SECONDS) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
-                heard: dict[str, Any] = orjson.loads(await self._reader.readline())
+                received: dict[str, Any] = orjson.loads(await self._reader.readline())
         except TimeoutError:
             raise PeerGone(f"the other side has not answered within {seconds:g} s") from None
         except (OSError, ValueError):
             raise PeerGone("the other side has broken off; its log says why, unless it has ended") from None
-        return heard
+        return received
 
-    async def hear_during(self, work: Awaitable[Given], seconds: float = SEND_SECONDS) -> Given:
+    async def receive_during(self, work: Awaitable[Given], seconds: float = SEND_SECONDS) -> Given:
         """What the work gives, while the other side does its own; the first trouble ends the wait."""
-        ours, theirs = asyncio.ensure_future(work), asyncio.ensure_future(self.hear(seconds))
+        ours, theirs = asyncio.ensure_future(work), asyncio.ensure_future(self.receive(seconds))
         try:
             await asyncio.gather(ours, theirs)
             return ours.result()
@@ -119,7 +119,7 @@ class Line:
 
 
 @asynccontextmanager
-async def line_to(told: Mapping[str, Any]) -> AsyncIterator[Line]:
+async def trainer_at(told: Mapping[str, Any]) -> AsyncIterator[Peer]:
     """A connection to the trainer that a manifest names."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -130,7 +130,7 @@ async def line_to(told: Mapping[str, Any]) -> AsyncIterator[Line]:
             hint="rollouts.address is the trainer's as nodes and engines reach it",
         ) from error
     try:
-        yield Line(reader, writer)
+        yield Peer(reader, writer)
     finally:
         writer.close()
 
@@ -166,15 +166,15 @@ class Sender:
 
     async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await self._give(Line(reader, writer))
+            await self._give(Peer(reader, writer))
         except Exception as error:
             # Whoever is not given them here waits for files.
             log.warning("an engine was not given weights over NCCL: %r", error)
         finally:
             writer.close()
 
-    async def _give(self, line: Line) -> None:
-        asked = await line.hear()
+    async def _give(self, peer: Peer) -> None:
+        asked = await peer.receive()
         tensors = list(self._offers[asked["offer"]].tensors.values())
         if not secrets.compare_digest(asked["secret"], self._secret) or not tensors:
             return
@@ -182,50 +182,50 @@ class Sender:
         group = self._groups.pop(key, None) if asked["is_joined"] else None
         if is_new := group is None:
             self._forget(*key)
-            group = await self._met(line, asked["workers"] + 1, tensors[0].device)
+            group = await self._met(peer, asked["workers"] + 1, tensors[0].device)
         try:
             if not is_new:
-                line.say(init_info=None)
-                await line.hear()
-            await line.hear_during(_send(line, group, tensors))
+                peer.send(init_info=None)
+                await peer.receive()
+            await peer.receive_during(_send(peer, group, tensors))
         except BaseException:
-            _apart(group.leave)
+            _in_thread(group.leave)
             raise
         self._groups[key] = group
-        line.say(kept=True)
+        peer.send(kept=True)
 
     def _forget(self, client: str, started: str | None) -> None:
         """Leave groups whose engine is in another one from now on, or was started anew."""
         for key in [key for key in self._groups if key[0] == client or key[1] == started]:
-            _apart(self._groups.pop(key).leave)
+            _in_thread(self._groups.pop(key).leave)
 
-    async def _met(self, line: Line, members: int, device: device) -> NcclGroup:
+    async def _met(self, peer: Peer, members: int, device: device) -> NcclGroup:
         """A new group, once the engine is ready to be sent weights."""
         with socket.create_server((self._server.sockets[0].getsockname()[0], 0)) as store:
             host, port = store.getsockname()
             at = {"master_address": host, "master_port": port, "rank_offset": 1, "world_size": members}
-            line.say(init_info=at)
-            meeting = asyncio.ensure_future(_meet(line, partial(NcclGroup, store, members, device)))
+            peer.send(init_info=at)
+            meeting = asyncio.ensure_future(_meet(peer, partial(NcclGroup, store, members, device)))
             try:
-                return await line.hear_during(meeting)
+                return await peer.receive_during(meeting)
             except PeerGone:
                 if meeting.done() and not meeting.cancelled():
-                    _apart(meeting.result().leave)
+                    _in_thread(meeting.result().leave)
                 raise
 
 
-async def _meet(line: Line, make: Callable[[], NcclGroup]) -> NcclGroup:
-    group = await _apart(make)
-    line.say(met=True)
+async def _meet(peer: Peer, make: Callable[[], NcclGroup]) -> NcclGroup:
+    group = await _in_thread(make)
+    peer.send(met=True)
     return group
 
 
-async def _send(line: Line, group: NcclGroup, tensors: Sequence[Tensor]) -> None:
-    await _apart(partial(group.send, tensors))
-    line.say(sent=True)
+async def _send(peer: Peer, group: NcclGroup, tensors: Sequence[Tensor]) -> None:
+    await _in_thread(partial(group.send, tensors))
+    peer.send(sent=True)
 
 
-def _apart(work: Callable[[], Given]) -> asyncio.Future[Given]:
+def _in_thread(work: Callable[[], Given]) -> asyncio.Future[Given]:
     """On a thread that nobody waits for at the process's end: NCCL may keep it for ever."""
     given: Future[Given] = Future()
     given.set_running_or_notify_cancel()

@@ -330,8 +330,8 @@ class VllmEngine(ModelServer):
         workers, started = await self._workers(), await self._started()
         joined = (told["secret"], started) if started is not None else None
         is_joined, self._joined = joined is not None and self._joined == joined, None
-        async with nccl.line_to(told) as trainer:
-            trainer.say(
+        async with nccl.trainer_at(told) as trainer:
+            trainer.send(
                 secret=told["secret"],
                 offer=told["offer"],
                 client=self._id,
@@ -339,31 +339,31 @@ class VllmEngine(ModelServer):
                 workers=workers,
                 is_joined=is_joined,
             )
-            answer = await trainer.hear(nccl.ANSWER_SECONDS)
+            answer = await trainer.receive(nccl.ANSWER_SECONDS)
             if answer["init_info"] is not None:
                 await self._meet(trainer, answer)
             await self._begin_transfer(_NCCL)
-            trainer.say(begin=True)
+            trainer.send(begin=True)
             try:
                 order = self._order("/update_weights", {"update_info": update_info}, needs=_NCCL)
-                await trainer.hear_during(order, nccl.SEND_SECONDS)
+                await trainer.receive_during(order, nccl.SEND_SECONDS)
             except nccl.PeerGone as error:
                 raise EngineDown(
                     f"the engine at {self.url} was being sent weights: {error}",
                     hint="start it anew: it waits for them for as long as it runs",
                 ) from error
             await self._order("/finish_weight_update", needs=_NCCL)
-            trainer.say(done=True)
+            trainer.send(done=True)
             # One that ends now has sent all there was.
             with suppress(nccl.PeerGone):
-                await trainer.hear(nccl.ANSWER_SECONDS)
+                await trainer.receive(nccl.ANSWER_SECONDS)
                 self._joined = joined
 
-    async def _meet(self, trainer: nccl.Line, answer: dict[str, Any]) -> None:
+    async def _meet(self, trainer: nccl.Peer, answer: dict[str, Any]) -> None:
         # Of the trainer before. vLLM before 0.32 keeps its memory.
         await self._ask("POST", "/shutdown_weight_transfer_engine", seconds=ORDER_SECONDS)
         order = self._order("/init_weight_transfer_engine", answer, needs=_NCCL)
-        await trainer.hear_during(order, nccl.MEET_SECONDS)
+        await trainer.receive_during(order, nccl.MEET_SECONDS)
 
     async def _workers(self) -> int:
         """How many processes vLLM computes with."""

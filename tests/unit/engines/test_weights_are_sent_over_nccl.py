@@ -332,10 +332,10 @@ async def test_nobody_without_the_manifest_is_given_weights(
     _, update = offered(sender, tmp_path)
     with transfer.reading(update.path) as shared:
         assert shared is not None
-    async with nccl.line_to(shared["nccl"]) as trainer:
-        trainer.say(secret="guessed", offer=0, client="c", started=None, workers=1, is_joined=False)
+    async with nccl.trainer_at(shared["nccl"]) as trainer:
+        trainer.send(secret="guessed", offer=0, client="c", started=None, workers=1, is_joined=False)
         with pytest.raises(nccl.PeerGone):
-            await trainer.hear(30)
+            await trainer.receive(30)
     assert groups == []
 
 
