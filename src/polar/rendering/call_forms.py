@@ -16,7 +16,7 @@ from typing import Any
 
 from polar.models.chat import ToolCall, ToolDefinition
 from polar.rendering.base import MessageDelta
-from polar.rendering.tool_calls import OPEN, CallReader, call_of, overlap, strict_json
+from polar.rendering.tool_calls import OPEN, CallReader, call_of, calls_in, overlap, strict_json
 
 Types = Mapping[str, Mapping[str, Any]]
 """Function → parameter → its JSON schema."""
@@ -135,6 +135,9 @@ def _hermes(text: str, types: Types) -> Iterator[ToolCall]:
 
 
 _FENCE = "```json"
+_OPENINGS = re.compile(f"{OPEN}|{_FENCE}")
+_VALUE = re.compile(r"[\s,}\]]*(?=[{\[])")
+"""What may stand before an object or a list, and after another one: small models miscount brackets."""
 
 
 def _fenced(text: str, types: Types) -> Iterator[ToolCall]:
@@ -142,18 +145,25 @@ def _fenced(text: str, types: Types) -> Iterator[ToolCall]:
 
     Qwen2.5-Coder is shown the tags by its template, but was hardly trained on them.
     """
-    if text.startswith(OPEN):
-        yield from _hermes(text, types)
-    place = text.find(_FENCE)
-    while place >= 0:
-        start = text.find("{", place)
-        _, end = json.JSONDecoder(strict=False).raw_decode(text, start)
-        call = call_of(text[start:end])
-        if call.name not in types:
-            raise ValueError(f"{call.name} is no function of these")
-        yield call
-        # Behind the call: what its arguments say is no call, whatever it looks like.
-        place = text.find(_FENCE, end)
+    place = 0
+    while opening := _OPENINGS.search(text, place):
+        is_fence = opening[0].startswith(_FENCE)
+        place = opening.end()
+        while more := _VALUE.match(text, place):
+            try:
+                _, end = json.JSONDecoder(strict=False).raw_decode(text, more.end())
+            except ValueError:
+                end = more.end()
+            calls = calls_in(text[more.end() : end])
+            if is_fence and not (calls and all(call.name in types for call in calls)):
+                raise ValueError("it is no call of a function of these")
+            yield from (replace(call, id="") for call in calls)
+            # Behind the call: what its arguments say is no call, whatever it looks like.
+            place = end
+            if not is_fence:
+                break
+        if is_fence and place == opening.end():
+            raise ValueError("it is no call")
 
 
 def _xml(text: str, types: Types) -> Iterator[ToolCall]:

@@ -119,8 +119,8 @@ class CallReader:
         if outcome is None:
             return False
         body, self._buffer = self._buffer[: self._scan.position], self._buffer[self._scan.position :]
-        parsed = _parse(body) if outcome else None
-        if parsed is None:
+        parsed = calls_in(body) if outcome else []
+        if not parsed:
             self._emit(self._gap + OPEN + body, content)
             self._state = _CallState.TEXT
             return True
@@ -196,8 +196,8 @@ class _BracketScan:
         return text.endswith(tag, 0, self.position)
 
 
-def _parse(body: str) -> list[ToolCall] | None:
-    """Each call in a JSON object or list, None if it is no call."""
+def calls_in(body: str) -> list[ToolCall]:
+    """Each call in a JSON object or list, none if it is no call."""
     text = body.strip()
     try:
         if text.startswith("["):
@@ -206,8 +206,8 @@ def _parse(body: str) -> list[ToolCall] | None:
         else:
             found = [call_of(text)]
     except (ValueError, RecursionError):
-        return None
-    return found or None
+        return []
+    return found
 
 
 def call_of(text: str) -> ToolCall:

@@ -144,6 +144,39 @@ def test_json_in_markdown_is_a_call_where_it_is_asked_for_and_names_a_tool(step:
         assert said(text) == Message(Role.ASSISTANT, text)
 
 
+LOOK_A, LOOK_B = (json.dumps({"name": "look", "arguments": {"at": place}}) for place in "ab")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (
+            '<tool_call>{"name": "look", "arguments": {"at": "```json\\n{}\\n```"}}</tool_call>',
+            ["```json\n{}\n```"],
+        ),
+        (
+            f'<tool_call>{{"name": "look", "arguments": {{"at": "```json", "b": {LOOK_B}}}}}</tool_call>',
+            ["```json"],
+        ),
+        (f"```json\n[{LOOK_A}, {LOOK_B}]\n```", ["a", "b"]),
+        (f"```json\n{LOOK_A}}}\n{LOOK_B}\n```", ["a", "b"]),
+        (f"```json\n{LOOK_A}\n```\n<tool_call>{LOOK_B}</tool_call>", ["a", "b"]),
+        (f"<tool_call>{LOOK_A}</tool_call>\n```json\n{LOOK_B}\n```", ["a", "b"]),
+        (f"```json\n[1]\n```\nand not {LOOK_A}", []),
+        (f"```json\nsee below\n```\nand not {LOOK_A}", []),
+    ],
+)
+def test_calls_in_tags_and_in_markdown_are_those_that_stand_there(
+    text: str, arguments: list[str], tmp_path: Path
+) -> None:
+    directory = with_bytes(TEMPLATE.replace("CALLS", FORMS["hermes"]), tmp_path)
+    renderer = renderer_for("x", directory, tool_form="fenced")
+    assert isinstance(renderer, TemplateRenderer)
+    read = read_turn(renderer.parser((TOOL,)), renderer.tokens.ids(text))
+    assert [json.loads(call.arguments)["at"] for call in read.tool_calls] == arguments
+    assert read.content == ("" if arguments else text)
+
+
 def test_a_form_may_be_named_where_the_template_writes_none(tmp_path: Path) -> None:
     directory = with_bytes(TEMPLATE.replace("CALLS", ""), tmp_path)
     with pytest.raises(InvalidInput, match="shows tools and no calls"):
