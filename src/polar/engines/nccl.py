@@ -64,9 +64,14 @@ class NcclGroup:
 
         torch.cuda.set_device(device)
         host, port = store.getsockname()
-        met = StatelessProcessGroup.create(
-            host, port, 0, members, store_timeout=int(MEET_SECONDS), listen_socket=store
-        )
+        # Torch's store has it to itself from here on: it ends the process if anybody else closes it.
+        own = store.dup()
+        try:
+            met = StatelessProcessGroup.create(
+                host, port, 0, members, store_timeout=int(MEET_SECONDS), listen_socket=own
+            )
+        finally:
+            own.detach()
         self._device = device
         self._members = PyNcclCommunicator(met, device=device)
         if self._members.disabled:
@@ -215,9 +220,20 @@ class Sender:
 
 
 async def _meet(peer: Peer, make: Callable[[], NcclGroup]) -> NcclGroup:
-    group = await _in_thread(make)
+    making = _in_thread(make)
+    try:
+        group = await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_leave_late)
+        raise
     peer.send(met=True)
     return group
+
+
+def _leave_late(making: asyncio.Future[NcclGroup]) -> None:
+    """Leave a group that came about when nobody waited for it any more."""
+    if making.exception() is None:
+        _in_thread(making.result().leave)
 
 
 async def _send(peer: Peer, group: NcclGroup, tensors: Sequence[Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -337,6 +338,85 @@ async def test_nobody_without_the_manifest_is_given_weights(
         with pytest.raises(nccl.PeerGone):
             await trainer.receive(30)
     assert groups == []
+
+
+async def test_a_group_that_nobody_waits_for_any_more_is_left(
+    sender: Sender, groups: list[SocketGroup], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, update = offered(sender, tmp_path)
+    with transfer.reading(update.path) as shared:
+        assert shared is not None
+    told = shared["nccl"]
+    async with nccl.trainer_at(told) as trainer:
+        trainer.send(secret=told["secret"], offer=0, client="c", started=None, workers=1, is_joined=False)
+        at = (await trainer.receive(30))["init_info"]
+        while not groups:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await asyncio.wait_for(_logged("was not given weights", caplog), 30)
+    # The engine's client is gone, and its worker comes all the same.
+    _, writer = await asyncio.open_connection(at["master_address"], at["master_port"])
+    assert await asyncio.to_thread(groups[0].has_left.wait, 30)
+    writer.close()
+
+
+AS_IN_VLLM = """
+import socket, sys, threading, types
+from datetime import timedelta
+
+import torch
+from torch.distributed import TCPStore
+
+
+def store(host, port, members, **more):
+    return TCPStore(host, port, members, timeout=timedelta(seconds=30), use_libuv=False, **more)
+
+
+class StatelessProcessGroup:
+    @staticmethod
+    def create(host, port, rank, members, store_timeout, listen_socket):
+        made = StatelessProcessGroup()
+        made.store = store(host, port, members, is_master=True, master_listen_fd=listen_socket.fileno())
+        made.socket = listen_socket
+        return made
+
+
+class PyNcclCommunicator:
+    disabled = False
+
+    def __init__(self, group, device):
+        self.group = group
+
+
+names = ("vllm", "vllm.distributed", "vllm.distributed.device_communicators")
+sys.modules |= {name: types.ModuleType(name) for name in names}
+for name, known in (("utils", StatelessProcessGroup), ("device_communicators.pynccl", PyNcclCommunicator)):
+    sys.modules[f"vllm.distributed.{name}"] = module = types.ModuleType(name)
+    setattr(module, known.__name__, known)
+torch.cuda.set_device = lambda device: None
+
+from polar.engines.nccl import NcclGroup
+
+joined = []
+with socket.create_server(("127.0.0.1", 0)) as listening:
+    host, port = listening.getsockname()
+    joining = threading.Thread(target=lambda: joined.append(store(host, port, 2, is_master=False)))
+    joining.start()
+    group = NcclGroup(listening, 2, None)
+    joining.join()
+# The engine ends.
+joined.clear()
+group._members.group.store.set("still", "here")
+print(group._members.group.store.get("still"), flush=True)
+del group
+"""
+
+
+async def test_a_trainer_outlives_the_store_where_it_met_an_engine() -> None:
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", AS_IN_VLLM, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    said, complaint = await asyncio.wait_for(running.communicate(), 60)
+    assert (running.returncode, said) == (0, b"b'here'\n"), complaint.decode()
 
 
 def test_a_trainer_without_vllm_is_told_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
