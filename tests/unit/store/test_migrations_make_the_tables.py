@@ -10,6 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, text
 
+from polar.errors import PolarError
 from polar.store import migrations
 from polar.store.database import Database
 from polar.store.migrations import upgrade
@@ -52,6 +53,18 @@ async def test_an_older_database_is_brought_to_the_newest_tables(
         monkeypatch.setattr(migrations, "__file__", str(later / "__init__.py"))
         for _ in range(2):
             assert await database.write(differences) == ["remove_column"]
+
+
+async def test_a_database_from_before_the_first_migration_is_not_taken_for_a_newer_one(
+    empty_place: Path | str,
+) -> None:
+    def migrate(connection: Connection) -> None:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+        upgrade(connection, "older")
+
+    async with Database.open(empty_place) as database:
+        with pytest.raises(PolarError, match="made by an earlier Polar"):
+            await database.write(migrate)
 
 
 async def test_the_policy_has_its_one_row(empty_place: Path | str) -> None:

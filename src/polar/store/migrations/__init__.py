@@ -27,11 +27,18 @@ def upgrade(connection: Connection, name: str) -> None:
     scripts = ScriptDirectory.from_config(config)
     context = MigrationContext.configure(connection)
     found = set(context.get_current_heads())
+    known = {script.revision for script in scripts.walk_revisions()}
     if not found:
         metadata.create_all(connection)
         connection.execute(insert(policy).values(id=1, step=0, version=0))
         context.stamp(scripts, "head")
-    elif found - {script.revision for script in scripts.walk_revisions()}:
+    elif max(found) < min(known):
+        raise PolarError(
+            f"the database {name} was made by an earlier Polar (version {', '.join(sorted(found))}), whose"
+            " tables cannot be brought up to date",
+            hint="choose another data_dir, or go on with that Polar",
+        )
+    elif found - known:
         raise PolarError(
             f"the database {name} was made by a newer Polar (version {', '.join(sorted(found))})",
             hint="upgrade Polar, or choose another data_dir",
