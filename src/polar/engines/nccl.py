@@ -151,7 +151,8 @@ class Sender:
         """By the client and when its engine was started: another engine is in no group."""
         self._loop = asyncio.new_event_loop()
         Thread(target=self._loop.run_forever, name="nccl", daemon=True).start()
-        serving = asyncio.start_server(self._attend, address, 0)
+        # A name may have several addresses, each with a port of its own; engines are told of one.
+        serving = asyncio.start_server(self._attend, address, 0, family=socket.AF_INET)
         self._server = asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
     def __enter__(self) -> Sender:

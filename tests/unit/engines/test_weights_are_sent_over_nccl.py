@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -94,6 +95,24 @@ async def test_vllm_meets_the_trainer_once_and_is_sent_every_version(
             "/update_weight_version",
         ]
     assert [group.sends for group in groups] == [2]
+
+
+async def test_a_trainer_may_be_named_by_a_host_with_addresses_of_two_kinds(
+    groups: list[SocketGroup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = socket.getaddrinfo
+    other = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
+
+    def both(host: Any, port: Any, family: int = 0, *rest: Any, **more: Any) -> list[Any]:
+        found: list[Any] = list(asked(host, port, family, *rest, **more))
+        return found if family or host != "localhost" else [other, *found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    with Sender("localhost") as sender:
+        _, update = offered(sender, tmp_path)
+        async with a_vllm() as wire, a_client(wire) as engine:
+            await asyncio.wait_for(engine.update_weights(update), 30)
+            assert wire.received_weights == ARRIVED
 
 
 async def test_it_meets_the_trainer_before_anything_is_begun(sender: Sender, tmp_path: Path) -> None:
