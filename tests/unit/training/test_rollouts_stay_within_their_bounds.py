@@ -86,15 +86,11 @@ def test_every_task_is_rolled_out_in_each_round_and_sampled_as_the_trainer_compu
     assert pins == {(0.7, 1.0, 0)}
 
 
-@pytest.mark.parametrize("has_cursors", [True, False], ids=["", "from a release without cursors"])
-def test_a_run_that_goes_on_takes_the_groups_that_it_would_have_taken(has_cursors: bool) -> None:
+def test_a_run_that_goes_on_takes_the_groups_that_it_would_have_taken() -> None:
     client = RolloutClient()
     whole = source(client)
     whole.take(PolicyVersions(0))
     state = whole.state()
-    if not has_cursors:
-        del state["cursor"]
-        state["in_flight"] = {id: turn[:3] for id, turn in state["in_flight"].items()}
     expected = [names(whole.take(PolicyVersions(0))) for _ in range(3)]
     again = source(client)
     again.restore(state)
