@@ -186,14 +186,13 @@ def test_extensions_are_what_the_template_gives(case: Case, data: st.DataObject)
     check_extension(case, *drawn(case, data))
 
 
-def test_thoughts_before_a_call_and_after_it_are_extended_too(case: Case) -> None:
-    if case.renderer.calls is None:
-        return
+def test_thoughts_in_two_turns_are_extended_too(case: Case) -> None:
     called = Message(Role.ASSISTANT, "", "I think az", (ToolCall("call_0", "bash", "{}"),))
     result = Message(Role.TOOL, "az", tool_call_id="call_0", name="bash")
     answered = Message(Role.ASSISTANT, "az", "I think az")
     asked = Message(Role.USER, "az")
-    check_extension(case, [[asked], [called, result], [answered, asked]], [])
+    between = [[called, result]] if case.renderer.calls is not None else [[answered, asked]]
+    check_extension(case, [[asked], *between, [answered, asked]], [])
 
 
 @FEW
