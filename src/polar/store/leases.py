@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, select, update
 
 from polar.errors import Conflict, NotFound
 from polar.models.session import (
@@ -54,11 +54,20 @@ class Expired:
 def waiting(runtime: str, now: float, avoid: Sequence[str] = ()) -> Select[Any]:
     """The queue of a runtime in the order in which it is leased, without those that wait for a retry, and
     without the tasks that are to be avoided."""
-    is_due = sessions.c.not_before.is_(None) | (sessions.c.not_before <= now)
-    queue = select(sessions).where(IS_QUEUED, sessions.c.runtime == runtime, is_due)
+    queue = select(sessions).where(IS_QUEUED, sessions.c.runtime == runtime, _is_due(now))
     if avoid:
         queue = queue.where(sessions.c.task_id.not_in(avoid))
     return queue.order_by(sessions.c.priority.desc(), sessions.c.turn, sessions.c.seq)
+
+
+def _is_due(now: float) -> ColumnElement[bool]:
+    """Of a waiting session whose pause after a failure is over, if it had one.
+
+    One that was put back at a time still to come went by a clock that was set back since, and would wait for
+    as much longer.
+    """
+    is_from_the_future = sessions.c.updated_at > now + CLOCK_SECONDS
+    return sessions.c.not_before.is_(None) | (sessions.c.not_before <= now) | is_from_the_future
 
 
 class LeaseStore(Repository):

@@ -1,4 +1,4 @@
-"""A clock that is set while sessions run ends no lease early, and keeps none for ever."""
+"""A clock that is set while sessions run ends no lease early, and keeps none and no retry for ever."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from polar.models.session import SessionStatus
+from polar.models.session import FailureReason, Lease, SessionStatus
 from polar.models.views import SessionBeat
 from polar.store import database
-from polar.store.leases import Expired
+from polar.store.delivery import Retries
+from polar.store.leases import CLOCK_SECONDS, Expired
 from polar.store.store import Store
 from tests.databases import fresh_postgres
-from tests.fakes.control_plane import Clock, idle_task
+from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 
 LEASE_SECONDS = 30.0
+RETRY_SECONDS = 10.0
 HOUR = 3600.0
+
+
+async def claim(store: Store) -> tuple[Lease, ...]:
+    return await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=LEASE_SECONDS)
 
 
 async def lease_one(store: Store) -> SessionBeat:
     await store.tasks.submit(idle_task("t"))
-    (lease,) = await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=LEASE_SECONDS)
+    (lease,) = await claim(store)
     return SessionBeat(session_id=lease.session_id, key=lease.key, status=SessionStatus.INIT)
 
 
@@ -51,6 +57,31 @@ async def test_a_lease_given_before_the_clock_was_set_back_ends_like_one_given_n
     assert await store.leases.expire(max_attempts=3, longest=LEASE_SECONDS) == Expired()
     clock.now += LEASE_SECONDS + 1
     assert await store.leases.expire(max_attempts=3, longest=LEASE_SECONDS) == Expired(requeued=1)
+
+
+async def fail_one(store: Store) -> None:
+    """Leave a session in the queue that waits for its second attempt."""
+    await store.tasks.submit(idle_task("t"))
+    (lease,) = await claim(store)
+    failed = result_of(lease, status=SessionStatus.FAILED, failure=FailureReason.INFRASTRUCTURE)
+    await complete(store, lease.key, failed, retries=Retries(3, RETRY_SECONDS))
+    assert not await claim(store)
+
+
+async def test_a_retry_put_off_before_the_clock_was_set_back_is_not_put_off_by_as_much(
+    store: Store, clock: Clock
+) -> None:
+    await fail_one(store)
+    clock.now -= HOUR
+    assert await claim(store)
+
+
+async def test_clocks_of_servers_that_differ_a_little_shorten_no_retry(store: Store, clock: Clock) -> None:
+    await fail_one(store)
+    clock.now -= CLOCK_SECONDS
+    assert not await claim(store)
+    clock.now += CLOCK_SECONDS + RETRY_SECONDS
+    assert await claim(store)
 
 
 async def test_servers_agree_again_after_the_database_s_clock_was_set(
