@@ -43,6 +43,11 @@ class Place:
     disks: list[Path]
     """Small ones, where they can be had: of the first server and the first node."""
 
+    @property
+    def stored_at(self) -> Path | str:
+        """The database's file or URL."""
+        return _database_url(self.to_database) or self.directory / "server-0/polar.db"
+
     def set_clock(self, server: int, seconds: float) -> None:
         (self.directory / f"server-{server}.clock").write_text(str(seconds))
 
@@ -106,7 +111,7 @@ def processes_below(directory: Path) -> list[psutil.Process]:
 
 def _server(directory: Path, number: int, to_database: Link | None) -> Part:
     name = f"server-{number}"
-    url = None if to_database is None else f"postgresql://postgres@127.0.0.1:{to_database.port}/postgres"
+    url = _database_url(to_database)
     settings = {
         "data_dir": str(directory / name),
         "server": {
@@ -120,6 +125,12 @@ def _server(directory: Path, number: int, to_database: Link | None) -> Part:
         },
     }
     return _polar(directory, name, "serve", "--no-node", settings=settings, says="serving nodes at")
+
+
+def _database_url(to_database: Link | None) -> str | None:
+    if to_database is None:
+        return None
+    return f"postgresql://postgres@127.0.0.1:{to_database.port}/postgres"
 
 
 def _node(directory: Path, number: int, to_server: Link, to_engine: Link) -> Part:
