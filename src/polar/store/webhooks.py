@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, exists, func, insert, select, update
 
 from polar.models.component import view
 from polar.models.session import SessionResult
@@ -21,6 +21,10 @@ from polar.store.database import Repository, reads, writes
 from polar.store.feeds import Feed, horizon
 from polar.store.sessions import IS_OPEN, count_by_status
 from polar.store.tables import results, sessions, tasks, webhooks
+
+LONGEST_WAIT_SECONDS = 1_800.0
+"""More than a claim (21 minutes) or a pause after a failure (5) may last. A target that would wait for longer
+was given its time by a clock that was set back since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class Webhooks(Repository):
     @writes
     def _claim(self, connection: Connection, id: int, seconds: float) -> Target | None:
         now = self._database.now()
-        due = select(webhooks).where(webhooks.c.id == id, webhooks.c.due_at <= now)
+        due = select(webhooks).where(webhooks.c.id == id, _may_be_tried(now))
         row = connection.execute(due.with_for_update(skip_locked=True)).one_or_none()
         if row is None:
             return None
@@ -143,8 +147,12 @@ def _due(connection: Connection, now: float) -> int | None:
     end = horizon(connection, Feed.RESULTS)
     is_new = (results.c.seq > webhooks.c.cursor) & (results.c.seq <= end)
     has_new = exists().where(is_new, results.c.webhook_id == webhooks.c.id)
-    due = select(webhooks.c.id).where(webhooks.c.due_at <= now, has_new)
+    due = select(webhooks.c.id).where(_may_be_tried(now), has_new)
     return connection.execute(due.order_by(webhooks.c.due_at).limit(1)).scalar_one_or_none()
+
+
+def _may_be_tried(now: float) -> ColumnElement[bool]:
+    return (webhooks.c.due_at <= now) | (webhooks.c.due_at > now + LONGEST_WAIT_SECONDS)
 
 
 def _notices(connection: Connection, row: Any, url: str) -> list[Notice]:
