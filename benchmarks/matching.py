@@ -67,7 +67,7 @@ def measure() -> dict[str, float]:
 
 def _cost(renderer: Renderer, turns: int) -> tuple[float, float]:
     conversations, last = _conversation(turns)
-    new = (Message(Role.TOOL, "ok", tool_call_id="call_1"),)
+    new = (Message(Role.TOOL, "ok", tool_call_id=last.messages[-1].tool_calls[0].id),)
     find: list[float] = []
     extend: list[float] = []
     for _ in range(REPEATS):
