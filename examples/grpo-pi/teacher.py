@@ -29,9 +29,11 @@ from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.weights import ensure_tokenizer
 from polar.engines.embedded.wire import CompletionAnswer, CompletionBody, TokenizeBody, Tokens
-from polar.models.chat import FinishReason, Message, Role, ToolCall
+from polar.models.chat import FinishReason
 from polar.models.component import Component
-from polar.rendering.tool_calls import assistant_text
+from polar.rendering.call_forms import FENCED, HERMES
+from polar.rendering.tool_calls import CLOSE, OPEN, write_call
+from polar.tasksets.expressions import compile_template
 from polar.tasksets.rows import Row
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -43,9 +45,9 @@ CONTEXT = 8192
 class Teacher:
     """The turns of every task's solutions."""
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, rows: Iterable[Mapping[str, Any]], tool_form: str = HERMES) -> None:
         self._solutions = {
-            row["instruction"]: [_turns(solution) for solution in row["solutions"]] for row in rows
+            row["instruction"]: [_turns(solution, tool_form) for solution in row["solutions"]] for row in rows
         }
 
     def answer(self, prompt: str, seed: int | None) -> str:
@@ -75,9 +77,11 @@ def _text(said: str) -> str:
     return said.partition(END)[0].strip("\n")
 
 
-def _turns(solution: Sequence[Mapping[str, Any]]) -> list[str]:
-    calls = (ToolCall("", call["tool"], json.dumps(call["arguments"])) for call in solution)
-    return [*(assistant_text(Message(Role.ASSISTANT, tool_calls=(call,))) for call in calls), DONE]
+def _turns(solution: Sequence[Mapping[str, Any]], tool_form: str) -> list[str]:
+    calls = [write_call(call["tool"], json.dumps(call["arguments"])) for call in solution]
+    if tool_form == FENCED:
+        calls = [f"```json{call.removeprefix(OPEN).removesuffix(CLOSE)}```" for call in calls]
+    return [*calls, DONE]
 
 
 class TeacherServer:
@@ -132,12 +136,14 @@ class TeacherServer:
 
 
 def rows(taskset: Path) -> Iterable[Mapping[str, Any]]:
-    """What the taskset's source knows of each task, solutions included."""
+    """What the taskset's source knows of each task, solutions included, in the taskset's own words."""
     spec = yaml.safe_load(taskset.read_text())
     source = plugins.create(
         "tasksets", "taskset", Component(name=spec["format"], options=spec.get("options", {}))
     )
-    return [row.columns for row in source.rows(None, spec.get("split")) if isinstance(row, Row)]
+    worded = compile_template({k: v for k, v in spec.get("template", {}).items() if k == "instruction"})
+    found = (row.columns for row in source.rows(None, spec.get("split")) if isinstance(row, Row))
+    return [{**columns, **worded(columns)} for columns in found]
 
 
 def main() -> None:
@@ -145,9 +151,10 @@ def main() -> None:
     parser.add_argument("tasksets", type=Path, nargs="*", default=[Path(__file__).with_name("train.yaml")])
     parser.add_argument("--port", type=int, default=8701, help="0: any that is free")
     parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--tool-form", default=HERMES, choices=(HERMES, FENCED), help="how calls are written")
     asked = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(ensure_tokenizer(asked.model) / "tokenizer.json"))
-    teacher = Teacher(row for taskset in asked.tasksets for row in rows(taskset))
+    teacher = Teacher((row for taskset in asked.tasksets for row in rows(taskset)), asked.tool_form)
     server = TeacherServer(teacher, tokenizer, asked.model)
     asyncio.run(serve(server.app(), asked.port))
 

@@ -27,7 +27,9 @@ import yaml
 TRAIN, HELD_OUT = "train", "held_out"
 RANK = 16
 """Of the adapter: small enough to bring back from a machine that is had for minutes."""
-ARMS = ("before", "rejection", "grpo", "shuffled", "per_request")
+ARMS = ("pilot", "before", "taught", "rejection", "grpo", "shuffled", "per_request")
+PUBLISHED = "published"
+"""The weights that no arm has trained."""
 EPOCHS, ROWS = 4, 8
 """How often accepted sessions are read, and how many make a step."""
 PER_TASK = 4
@@ -62,8 +64,10 @@ class Experiment:
     """The most tasks of a split; None: all."""
     seed: int
     """Of all that is drawn: sample k of a task is drawn with a seed of k more, which no other seed shares."""
-    start: int
-    """The round of rejection sampling that a GRPO run begins with."""
+    start: str
+    """The arm whose weights a GRPO run begins with, or `published`."""
+    demonstrations: Path | None
+    """Sessions that `polar generate` made of training tasks with a teacher."""
     seconds: float | None
     """Of a GRPO run."""
     steps: int
@@ -77,9 +81,20 @@ class Experiment:
     def root(self) -> Path:
         return self.out / "+".join(self.harnesses)
 
+    def pilot(self) -> None:
+        """The published weights on training tasks: by these, wordings and settings are chosen."""
+        self.evaluate(self.directory("pilot"), None, TRAIN)
+
     def before(self) -> None:
         """The published weights."""
         self.evaluate(self.directory("before"), None)
+
+    def taught(self) -> None:
+        """The weights after demonstrations of training tasks: a warm start, and no policy's own doing."""
+        if self.demonstrations is None:
+            raise SystemExit("taught: name the teacher's sessions with --demonstrations")
+        place = self.directory("taught")
+        self.evaluate(place, self.fine_tune(place, [self.demonstrations]))
 
     def rejection(self, rounds: int = 1) -> None:
         """Of many tries the solved ones are learnt from; the next round tries with what was learnt."""
@@ -93,7 +108,7 @@ class Experiment:
             self.evaluate(place, weights)
 
     def grpo(self) -> None:
-        """Reinforcement learning from where a round of rejection sampling ended."""
+        """Reinforcement learning from where another arm ended."""
         self.reinforced("grpo")
 
     def shuffled(self) -> None:
@@ -106,14 +121,14 @@ class Experiment:
 
     def reinforced(self, arm: str, **changes: str) -> None:
         place = self.directory(arm)
-        start = _weights(self.directory(f"rejection-{self.start}") / "sft")
+        start = None if self.start == PUBLISHED else _weights(self.directory(self.start) / "sft")
         # A run of so many seconds would go on, and what is being measured is what it ended with.
         if not (place / "eval").exists():
             self.reinforce(place, start, **changes)
         self.evaluate(place, _weights(place / "run"))
 
-    def evaluate(self, place: Path, weights: Path | None) -> None:
-        tasks = _written(self.root / f"{HELD_OUT}.yaml", self.taskset(HELD_OUT))
+    def evaluate(self, place: Path, weights: Path | None, split: str = HELD_OUT) -> None:
+        tasks = _written(self.root / f"{split}.yaml", self.taskset(split))
         self.polar(
             *("eval", "-t", tasks, "--out", place / "eval", "--samples", self.samples),
             *(word for name in (*self.harnesses, *self.unseen) for word in ("--harness", name)),
@@ -139,9 +154,9 @@ class Experiment:
         return _weights(place / "sft")
 
     def reinforce(
-        self, place: Path, start: Path, *, rewards: str = "own", builder: str = "prefix_merging"
+        self, place: Path, start: Path | None, *, rewards: str = "own", builder: str = "prefix_merging"
     ) -> None:
-        settings = self.training(place / "run", lr=1e-4) | {
+        settings = self.training(place / "run", lr=2e-4) | {
             "groups": 16,
             "objective": {"level": "token", "max_staleness": 2, "rewards": rewards},
             "rollouts": {
@@ -151,7 +166,8 @@ class Experiment:
                 "config": str(self.system().absolute()),
             },
         }
-        settings["model"]["start"] = str(start.absolute())
+        if start is not None:
+            settings["model"]["start"] = str(start.absolute())
         limit = ("--seconds", self.seconds) if self.seconds else ()
         self.polar("train", _written(place / "run.yaml", settings), *limit)
 
@@ -172,7 +188,7 @@ class Experiment:
         for harness in self.harnesses:
             document = self.taskset(TRAIN, harness=harness, builder=builder)
             if len(self.harnesses) > 1:
-                document["template"] = {"id": f"{{{{ task.id }}}}-{harness}"}
+                document["template"] = document.get("template", {}) | {"id": f"{{{{ task.id }}}}-{harness}"}
             written.append(_written(self.root / f"{TRAIN}-{harness}-{builder}.yaml", document))
         return written
 
@@ -184,7 +200,7 @@ class Experiment:
         document["defaults"] = {
             **document.get("defaults", {}),
             "runtime": self.runtime,
-            "budgets": {"run_seconds": 150, "max_completions": 12},
+            "budgets": {"run_seconds": 150, "max_completions": 8},
             "sampling": {"temperature": 1.0, "max_tokens": 768},
             **defaults,
         }
@@ -263,7 +279,10 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=16, help="at each training task, in a round")
     parser.add_argument("--limit", type=int, help="the most tasks of a split, for a small run")
     parser.add_argument("--rounds", type=int, default=1, help="of rejection sampling")
-    parser.add_argument("--start", type=int, default=1, help="the round that GRPO begins with")
+    parser.add_argument(
+        "--start", default="rejection-1", help="the arm that GRPO begins with, or `published` for none"
+    )
+    parser.add_argument("--demonstrations", type=Path, help="a teacher's sessions, for the arm `taught`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60, help="of a GRPO run")
     parser.add_argument("--seconds", type=float, help="after which a GRPO run ends")

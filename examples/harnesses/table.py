@@ -13,7 +13,8 @@ from polar.evals.comparison import PairedCells, compare
 from polar.evals.report import Cell, load_report
 from polar.evals.statistics import Estimate
 
-BEFORE = "before"
+BEFORE, PILOT = "before", "pilot"
+"""Arms that gain nothing over another: the second is of other tasks."""
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def main() -> None:
     columns = ("trained through", "arm", "tested through", "pass@1", most, "gain", "calls", "tokens")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for (trained, arm), report in sorted(reports.items(), key=lambda item: item[1].created_at):
-        before = reports.get((trained, BEFORE)) if arm != BEFORE else None
+        before = None if arm in (BEFORE, PILOT) else reports.get((trained, BEFORE))
         gains = compare(before, report).cells if before is not None else [None] * len(report.cells)
         for cell, gain in zip(report.cells, gains, strict=True):
             print(f"| {trained} | {arm} | {_row(cell, most, gain)} |")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,8 @@ from tokenizers import Tokenizer
 
 from polar.engines.base import GenerateRequest
 from polar.engines.vllm import VllmEngine
-from polar.models.chat import FinishReason, Sampling
+from polar.models.chat import FinishReason, Sampling, ToolDefinition
+from polar.rendering.call_forms import FENCED, form_named
 from tests.fakes.tiny_llama import write_tiny_llama
 from tests.listening import listening
 
@@ -61,6 +63,22 @@ def test_each_solution_is_played_to_its_end() -> None:
     ways = {tuple(played(seed)) for seed in range(20)}
     assert sorted(len(way) for way in ways) == [2, 3]
     assert all("<tool_call>" in turn for way in ways for turn in way[:-1])
+
+
+def test_it_writes_calls_in_markdown_for_a_model_that_does() -> None:
+    said = TEACHER.Teacher([ROW], FENCED).answer(prompt(("user", ASK)), 1)
+    form = form_named(FENCED, "")
+    assert form is not None
+    tools = [ToolDefinition(name, "", {}) for name in ("bash", "read")]
+    (call,) = form.calls(said, tools)
+    assert json.loads(call.arguments) in ({"command": "cp a.txt b.txt"}, {"path": "a.txt"})
+    assert "<tool_call>" not in said
+
+
+def test_it_knows_tasks_in_the_words_of_their_taskset(tmp_path: Path) -> None:
+    file = tmp_path / "taskset.yaml"
+    file.write_text("format: humaneval\nsplit: train\ntemplate: {instruction: 'Do {{ entry_point }}.'}\n")
+    assert TEACHER.rows(file)[0]["instruction"] == "Do has_close_elements."
 
 
 def test_what_it_does_not_know_it_leaves() -> None:

@@ -17,6 +17,8 @@ from polar.tasksets.files import read_tasks
 from polar.training.settings import GrpoSettings, SftSettings, load_run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
+USUAL = EXAMPLES / "public-tasks" / "humaneval.yaml"
+WORDINGS = EXAMPLES / "harnesses" / "wordings"
 
 
 @pytest.fixture
@@ -30,11 +32,12 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def experiment_in(directory: Path, learn: Any, **changes: Any) -> Any:
-    common = {"samples": 2, "tries": 3, "limit": None, "start": 1, "seed": 0, "seconds": None, "steps": 3}
+def experiment_in(directory: Path, learn: Any, tasks: Path = USUAL, **changes: Any) -> Any:
+    common = {"samples": 2, "tries": 3, "limit": None, "seed": 0, "seconds": None, "steps": 3}
+    common |= {"start": "rejection-1", "demonstrations": None}
     return learn.Experiment(
         out=directory / "out",
-        tasks=EXAMPLES / "public-tasks" / "humaneval.yaml",
+        tasks=tasks,
         model="model",
         engine_url="http://127.0.0.1:8000",
         tool_form="fenced",
@@ -95,6 +98,39 @@ def test_each_arm_of_grpo_differs_in_what_its_name_says(
     system = load_settings(run.rollouts.config)
     assert run.model.lora is not None
     assert system.engine.lora_rank == run.model.lora.rank
+
+
+def test_a_pilot_tries_training_tasks_and_a_run_may_begin_with_the_published_weights(
+    learn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def polar(_experiment: object, *arguments: object) -> None:
+        asked.append([str(one) for one in arguments])
+
+    monkeypatch.setattr(learn.Experiment, "polar", polar)
+    experiment = experiment_in(tmp_path, learn, start="published", limit=5)
+    make_checkpoint(tmp_path, "grpo/run")
+    experiment.pilot()
+    experiment.grpo()
+
+    pilot, train, _ = asked
+    (tried,) = after("-t", pilot)
+    assert {task.metadata["split"] for task in read_tasks(Path(tried)).tasks} == {"train"}
+    assert "--weights" not in pilot
+    assert load_run(Path(train[1]), GrpoSettings).model.start is None
+
+
+@pytest.mark.parametrize(
+    "file", sorted((EXAMPLES / "harnesses" / "wordings").iterdir()), ids=lambda f: f.stem
+)
+def test_every_wording_is_of_the_same_tasks(learn: Any, tmp_path: Path, file: Path) -> None:
+    experiment = experiment_in(tmp_path, learn, file, harnesses=("pi", "codex"))
+    tasks = read_tasks(*experiment.tasks_to_learn()).tasks
+    assert len({task.id for task in tasks}) == 2 * 123
+    named, other = (str(read_tasks(path).tasks[0].instruction) for path in (USUAL, file))
+    assert (named == other) == (file.stem == "named")
+    assert "{{" not in other
 
 
 def test_groups_of_several_harnesses_are_apart_and_unseen_ones_are_only_tested(
