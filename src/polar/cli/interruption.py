@@ -15,11 +15,14 @@ import typer
 import uvloop
 
 
-def until_interrupted(work: Coroutine[Any, Any, None], *, drain: Callable[[], bool] | None = None) -> None:
+def until_interrupted(
+    work: Coroutine[Any, Any, None], *, drain: Callable[[], bool] | None = None, has_parent: bool = False
+) -> None:
     """Run `work`; a signal cancels it, waits until all it started has ended, and exits with 128 + signal.
 
     A second signal does not wait: every process that Polar starts ends by itself with its parent. Where
-    `drain` says that the work ends by itself from now on, the first signal does not cancel it.
+    `drain` says that the work ends by itself from now on, the first signal does not cancel it. With
+    `has_parent` it comes from the process that started this one, and nobody needs to be told.
     """
     received: list[signal.Signals] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -34,6 +37,8 @@ def until_interrupted(work: Coroutine[Any, Any, None], *, drain: Callable[[], bo
             received.append(number)
             if drain is None or not drain():
                 task.cancel()
+            if has_parent:
+                return
             # Whoever read this may have gone: `polar serve 2>&1 | head`.
             with contextlib.suppress(OSError):
                 typer.echo("\nstopping; once more to stop at once", err=True)

@@ -86,10 +86,10 @@ def node(
     if "name" not in settings.node.model_fields_set:
         settings = settings.updated(node={"name": machine_name()})
     log_to_stderr(settings.log_level, settings.log_format)
-    _run(settings, pin)
+    _run(settings, pin, has_parent=exit_with_parent)
 
 
-def _run(settings: Settings, pin: Path | None) -> None:
+def _run(settings: Settings, pin: Path | None, *, has_parent: bool) -> None:
     from polar.app.stack import joined
 
     at_work: list[JoinedNode] = []
@@ -106,7 +106,7 @@ def _run(settings: Settings, pin: Path | None) -> None:
             typer.echo(f"ready as {settings.node.name} with {worker.model.name}")
             await worker.node.run()
 
-    until_interrupted(work(), drain=drain)
+    until_interrupted(work(), drain=drain, has_parent=has_parent)
 
 
 nodes = command_group()

@@ -118,7 +118,8 @@ class Node:
                     # Before any session ends, or an open request for work would get what is given back.
                     leasing.cancel()
                     await asyncio.wait({leasing})
-                patience.reschedule(asyncio.get_running_loop().time() + grace)
+                if self._runs:
+                    patience.reschedule(asyncio.get_running_loop().time() + grace)
                 self._give_back_unbegun()
         except TimeoutError:
             log.warning("drained: sessions that had not ended after %g s are given back", grace)
