@@ -79,7 +79,8 @@ def _cost(renderer: Renderer, turns: int) -> tuple[float, float]:
         find.append(spent)
         extend.append(spent + rendered)
     short: Ids = last.prompt_ids()[-16:]
-    tokenising = [_timed(partial(renderer.bridge, short, short, new))[1] for _ in range(REPEATS)]
+    bridge = partial(renderer.bridge, short, short, new, history=last.messages[-1:])
+    tokenising = [_timed(bridge)[1] for _ in range(REPEATS)]
     return _usual(find), _usual(extend) - _usual(tokenising)
 
 

@@ -161,14 +161,12 @@ def _walk(root: _MessageNode, messages: Sequence[Message]) -> tuple[Turn | None,
     end = len(messages)
     while node is not None and count < end:
         message = messages[count]
-        if message.role is not Role.ASSISTANT:
-            node, count = node.step(message), count + 1
-            continue
-        if count + 1 < end and messages[count + 1].role is Role.ASSISTANT:
+        is_answer = message.role is Role.ASSISTANT
+        if is_answer and count + 1 < end and messages[count + 1].role is Role.ASSISTANT:
             node, count = _step_over_split(node, messages, count)
         else:
             node, count = node.step(message), count + 1
-        if node is not None and node.turn is not None:
+        if is_answer and node is not None and node.turn is not None:
             found, matched = node.turn, count
     return found, matched
 

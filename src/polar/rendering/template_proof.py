@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, product, takewhile
 from pathlib import Path
@@ -258,6 +258,7 @@ class _Proof:
         extension, _ = renderer.after((ASKED,), called, results, (LOOK,))
         self._ends.add(self._first_control(extension))
         whole = renderer.text((ASKED, called, *results), (LOOK,))
+        renderer.shows_ids = renderer.text((ASKED, *_renamed(called, *results)), (LOOK,)) != whole
         turn = whole[_shared(prompt, whole) : len(whole) - len(extension)]
         if renderer.thinking is not None:
             turn = turn.rpartition(renderer.thinking.end.strip())[2]
@@ -319,6 +320,14 @@ _END_OF_TEXT = "<|endoftext|>"
 def _shared(one: str, other: str) -> int:
     """How many characters two texts begin with in common."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _renamed(*messages: Message) -> Iterator[Message]:
+    """The same calls and results under other ids, which every form takes as they are."""
+    for message in messages:
+        calls = tuple(replace(call, id=f"functions.x:{call.id[-1]}") for call in message.tool_calls)
+        answered = message.tool_call_id
+        yield replace(message, tool_calls=calls, tool_call_id=answered and f"functions.x:{answered[-1]}")
 
 
 def _answers(turn: Message, new: Sequence[Message]) -> tuple[Message, ...]:

@@ -59,6 +59,8 @@ class TemplateRenderer(Renderer):
         self.calls: CallForm | None = None
         self.has_one_call = False
         """Whether the template shows no turn that calls twice."""
+        self.shows_ids = True
+        """Whether the template shows the ids of calls."""
         self.call_marks: frozenset[str] = frozenset()
         """Control tokens inside a turn."""
         self.tools_in_text: ToolsInText | None = None
@@ -235,14 +237,14 @@ class TemplateRenderer(Renderer):
 
     def _sampled_text(self, ids: IdSequence) -> str:
         """As far as it must be known: thoughts may be cut short, and some calls name themselves."""
-        is_needed = self.thinking is not None or self.calls is not None
+        is_needed = self.thinking is not None or (self.calls is not None and self.shows_ids)
         return TextStream(self._vocabulary).feed(map(int, ids)) if is_needed else ""
 
     def _with_written_ids(
         self, turn: Message, new: Sequence[Message], sampled: str
     ) -> tuple[Message, Sequence[Message]]:
         """Calls and results with the ids that the model has written, where its form has any."""
-        if self.calls is None or not turn.tool_calls:
+        if self.calls is None or not turn.tool_calls or not self.shows_ids:
             return turn, new
         written = self.calls.calls(sampled[max(sampled.find(self.calls.opening), 0) :], ())
         ids = {call.id: found.id for call, found in zip(turn.tool_calls, written, strict=False) if found.id}
