@@ -63,7 +63,7 @@ class Experiment:
     limit: int | None
     """The most tasks of a split; None: all."""
     seed: int
-    """Of all that is drawn: sample k of a task is drawn with a seed of k more, which no other seed shares."""
+    """Of all that is drawn."""
     start: str
     """The arm whose weights a GRPO run begins with, or `published`."""
     demonstrations: Path | None
@@ -132,14 +132,14 @@ class Experiment:
         self.polar(
             *("eval", "-t", tasks, "--out", place / "eval", "--samples", self.samples),
             *(word for name in (*self.harnesses, *self.unseen) for word in ("--harness", name)),
-            *("--seed", self.seed * self.samples, "--temperature", 1, *self.rolled_out_with(weights)),
+            *("--seed", self.seed, "--temperature", 1, *self.rolled_out_with(weights)),
         )
 
     def generate(self, place: Path, weights: Path | None) -> None:
         tasksets = (word for path in self.tasks_to_learn() for word in ("-t", path))
         self.polar(
             *("generate", *tasksets, "--out", place / "data"),
-            *("--samples", self.tries, "--seed", self.seed * self.tries),
+            *("--samples", self.tries, "--seed", self.seed),
             *self.rolled_out_with(weights),
         )
 

@@ -56,7 +56,7 @@ Samples = Annotated[int, typer.Option(min=1, max=1024, help="Attempts at each ta
 K = Annotated[
     list[int] | None, typer.Option(min=1, help="Also report pass@K. Default: 1, 2, 4, … up to --samples.")
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Sample n of a task gets the seed + n.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Samples are drawn with seeds that follow from it.")]
 Temperature = Annotated[float | None, typer.Option(min=0, max=10, help="Whatever harnesses ask.")]
 Runtime = Annotated[
     str | None, typer.Option(help="The sandbox for all tasks. Default: the one that each names.")

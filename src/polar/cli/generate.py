@@ -31,7 +31,7 @@ Accept = Annotated[
         " agent_end, exit_code, metadata.NAME; comparisons, and, or, not, in.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Sample k of every task is sampled with seed + k.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Samples are drawn with seeds that follow from it.")]
 Retries = Annotated[int, typer.Option(min=0, max=20, help="How often a failed session is tried again.")]
 Run = Annotated[
     str, typer.Option(help="Another name generates anew where a server has done the same before.")
@@ -95,7 +95,7 @@ def generate(
     if private and push_to_hub is None:
         raise InvalidInput("--private is said of what --push-to-hub names")
     hub = None if push_to_hub is None else datagen.HubDataset.checked(push_to_hub, private=private)
-    loaded = read_tasks(*taskset, over=options.overlay(harness, samples, seed))
+    loaded = read_tasks(*taskset, over=options.overlay(harness, samples), seed=seed)
     if loaded.problems:
         say(listing(loaded.problems), typer.colors.YELLOW)
     if not loaded.tasks:

@@ -145,7 +145,7 @@ Concurrency = Annotated[int | None, typer.Option(min=1, help="Agents that run at
 PassReward = Annotated[float, typer.Option(help="Minimum reward for a session to pass.")]
 
 
-def overlay(harness: str | None, samples: int | None = None, seed: int | None = None) -> dict[str, Any]:
+def overlay(harness: str | None, samples: int | None = None) -> dict[str, Any]:
     """The fields that options lay over every task."""
     from polar.evals.plan import parse_harness
 
@@ -153,6 +153,5 @@ def overlay(harness: str | None, samples: int | None = None, seed: int | None = 
     given = {
         "harness": component and component.model_dump(mode="json"),
         "samples": samples,
-        "sampling": None if seed is None else {"seed": seed},
     }
     return {name: value for name, value in given.items() if value is not None}

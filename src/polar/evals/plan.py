@@ -198,10 +198,9 @@ def _load(path: Path, choice: HarnessChoice, conditions: Conditions) -> Loaded:
         over["harness"] = choice.component.model_dump(mode="json")
     if conditions.runtime is not None:
         over["runtime"] = {"name": conditions.runtime}
-    pins = {"seed": conditions.seed, "temperature": conditions.temperature}
-    if pinned := {name: pin for name, pin in pins.items() if pin is not None}:
-        over["sampling"] = pinned
-    loaded = read_tasks(path, over=over)
+    if conditions.temperature is not None:
+        over["sampling"] = {"temperature": conditions.temperature}
+    loaded = read_tasks(path, over=over, seed=conditions.seed)
     if not loaded.tasks:
         raise InvalidInput(
             listing(loaded.problems) if loaded.problems else f"{path}: there are no tasks in it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,13 +30,14 @@ def load_tasks(*paths: Path) -> list[TaskSpec]:
     return list(read_tasks(*paths).all_or_nothing())
 
 
-def read_tasks(*paths: Path, over: Mapping[str, Any] | None = None) -> Loaded:
+def read_tasks(*paths: Path, over: Mapping[str, Any] | None = None, seed: int | None = None) -> Loaded:
     """The tasks in files or directories (`-`: standard input), in order, with all problems found.
 
     A file holds one task, a list of tasks, `defaults:` with `tasks:`, the description of a taskset
     (it has a `source:` or a `format:`), or rows (JSON Lines, parquet). A directory stands for the
     taskset.yaml in it, for Harbor tasks, for a saved dataset, or for the task files directly in it,
-    sorted by name. The fields in `over` are laid over every task.
+    sorted by name. The fields in `over` are laid over every task. With a seed each task is sampled with one
+    of its own that follows from it: with the same, all tasks would draw alike, and be lucky together.
     """
     tasks: dict[str, TaskSpec] = {}
     solutions: dict[str, Solution] = {}
@@ -57,10 +59,16 @@ def read_tasks(*paths: Path, over: Mapping[str, Any] | None = None) -> Loaded:
             problems.append(f"{label}: id: already used in {origins[task.id]}")
             continue
         origins[task.id] = made.where
-        tasks[task.id] = task
+        tasks[task.id] = task if seed is None else _seeded(task, seed)
         if solution is not None:
             solutions[task.id] = solution
     return Loaded(tuple(tasks.values()), tuple(problems), solutions)
+
+
+def _seeded(task: TaskSpec, seed: int) -> TaskSpec:
+    digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=7).digest()
+    sampling = task.sampling.model_copy(update={"seed": int.from_bytes(digest, "big")})
+    return task.model_copy(update={"sampling": sampling})
 
 
 def _documents(paths: tuple[Path, ...], problems: list[str]) -> Iterator[TaskDocument | BadRow]:

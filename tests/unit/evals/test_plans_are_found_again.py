@@ -65,7 +65,17 @@ def test_the_chosen_harness_keeps_the_tasks_own_options_under_its_own(tmp_path: 
     plan = planned(taskset(tmp_path / "t.yaml", "a"), "shell:{command: 'echo'}", seed=5, temperature=0.5)
     spec = plan.cells[0].tasks[0].spec
     assert spec.harness == Component(name="shell", options={"command": "echo", "env": {"A": "1"}})
-    assert (spec.sampling.seed, spec.sampling.temperature) == (5, 0.5)
+    assert spec.sampling.temperature == 0.5
+
+
+def test_no_two_tasks_draw_alike_and_the_same_task_draws_the_same_again(tmp_path: Path) -> None:
+    path = taskset(tmp_path / "t.yaml", "a", "b")
+    seeds = [
+        [task.spec.sampling.seed for task in planned(path, run=run, seed=seed).cells[0].tasks]
+        for run, seed in (("one", 5), ("two", 5), ("three", 6))
+    ]
+    assert seeds[0] == seeds[1]
+    assert len({*seeds[0], *seeds[2]}) == 4
 
 
 def test_what_a_task_asks_is_its_identity_and_not_who_is_asked(tmp_path: Path) -> None:

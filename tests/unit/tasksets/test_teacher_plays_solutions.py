@@ -81,6 +81,11 @@ def test_it_knows_tasks_in_the_words_of_their_taskset(tmp_path: Path) -> None:
     assert TEACHER.rows(file)[0]["instruction"] == "Do has_close_elements."
 
 
+def test_tasks_that_it_cannot_tell_apart_are_refused() -> None:
+    with pytest.raises(SystemExit, match="the same instruction"):
+        TEACHER.Teacher([ROW, ROW])
+
+
 def test_what_it_does_not_know_it_leaves() -> None:
     assert TEACHER.Teacher([ROW]).answer(prompt(("user", "Sing.")), None) == TEACHER.DONE
 

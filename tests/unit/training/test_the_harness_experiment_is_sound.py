@@ -233,7 +233,7 @@ def test_an_arm_that_was_stopped_while_it_was_measured_trains_no_further(
 def test_another_seed_draws_no_sample_of_the_first_again(
     learn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sample k of a command is drawn with its seed + k."""
+    """Sample k of a task is drawn with the task's seed + k, which follows from that of the command."""
     drawn: dict[str, list[int]] = {"generate": [], "eval": []}
     fine_tuned = []
 
@@ -241,7 +241,9 @@ def test_another_seed_draws_no_sample_of_the_first_again(
         said = [str(one) for one in arguments]
         if command in drawn:
             samples, seed = (int(said[said.index(name) + 1]) for name in ("--samples", "--seed"))
-            drawn[command] += range(seed, seed + samples)
+            for task in read_tasks(*map(Path, after("-t", said)), seed=seed).tasks:
+                assert task.sampling.seed is not None
+                drawn[command] += range(task.sampling.seed, task.sampling.seed + samples)
         else:
             fine_tuned.append(load_run(Path(said[1]), SftSettings).seed)
             make_checkpoint(tmp_path, f"{Path(said[1]).parent.name}/sft")
@@ -250,7 +252,7 @@ def test_another_seed_draws_no_sample_of_the_first_again(
     monkeypatch.setattr(learn, "chosen", lambda data, into: 1)
     for seed in range(3):
         experiment_in(tmp_path, learn, seed=seed).rejection()
-    assert [len(set(drawn[command])) for command in ("generate", "eval")] == [9, 6]
+    assert [len(set(drawn[command])) for command in ("generate", "eval")] == [9 * 123, 6 * 41]
     assert fine_tuned == [0, 1, 2]
 
 
