@@ -46,9 +46,12 @@ class Teacher:
     """The turns of every task's solutions."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], tool_form: str = HERMES) -> None:
-        self._solutions = {
-            row["instruction"]: [_turns(solution, tool_form) for solution in row["solutions"]] for row in rows
-        }
+        self._solutions: dict[str, list[list[str]]] = {}
+        for row in rows:
+            asked = row["instruction"]
+            if asked in self._solutions:
+                raise SystemExit(f"two tasks have the same instruction, and are one to the teacher: {asked}")
+            self._solutions[asked] = [_turns(solution, tool_form) for solution in row["solutions"]]
 
     def answer(self, prompt: str, seed: int | None) -> str:
         """The next turn after a ChatML prompt: of a solution begun, the one that goes on with it."""
