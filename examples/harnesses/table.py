@@ -14,19 +14,21 @@ from polar.evals.report import Cell, load_report
 from polar.evals.statistics import Estimate
 
 BEFORE, PILOT = "before", "pilot"
-"""Arms that gain nothing over another: the second is of other tasks."""
+"""The arm that the others gain over, and one of other tasks, which is left out."""
 
 
 def main() -> None:
     root = Path(sys.argv[1])
     reports = {
-        path.relative_to(root).parts[:2]: load_report(path) for path in sorted(root.rglob("report.json"))
+        path.relative_to(root).parts[:2]: load_report(path)
+        for path in sorted(root.rglob("report.json"))
+        if PILOT not in path.relative_to(root).parts
     }
     most = f"pass@{min((max(report.ks) for report in reports.values()), default=1)}"
     columns = ("trained through", "arm", "tested through", "pass@1", most, "gain", "calls", "tokens")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for (trained, arm), report in sorted(reports.items(), key=lambda item: item[1].created_at):
-        before = None if arm in (BEFORE, PILOT) else reports.get((trained, BEFORE))
+        before = reports.get((trained, BEFORE)) if arm != BEFORE else None
         gains = compare(before, report).cells if before is not None else [None] * len(report.cells)
         for cell, gain in zip(report.cells, gains, strict=True):
             print(f"| {trained} | {arm} | {_row(cell, most, gain)} |")
