@@ -12,6 +12,7 @@ from polar.models.completion import OUTAGE, Completion
 from polar.models.session import AgentEnd, FailureReason
 from polar.models.task import TaskSpec
 from polar.node.agent import AgentRun
+from polar.recordings.capture import CaptureError
 from polar.runtimes.disk import free_bytes
 
 _FULL_BYTES = 1 << 20
@@ -59,7 +60,8 @@ def is_outage(error: BaseException | None) -> bool:
     told."""
     if error is None:
         return False
-    return isinstance(error, Unavailable | NotInstalled) or is_outage(error.__cause__)
+    # A capture is the node's own file: no task and no agent is to blame where it cannot be written.
+    return isinstance(error, Unavailable | NotInstalled | CaptureError) or is_outage(error.__cause__)
 
 
 def refuse_full_disk(directory: Path) -> None:

@@ -19,6 +19,7 @@ from polar.node import failures
 from polar.node.agent import AgentRun
 from polar.node.failures import BudgetExceeded, Disturbed, ModelCalls, reason_for, refuse_disturbed
 from polar.node.sandboxes import PreparationFailed
+from polar.recordings.capture import CaptureError
 from polar.runtimes.base import ImageNotFound, Output, SandboxUnavailable
 from tests.fakes.control_plane import idle_task
 
@@ -42,6 +43,7 @@ def call(finish_reason: FinishReason, *, is_outage: bool = False) -> Completion:
         (EngineDown("gone"), FailureReason.INFRASTRUCTURE),
         (Unavailable("no server"), FailureReason.INFRASTRUCTURE),
         (Disturbed("killed"), FailureReason.INFRASTRUCTURE),
+        (CaptureError("the disk is full"), FailureReason.INFRASTRUCTURE),
         (OSError(9, "Bad file descriptor"), FailureReason.INFRASTRUCTURE),
         (ImageNotFound("no such image"), FailureReason.TASK),
         (PreparationFailed("exit code 1"), FailureReason.TASK),
