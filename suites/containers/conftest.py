@@ -16,6 +16,7 @@ from polar.assets.node import node
 from polar.runtimes.disk import unmount_below
 from suites.engines import missing, running
 from tests.conformance import Target
+from tests.conformance import host as host  # a fixture
 
 IMAGE = "polar-conformance:latest"
 
