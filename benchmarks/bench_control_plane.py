@@ -76,8 +76,8 @@ async def measure(url: str) -> list[Row]:
             postgres_rate,
             "sessions/s",
             None,
-            "≥ 500",
-            postgres_rate >= 500,
+            "≥ 200",
+            postgres_rate >= 200,
         ),
         Row(
             f"claiming a session with {QUEUES[1]:,} queued (peer: with {QUEUES[0]:,})",
