@@ -10,30 +10,41 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from polar.config.settings import load_settings
+from polar.models.chat import FinishReason, Message, Role, ToolCall
+from polar.models.completion import Completion
+from polar.models.session import SessionResult, SessionStatus, TrajectoryStats, Verdict
+from polar.models.trace import Trajectory
+from polar.recordings.recording import Recording
 from polar.tasksets.files import read_tasks
 from polar.training.settings import GrpoSettings, SftSettings, load_run
+from tests.captures import grow
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 USUAL = EXAMPLES / "public-tasks" / "humaneval.yaml"
 WORDINGS = EXAMPLES / "harnesses" / "wordings"
 
 
-@pytest.fixture
-def learn(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("learn", EXAMPLES / "harnesses" / "learn.py")
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / "harnesses" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "learn", module)
+    monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     return module
 
 
+@pytest.fixture
+def learn(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return script("learn", monkeypatch)
+
+
 def experiment_in(directory: Path, learn: Any, tasks: Path = USUAL, **changes: Any) -> Any:
-    common = {"samples": 2, "tries": 3, "limit": None, "seed": 0, "seconds": None, "steps": 3}
+    common: dict[str, Any] = {"samples": 2, "tries": 3, "limit": None, "seed": 0, "seconds": None, "steps": 3}
     common |= {"start": "rejection-1", "demonstrations": None}
     return learn.Experiment(
         out=directory / "out",
@@ -273,3 +284,43 @@ def test_the_table_is_made_of_few_samples_too(tmp_path: Path) -> None:
     assert "| pass@1 | pass@2 |" in small.splitlines()[0]
     assert "| pass@1 | pass@8 |" in whole.splitlines()[0]
     assert "| pi | grpo | pi | 14.0 %" in small
+
+
+@pytest.mark.parametrize(
+    ("calls", "has_read"),
+    [
+        ((), False),
+        ((("read", "solution.py"), ("write", "solution.py")), True),
+        ((("write", "solution.py"), ("read", "solution.py")), False),
+        ((("bash", "cat solution.py"), ("edit", "solution.py")), True),
+        ((("read", "other.py"), ("bash", "python3 solution.py")), False),
+    ],
+)
+def test_to_read_is_to_look_at_the_file_before_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, calls: tuple[tuple[str, str], ...], has_read: bool
+) -> None:
+    habits = script("habits", monkeypatch)
+    nothing = np.empty(0, np.int32)
+    numbers = (nothing, nothing, nothing.astype(np.float32), nothing, ())
+    said = [
+        Completion(
+            f"c{at}",
+            at,
+            *numbers,
+            Message(Role.ASSISTANT, "", tool_calls=(ToolCall("c", name, given),)),
+            FinishReason.TOOL_CALLS,
+        )
+        for at, (name, given) in enumerate(calls)
+    ]
+    result = SessionResult(
+        session_id="s",
+        task_id="t",
+        sample=0,
+        attempt=1,
+        status=SessionStatus.COMPLETED,
+        verdict=Verdict(reward=1.0),
+        stats=TrajectoryStats(),
+        has_recording=True,
+    )
+    found = habits.habits(Recording(grow(said), Trajectory((), (), result.stats), result))
+    assert (found["read"], found["tools"], found["passed"]) == (has_read, [name for name, _ in calls], True)
