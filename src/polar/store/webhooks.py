@@ -53,7 +53,8 @@ class Webhooks(Repository):
     """The targets, and what of the feed each has still to get."""
 
     async def claim(self, *, seconds: float) -> Target | None:
-        """Deliver alone to the longest due target for which the feed holds something; None: there is none.
+        """Deliver alone to a due target for which the feed holds something, the one served longest ago; None:
+        there is none.
 
         Should this server die, another may deliver to it after these seconds.
         """
@@ -97,14 +98,15 @@ class Webhooks(Repository):
         Nothing changes if the claim was over: another server has begun, and knows better.
         """
         now = self._database.now()
-        values = {"cursor": cursor, "failures": failures, "error": error, "due_at": now + retry_seconds}
+        due_at = now + retry_seconds if failures else 0.0
+        values = {"cursor": cursor, "failures": failures, "error": error, "due_at": due_at}
         if cursor > target.cursor:
             values["delivered_at"] = now
         await self._end_claim(target, values)
 
     async def release(self, target: Target) -> None:
         """Give a claim up before anything came of it."""
-        await self._end_claim(target, {"due_at": self._database.now()})
+        await self._end_claim(target, {"due_at": 0.0})
 
     @writes
     def _end_claim(self, connection: Connection, target: Target, values: Mapping[str, Any]) -> None:
@@ -143,12 +145,14 @@ def target_ids(connection: Connection, urls: Collection[str]) -> dict[str, int]:
 
 
 def _due(connection: Connection, now: float) -> int | None:
-    """The target that is due longest, of those that have something to get."""
+    """The target that was served longest ago, of those that are due and have something to get."""
     end = horizon(connection, Feed.RESULTS)
     is_new = (results.c.seq > webhooks.c.cursor) & (results.c.seq <= end)
     has_new = exists().where(is_new, results.c.webhook_id == webhooks.c.id)
     due = select(webhooks.c.id).where(_may_be_tried(now), has_new)
-    return connection.execute(due.order_by(webhooks.c.due_at).limit(1)).scalar_one_or_none()
+    return connection.execute(
+        due.order_by(func.coalesce(webhooks.c.delivered_at, 0.0)).limit(1)
+    ).scalar_one_or_none()
 
 
 def _may_be_tried(now: float) -> ColumnElement[bool]:

@@ -126,10 +126,13 @@ async def test_a_failure_waits_and_keeps_its_place(store: Store, clock: Clock) -
     assert (view.lag, view.failures, view.error, view.delivered_at) == (0, 0, None, clock.now)
 
 
-async def test_a_target_served_before_the_clock_was_set_back_is_served_on(store: Store, clock: Clock) -> None:
+@pytest.mark.parametrize("seconds", [3600, 600, 10])
+async def test_a_target_served_before_the_clock_was_set_back_is_served_on(
+    store: Store, clock: Clock, seconds: int
+) -> None:
     await run(store, "a", 1, Webhook(url=URL))
     await unread(store)
-    clock.now -= 3600
+    clock.now -= seconds
     await run(store, "b", 1, Webhook(url=URL))
     assert [name for _, name in about(await unread(store))] == ["b.0"]
 
