@@ -149,6 +149,10 @@ class Gateway:
         """What the session has done so far; nothing for one that was never opened."""
         return self._sessions.progress(session_id)
 
+    def has_lost_call(self, session_id: str) -> bool:
+        """Whether an answer in the session, which is open, could not be recorded."""
+        return self._sessions.get(session_id).has_lost_call
+
     async def budget_spent(self, session_id: str) -> tuple[AgentEnd, str]:
         """Return once a budget of the session is used up: how its agent ends, and which budget it was."""
         session = self._sessions.get(session_id)
@@ -395,6 +399,7 @@ def _engine_errors(session: Session, model: ModelInfo) -> Iterator[None]:
             ) from error
         raise RequestRefused(Refusal.ENGINE_FAILED, "The model failed to answer.") from error
     except CaptureError as error:
+        session.has_lost_call = True
         log.error("session %s: %s", session.grant.session_id, error)
         raise RequestRefused(Refusal.INTERNAL, "The completion could not be recorded.") from error
     except (RequestRefused, ConnectionError):

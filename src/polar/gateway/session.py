@@ -132,6 +132,7 @@ class Session:
         self.spent_reason = ""
         """Which budget was used up first, once one is."""
         self.ended = False
+        self.has_lost_call = False
         self.sampled_tokens = 0
         self._completions = 0
         self.recorded = 0

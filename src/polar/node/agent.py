@@ -31,6 +31,8 @@ class AgentRun:
     spent_budget: str = ""
     """Which budget ended it, if one did."""
     killed_from_outside: bool = False
+    lost_call: bool = False
+    """Whether what the model answered could not be recorded, and the agent was told so."""
     stderr: Output | None = None
     """What it wrote there, once it has ended by itself."""
     harness_version: str | None = None
@@ -68,6 +70,7 @@ class AgentRun:
         try:
             await self._exec(lease, gateway, sandbox, harness, context)
         finally:
+            self.lost_call = gateway.has_lost_call(lease.session_id)
             try:
                 await gateway.close_session(lease.session_id)
             finally:

@@ -12,7 +12,7 @@ from polar.models.completion import OUTAGE, Completion
 from polar.models.session import AgentEnd, FailureReason
 from polar.models.task import TaskSpec
 from polar.node.agent import AgentRun
-from polar.recordings.capture import CaptureError
+from polar.recordings.capture import CaptureUnwritable
 from polar.runtimes.disk import free_bytes
 
 _FULL_BYTES = 1 << 20
@@ -61,7 +61,7 @@ def is_outage(error: BaseException | None) -> bool:
     if error is None:
         return False
     # A capture is the node's own file: no task and no agent is to blame where it cannot be written.
-    return isinstance(error, Unavailable | NotInstalled | CaptureError) or is_outage(error.__cause__)
+    return isinstance(error, Unavailable | NotInstalled | CaptureUnwritable) or is_outage(error.__cause__)
 
 
 def refuse_full_disk(directory: Path) -> None:
@@ -79,6 +79,8 @@ def refuse_disturbed(agent: AgentRun, calls: ModelCalls, task: TaskSpec) -> None
         raise Disturbed(
             "the agent was killed from outside", hint="is memory short on this machine? Did somebody end it?"
         )
+    if agent.lost_call:
+        raise Disturbed("an answer of the model could not be recorded", hint="is this node's disk full?")
     # An agent that was answered before and ends well did its work: the call that failed was not needed for
     # it, as the one that names a session is not. One that fails after an outage may owe that to it.
     ended_well = bool(calls.answered) and agent.end is AgentEnd.EXITED and agent.exit_code == 0

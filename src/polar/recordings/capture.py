@@ -53,6 +53,10 @@ class CaptureError(PolarError):
     """A capture cannot be written, or is not one."""
 
 
+class CaptureUnwritable(CaptureError):
+    """What a model said cannot be kept."""
+
+
 class CaptureWriter:
     """Commits completions to one session's tree, and its tree to the log."""
 
@@ -65,7 +69,11 @@ class CaptureWriter:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         os.ftruncate(self._file, self.length)
         if self.length == 0:
-            self._write(MAGIC)
+            try:
+                self._write(MAGIC)
+            except CaptureError:
+                self.close()
+                raise
 
     def append(self, completion: Completion) -> Turn:
         """Commit a completion; `parent` and `follows` are hints at what it extends."""
@@ -94,7 +102,7 @@ class CaptureWriter:
                 raise OSError("the disk is full")
         except OSError as error:
             os.ftruncate(self._file, self.length)
-            raise CaptureError(
+            raise CaptureUnwritable(
                 f"{self.path}: cannot be written: {error.strerror or error}", hint="free some disk space"
             ) from error
         self.length += len(data)

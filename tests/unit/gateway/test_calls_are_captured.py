@@ -245,9 +245,11 @@ async def test_a_full_disk_fails_the_call_and_keeps_the_log_sound(
         assert response.status == 200
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
+    assert not scene.gateway.has_lost_call(scene.grant.session_id)
     async with scene.post(scene.body()) as response:
         assert response.status == 500
     monkeypatch.undo()
+    assert scene.gateway.has_lost_call(scene.grant.session_id)
     assert [completion.response.content for completion in await scene.captured()] == ["one"]
 
 

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, ToolDefinition
 from polar.models.completion import Completion
-from polar.recordings.capture import MAGIC, CaptureError, CaptureWriter, frames, parse_capture
+from polar.recordings.capture import (
+    MAGIC,
+    CaptureError,
+    CaptureUnwritable,
+    CaptureWriter,
+    frames,
+    parse_capture,
+)
 from tests.captures import grow, read_capture
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -150,6 +157,17 @@ def test_damage_in_the_middle_is_not_taken_for_the_end(tmp_path: Path) -> None:
     path.write_bytes(data)
     fault, *_ = parse_capture(path.read_bytes()).faults
     assert "damaged" in fault.problem
+
+
+def test_a_capture_that_cannot_be_begun_keeps_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "write", lambda _file, _data: 0)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(CaptureUnwritable, match="the disk is full"):
+            CaptureWriter(tmp_path / "capture")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_another_file_is_no_capture(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from polar.node import failures
 from polar.node.agent import AgentRun
 from polar.node.failures import BudgetExceeded, Disturbed, ModelCalls, reason_for, refuse_disturbed
 from polar.node.sandboxes import PreparationFailed
-from polar.recordings.capture import CaptureError
+from polar.recordings.capture import CaptureError, CaptureUnwritable
 from polar.runtimes.base import ImageNotFound, Output, SandboxUnavailable
 from tests.fakes.control_plane import idle_task
 
@@ -43,7 +43,8 @@ def call(finish_reason: FinishReason, *, is_outage: bool = False) -> Completion:
         (EngineDown("gone"), FailureReason.INFRASTRUCTURE),
         (Unavailable("no server"), FailureReason.INFRASTRUCTURE),
         (Disturbed("killed"), FailureReason.INFRASTRUCTURE),
-        (CaptureError("the disk is full"), FailureReason.INFRASTRUCTURE),
+        (CaptureUnwritable("the disk is full"), FailureReason.INFRASTRUCTURE),
+        (CaptureError("not a capture"), FailureReason.TASK),
         (OSError(9, "Bad file descriptor"), FailureReason.INFRASTRUCTURE),
         (ImageNotFound("no such image"), FailureReason.TASK),
         (PreparationFailed("exit code 1"), FailureReason.TASK),
@@ -120,6 +121,12 @@ def test_an_outage_is_what_the_last_call_met_that_the_session_s_end_did_not_brea
     assert ModelCalls.of([fine, down, open_call]) == ModelCalls(1, "EngineDown: gone")
     assert ModelCalls.of([down, fine, open_call]) == ModelCalls(1, None)
     assert ModelCalls.of([call(FinishReason.ERROR)]) == ModelCalls(0, None)
+
+
+def test_work_is_not_scored_where_an_answer_could_not_be_recorded() -> None:
+    agent = AgentRun(end=AgentEnd.EXITED, exit_code=0, lost_call=True)
+    with pytest.raises(Disturbed, match="could not be recorded"):
+        refuse_disturbed(agent, ModelCalls(3), idle_task())
 
 
 def test_work_is_not_scored_while_the_nodes_own_disk_is_full(
