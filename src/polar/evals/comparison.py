@@ -103,7 +103,8 @@ def compare(before: Report, after: Report, names: tuple[str, str] = ("before", "
             f"{names[0]} and {names[1]} have no task in common", hint=_what_they_have(before, after)
         )
     paired = tuple(_paired(one, other, before.threshold) for one, other in matched)
-    seeds_match = before.seed is not None and before.seed == after.seed
+    drawn = [(one.seed, one.has_seeds_of_tasks) for one in (before, after)]
+    seeds_match = before.seed is not None and drawn[0] == drawn[1]
     return Comparison(before=names[0], after=names[1], seeds_match=seeds_match, cells=paired)
 
 

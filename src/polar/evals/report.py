@@ -206,6 +206,8 @@ class Report(Frozen):
     polar_version: str
     samples: int
     seed: int | None
+    has_seeds_of_tasks: bool = False
+    """Whether each task was drawn with a seed of its own; earlier reports had one for all."""
     threshold: float
     """Minimum reward for a session to pass."""
     ks: tuple[int, ...]

@@ -83,6 +83,7 @@ def report_of(plan: Plan, journal: Journal) -> Report:
         polar_version=__version__,
         samples=plan.conditions.samples,
         seed=plan.conditions.seed,
+        has_seeds_of_tasks=True,
         threshold=plan.conditions.threshold,
         ks=plan.conditions.ks,
         weights=plan.conditions.weights,

@@ -66,7 +66,8 @@ def read_tasks(*paths: Path, over: Mapping[str, Any] | None = None, seed: int | 
 
 
 def _seeded(task: TaskSpec, seed: int) -> TaskSpec:
-    digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=7).digest()
+    text = f"{seed}/{task.id}/{task.instruction}"
+    digest = hashlib.blake2b(text.encode(), digest_size=6).digest()
     sampling = task.sampling.model_copy(update={"seed": int.from_bytes(digest, "big")})
     return task.model_copy(update={"sampling": sampling})
 

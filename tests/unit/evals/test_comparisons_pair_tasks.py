@@ -15,6 +15,13 @@ outcomes = st.dictionaries(
 )
 
 
+def test_seeds_match_only_where_both_gave_each_task_its_own() -> None:
+    one = report(cell({"a": [1.0]}), seed=1)
+    other = one.model_copy(update={"has_seeds_of_tasks": not one.has_seeds_of_tasks})
+    assert compare(one, one).seeds_match
+    assert not compare(one, other).seeds_match
+
+
 def test_differences_are_of_the_same_tasks_and_samples() -> None:
     before = report(cell({"a": [1.0, 0.0], "b": [0.0, 0.0], "c": [1.0, 1.0], "gone": [1.0, 1.0]}), seed=1)
     after = report(cell({"c": [0.0, 0.0], "b": [1.0, 0.0], "a": [1.0, 0.0], "new": [0.0, 0.0]}), seed=1)
