@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, product, takewhile
 from pathlib import Path
@@ -26,6 +27,7 @@ from polar.rendering.template import (
     ASKED,
     CALLED,
     CALLED_TWICE,
+    CALLS,
     LOOK,
     SEEN,
     SYSTEM,
@@ -258,7 +260,8 @@ class _Proof:
         extension, _ = renderer.after((ASKED,), called, results, (LOOK,))
         self._ends.add(self._first_control(extension))
         whole = renderer.text((ASKED, called, *results), (LOOK,))
-        renderer.shows_ids = renderer.text((ASKED, *_renamed(called, *results)), (LOOK,)) != whole
+        with suppress(Unrenderable):
+            renderer.shows_ids = renderer.text((ASKED, *_renamed(called, *results)), (LOOK,)) != whole
         turn = whole[_shared(prompt, whole) : len(whole) - len(extension)]
         if renderer.thinking is not None:
             turn = turn.rpartition(renderer.thinking.end.strip())[2]
@@ -324,10 +327,10 @@ def _shared(one: str, other: str) -> int:
 
 def _renamed(*messages: Message) -> Iterator[Message]:
     """The same calls and results under other ids, which every form takes as they are."""
+    names = {call.id: f"functions.x:{7 + number}" for number, call in enumerate(CALLS)}
     for message in messages:
-        calls = tuple(replace(call, id=f"functions.x:{call.id[-1]}") for call in message.tool_calls)
-        answered = message.tool_call_id
-        yield replace(message, tool_calls=calls, tool_call_id=answered and f"functions.x:{answered[-1]}")
+        calls = tuple(replace(call, id=names[call.id]) for call in message.tool_calls)
+        yield replace(message, tool_calls=calls, tool_call_id=names.get(message.tool_call_id or ""))
 
 
 def _answers(turn: Message, new: Sequence[Message]) -> tuple[Message, ...]:

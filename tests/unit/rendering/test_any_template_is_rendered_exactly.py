@@ -306,6 +306,31 @@ NAMING = """
 {{- '<|assistant|>' }}"""
 
 
+INDEXED = """{%- for m in messages %}{%- if m.role == 'tool' %}
+{{- '<|tool|>Return ' + m.tool_call_id.split(':')[1] + ': ' + m.content + '<|end|>' }}
+{%- else %}{{- '<|' + m.role + '|>' + (m.content or '') }}
+{%- if m.tool_calls %}{{- '<|tool_calls_section_begin|>' }}{%- for c in m.tool_calls %}
+{{- '<|tool_call_begin|>functions.' + c.function.name + ':' + c.id.split(':')[1] }}
+{{- '<|tool_call_argument_begin|>' + (c.function.arguments | tojson) + '<|tool_call_end|>' }}{%- endfor %}
+{{- '<|tool_calls_section_end|>' }}{%- endif %}{{- '<|end|>' }}{%- endif %}{%- endfor %}
+{{- '<|assistant|>' }}"""
+
+
+def test_calls_keep_the_index_that_the_model_wrote(tmp_path: Path) -> None:
+    renderer = renderer_for("x", with_bytes(f"{INDEXED}{{# <|user|><|system|> #}}", tmp_path))
+    asked, calling = (
+        Message(Role.USER, "a"),
+        Message(Role.ASSISTANT, tool_calls=(ToolCall("c", "look", "{}"),)),
+    )
+    written = [asked, replace(calling, tool_calls=(ToolCall("functions.look:5", "look", "{}"),))]
+    ids, whole = renderer.render([asked], ()), renderer.render(written, ())
+    sampled = whole[len(ids) : len(whole) - len(renderer.render([], ()))]
+    new = Message(Role.TOOL, "done", tool_call_id="c")
+    extension = renderer.bridge(ids, sampled, [new], history=[asked, calling])
+    assert extension is not None
+    assert b"Return 5: done" in b"".join(map(renderer.spelling, extension))
+
+
 def test_a_result_that_comes_late_has_the_name_of_its_call(tmp_path: Path) -> None:
     renderer = renderer_for("x", with_bytes(f"{NAMING}{{# <|user|><|system|><|tool|> #}}", tmp_path))
     asked, answer = Message(Role.USER, "a"), Message(Role.ASSISTANT, "yes")
