@@ -79,8 +79,9 @@ def _cost(renderer: Renderer, turns: int) -> tuple[float, float]:
         find.append(spent)
         extend.append(spent + rendered)
     short: Ids = last.prompt_ids()[-16:]
-    bridge = partial(renderer.bridge, short, short, new, history=last.messages[-1:])
-    tokenising = [_timed(bridge)[1] for _ in range(REPEATS)]
+    added = renderer.bridge(short, short, new, history=last.messages[-1:]) or ()
+    text = b"".join(map(renderer.spelling, added)).decode()
+    tokenising = [_timed(partial(renderer.raw.ids, text))[1] for _ in range(REPEATS)]
     return _usual(find), _usual(extend) - _usual(tokenising)
 
 

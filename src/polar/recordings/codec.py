@@ -132,8 +132,8 @@ class TreeReader:
         self._tools: dict[str, tuple[ToolDefinition, ...]] = {}
         self._places: dict[str, int] = {}
         self._read: list[_Read] = []
-        self._samplings: dict[str, tuple[dict[str, Any], Sampling]] = {}
-        """The latest as they were written, and read: most requests of a session ask for the same."""
+        self._asked: tuple[dict[str, Any], Sampling] = ({}, Sampling())
+        """The latest as it was written, and read: most requests of a session ask for the same."""
 
     def fault(self, completion: str | None, problem: str) -> None:
         self.faults.append(Fault(completion=completion, problem=problem))
@@ -151,7 +151,10 @@ class TreeReader:
         plain = {field: record[field] for field in _PLAIN}
         plain["response"] = _message(record["response"])
         plain["finish_reason"] = _REASONS[record["finish_reason"]]
-        plain["asked"], plain["used"] = (self._sampling(record, name) for name in ("asked", "used"))
+        plain["used"] = _sampling(record["used"])
+        if record["asked"] != self._asked[0]:
+            self._asked = record["asked"], _sampling(dict(record["asked"]))
+        plain["asked"] = self._asked[1]
         link, missing = self._link(record, len(numbers.given))
         read = _Read(plain, record["tools"], numbers, link, self._messages(record, link))
         if missing is None:
@@ -177,13 +180,6 @@ class TreeReader:
         after, continues = places
         kind = _CONTINUATIONS[record["continuation"]] if continues is not None else None
         return Link(after, record["past_answer"], given, continues, kind, record["resumes"]), None
-
-    def _sampling(self, record: dict[str, Any], name: str) -> Sampling:
-        fields, latest = record[name], self._samplings.get(name)
-        if latest is None or latest[0] != fields:
-            lists = {"stop": tuple(fields["stop"]), "logit_bias": tuple(map(tuple, fields["logit_bias"]))}
-            latest = self._samplings[name] = fields, Sampling(**fields | lists)
-        return latest[1]
 
     def _messages(self, record: dict[str, Any], link: Link) -> tuple[Message, ...]:
         own = tuple(map(_message, record["messages"]))
@@ -245,8 +241,14 @@ class _Read:
 def _message(fields: dict[str, Any]) -> Message:
     fields["role"] = _ROLES[fields["role"]]
     calls = fields["tool_calls"]
-    fields["tool_calls"] = tuple([ToolCall(**call) for call in calls]) if calls else ()
+    fields["tool_calls"] = tuple([ToolCall(**call) for call in calls]) if len(calls) else ()
     return Message(**fields)
+
+
+def _sampling(fields: dict[str, Any]) -> Sampling:
+    fields["stop"] = tuple(fields["stop"])
+    fields["logit_bias"] = tuple(map(tuple, fields["logit_bias"]))
+    return Sampling(**fields)
 
 
 def _common(one: Sequence[Message], other: Sequence[Message]) -> int:

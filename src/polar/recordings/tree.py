@@ -122,7 +122,9 @@ class _Growth:
         """`lacking`: as `lacking_experts`, of the first completion with the same prompt."""
         joined, start, exact = self._join(completion, link)
         given, tip = completion.prompt_ids[start:], joined
-        of_given, of_sampled = self._routed(completion, len(given), joined if exact else -1, lacking)
+        of_given = of_sampled = None
+        if completion.routing is not None:
+            of_given, of_sampled = self._routed(completion, len(given), joined if exact else -1, lacking)
         if len(given):
             tip = self._append(Segment(parent=joined, ids=given, exact=exact, routing=of_given))
         if self.drift is DriftPolicy.REALIGN and link.kind is Continuation.DRIFT and link.twin is None:
@@ -147,15 +149,14 @@ class _Growth:
 
     def _routed(
         self, completion: Completion, given: int, after: int, lacking: int
-    ) -> tuple[Routing | None, Routing | None]:
+    ) -> tuple[Routing, Routing]:
         """The experts of what the completion was newly given, and of what it sampled.
 
         It was the first to compute the token before them, if that one was sampled: it tells its experts, too.
         Those of a prompt that was asked before it tells where the first who asked did not.
         """
         told, added, before = completion.routing, given + len(completion.sampled_ids), max(lacking, 1)
-        if told is None:
-            return None, None
+        assert told is not None
         end = before - 1 + added
         told = told[max(len(told) - end, 0) :]
         rows: Routing = np.zeros((before + added, *told.shape[1:]), told.dtype)
