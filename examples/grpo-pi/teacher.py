@@ -16,6 +16,8 @@ import argparse
 import asyncio
 import json
 import random
+import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,12 +48,17 @@ class Teacher:
     """The turns of every task's solutions."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], tool_form: str = HERMES) -> None:
-        self._solutions: dict[str, list[list[str]]] = {}
-        for row in rows:
-            asked = row["instruction"]
-            if asked in self._solutions:
-                raise SystemExit(f"two tasks have the same instruction, and are one to the teacher: {asked}")
-            self._solutions[asked] = [_turns(solution, tool_form) for solution in row["solutions"]]
+        known = list(rows)
+        asked = Counter(_text(row["instruction"]) for row in known)
+        self._solutions = {
+            _text(row["instruction"]): [_turns(solution, tool_form) for solution in row["solutions"]]
+            for row in known
+            if asked[_text(row["instruction"])] == 1
+        }
+        if alike := len(known) - len(self._solutions):
+            print(f"{alike} tasks are left alone: others have the same instruction", file=sys.stderr)
+        if not self._solutions:
+            raise SystemExit("no task has an instruction of its own, so none can be told from another")
 
     def answer(self, prompt: str, seed: int | None) -> str:
         """The next turn after a ChatML prompt: of a solution begun, the one that goes on with it."""

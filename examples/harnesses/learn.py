@@ -28,8 +28,8 @@ TRAIN, HELD_OUT = "train", "held_out"
 RANK = 16
 """Of the adapter: small enough to bring back from a machine that is had for minutes."""
 ARMS = ("pilot", "before", "taught", "rejection", "grpo", "shuffled", "per_request")
-PUBLISHED = "published"
-"""The weights that no arm has trained."""
+PUBLISHED, FIRST_ROUND = "published", "rejection-1"
+"""What a GRPO run may begin with: weights that no arm has trained, and the usual."""
 EPOCHS, ROWS = 4, 8
 """How often accepted sessions are read, and how many make a step."""
 PER_TASK = 4
@@ -120,7 +120,8 @@ class Experiment:
         self.reinforced("per-request", builder="per_request")
 
     def reinforced(self, arm: str, **changes: str) -> None:
-        place = self.directory(arm)
+        usual = self.start == FIRST_ROUND
+        place = self.directory(arm if usual else f"{arm}-from-{self.start}")
         start = None if self.start == PUBLISHED else _weights(self.directory(self.start) / "sft")
         # A run of so many seconds would go on, and what is being measured is what it ended with.
         if not (place / "eval").exists():
@@ -246,7 +247,10 @@ def chosen(data: list[Path], into: Path) -> int:
 
 def _weights(run: Path) -> Path:
     """Of a run's last checkpoint."""
-    return max(run.glob("checkpoints/step-*/weights"))
+    found = max(run.glob("checkpoints/step-*/weights"), default=None)
+    if found is None:
+        raise SystemExit(f"{run} holds no weights: run the arm that makes them first")
+    return found
 
 
 def _written(path: Path, document: dict[str, Any]) -> Path:
@@ -280,7 +284,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="the most tasks of a split, for a small run")
     parser.add_argument("--rounds", type=int, default=1, help="of rejection sampling")
     parser.add_argument(
-        "--start", default="rejection-1", help="the arm that GRPO begins with, or `published` for none"
+        "--start", default=FIRST_ROUND, help="what GRPO begins with: taught, rejection-N, or published"
     )
     parser.add_argument("--demonstrations", type=Path, help="a teacher's sessions, for the arm `taught`")
     parser.add_argument("--seed", type=int, default=0)

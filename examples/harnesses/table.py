@@ -22,7 +22,7 @@ def main() -> None:
     reports = {
         path.relative_to(root).parts[:2]: load_report(path)
         for path in sorted(root.rglob("report.json"))
-        if PILOT not in path.relative_to(root).parts
+        if not path.relative_to(root).parts[1].startswith(PILOT)
     }
     most = f"pass@{min((max(report.ks) for report in reports.values()), default=1)}"
     columns = ("trained through", "arm", "tested through", "pass@1", most, "gain", "calls", "tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from polar.errors import PolarError
 from polar.store.database import Database
 from polar.store.sessions import IS_OPEN
 from polar.store.tables import events, nodes, policy_nodes, sessions
 
+SECONDS = 30.0
 LAST_EVENTS = 6
 """How many of a session's changes are told."""
 
@@ -22,10 +23,10 @@ async def describe_unended(place: Path | str) -> str:
     """Each session that has not ended, with its lease, its pause and what happened to it last, then each
     node. Times are in seconds from now; a server whose clock was off has stored them as it saw them."""
     try:
-        async with Database.open(place) as database:
+        async with asyncio.timeout(SECONDS), Database.open(place) as database:
             return "\n".join(await database.read(lambda connection: list(_lines(connection, time.time()))))
-    except PolarError as error:
-        return f"what they wait for is not known: {error}"
+    except Exception as error:  # whoever asks is about to fail for a better reason
+        return f"what they wait for is not known: {error!r}"
 
 
 def _lines(connection: Connection, now: float) -> Iterator[str]:

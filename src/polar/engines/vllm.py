@@ -206,14 +206,6 @@ class VllmEngine(ModelServer):
     async def check(self, mode: Mode = Mode.TOKENS) -> None:
         await self._outlast_pause()
         await super().check(mode)
-        named = await self._weight_name() or ""
-        if self.policy_version == 0 and named.isdecimal():
-            log.warning(
-                "the engine at %s has weights that it was given before, as version %s; until it is given"
-                " others they count as version 0 (start it anew for those that it serves)",
-                self.url,
-                named,
-            )
 
     async def pause(self, mode: PauseMode) -> None:
         # The cache is cleared when the weights are replaced, that of requests that are kept included.

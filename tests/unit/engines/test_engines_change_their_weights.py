@@ -145,23 +145,6 @@ async def test_two_clients_of_one_vllm_replace_its_weights_once(tmp_path: Path) 
             await engine.close()
 
 
-async def test_whoever_comes_to_a_vllm_with_the_weights_of_another_run_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "model.safetensors").touch()
-    async with vllm_wire(ANSWER, takes_orders=True) as wire:
-        engine, late = VllmEngine(wire.url), VllmEngine(wire.url)
-        await engine.check()
-        assert "given before" not in caplog.text
-        await engine.update_weights(WeightUpdate(3, str(tmp_path)))
-        await engine.check()
-        assert "given before" not in caplog.text
-        await late.check()
-        assert "given before, as version 3" in caplog.text
-        for one in (engine, late):
-            await one.close()
-
-
 async def test_weights_that_are_replaced_by_themselves_keep_their_version(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     async with vllm_wire(ANSWER, takes_orders=True) as wire:

@@ -81,9 +81,21 @@ def test_it_knows_tasks_in_the_words_of_their_taskset(tmp_path: Path) -> None:
     assert TEACHER.rows(file)[0]["instruction"] == "Do has_close_elements."
 
 
-def test_tasks_that_it_cannot_tell_apart_are_refused() -> None:
-    with pytest.raises(SystemExit, match="the same instruction"):
+def test_tasks_that_it_cannot_tell_apart_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="none can be told from another"):
         TEACHER.Teacher([ROW, ROW])
+    teacher = TEACHER.Teacher([ROW, *({**ROW, "instruction": "Sing."},) * 2])
+    assert "2 tasks are left alone" in capsys.readouterr().err
+    assert teacher.answer(prompt(("user", "Sing.")), None) == TEACHER.DONE
+    assert teacher.answer(prompt(("user", ASK)), None) != TEACHER.DONE
+
+
+@pytest.mark.parametrize("name", ["grpo-pi/train.yaml", "public-tasks/humaneval.yaml"])
+def test_it_knows_most_tasks_of_what_its_readers_are_told_to_give_it(name: str) -> None:
+    rows = TEACHER.rows(FILE.parents[1] / name)
+    teacher = TEACHER.Teacher(rows)
+    known = [teacher.answer(prompt(("user", row["instruction"])), None) != TEACHER.DONE for row in rows]
+    assert sum(known) > 0.9 * len(rows)
 
 
 def test_what_it_does_not_know_it_leaves() -> None:
