@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Iterator
 
@@ -30,6 +31,15 @@ def _nothing_stays_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A node that a test killed has not unmounted its sandboxes' disks, and is not started again to do so."""
     yield
     unmount_below(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(autouse=True)
+def _log_levels_stay() -> Iterator[None]:
+    """A command sets the level of its process, which here is that of the tests after it, too."""
+    log = logging.getLogger("polar")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 def pytest_sessionstart() -> None:
