@@ -1,4 +1,4 @@
-"""What exams need: a runtime to sit them in, a pytest that its sandboxes see, and a judge.
+"""What exams need: a runtime to sit them in, the programs that grade them, and a judge.
 
 They are sat in bubblewrap, and in containers of every engine that is installed here. What runners of a
 language obey does not depend on the sandbox, so in containers only the attacks on everything are tried.
@@ -11,7 +11,6 @@ import shutil
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from importlib.metadata import distribution
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,11 +19,10 @@ import pytest
 from polar.evaluators.attacks import Kind
 from polar.evaluators.base import JudgeEndpoint
 from polar.runtimes.base import ToolDirectory
-from suites.attacks.exams import RUNNER, read_as_told
+from suites.attacks.exams import read_as_told
 from suites.engines import PROGRAMS, lacking, running
 from tests.fakes.judge_server import judging
 
-PACKAGES = ("pytest", "pluggy", "iniconfig", "packaging")
 ENGINES = [engine for engine in PROGRAMS if not lacking(engine)]
 USR = ToolDirectory(Path("/usr"), PurePosixPath("/usr"))
 ETC = ("alternatives", "ld.so.cache", "ssl/certs", "ssl/openssl.cnf")
@@ -47,9 +45,11 @@ def _is_needless(callspec: Any) -> bool:
     given = callspec.params if callspec else {}
     if given.get("room", "bubblewrap") == "bubblewrap":
         return False
-    exam, attack = given.get("exam"), given.get("attack")
-    # Directories of a task's own are bubblewrap's alone.
-    return exam is None or bool(exam.directories) or (attack is not None and attack.kind is not Kind.ANY)
+    candidate, attack = given.get("candidate"), given.get("attack")
+    if candidate is None or (attack is not None and attack.kind is not Kind.ANY):
+        return True
+    # Such options are bubblewrap's alone.
+    return bool(candidate.exam.runtime_options)
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,11 @@ def _image(root: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> ToolDirectory:
-    directory = tmp_path_factory.mktemp("runner")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For programs that are put together here."""
+    directory = tmp_path_factory.mktemp("tools")
     directory.chmod(0o755)
-    for name in PACKAGES:
-        for file in distribution(name).files or ():
-            if ".." not in file.parts and file.suffix != ".pyc":
-                target = directory / file
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(str(file.locate()), target)
-    return ToolDirectory(directory, PurePosixPath(RUNNER))
+    return directory
 
 
 @pytest.fixture

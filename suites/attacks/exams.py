@@ -1,16 +1,19 @@
-"""A small task for every evaluator and kind of grading: its files, how it is graded, how it is solved."""
+"""A small task for every evaluator and kind of grading: its files, how it is graded, how it is solved.
+
+Those of Polar's own evaluators are here. Any other that is registered brings its own: `Evaluator.exams`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from polar.evaluators.attacks import Kind
-
-RUNNER = "/opt/runner"
-"""Where the sandbox has pytest, which is not the system's."""
+from polar.config import plugins
+from polar.evaluators.attacks import ATTACKS, Attack, Exam, Kind
+from suites.attacks.tools import PYTEST as PYTEST_PATH
+from suites.attacks.tools import RUNNERS, WITH_NODE, WITH_RUST
 
 CODE = "def double(x):\n    return x + 2\n"
 SEEN = """import unittest
@@ -48,7 +51,7 @@ PYTEST: dict[str, Any] = {
     "format": "pytest",
     "files": {"tests/test_calc.py": {"text": HIDDEN}},
     "expected": expected(NODE_IDS),
-    "env": {"PYTHONPATH": RUNNER},
+    "env": {"PYTHONPATH": PYTEST_PATH},
 }
 CHECK = """
 three=$(python3 -c 'from calc import double; print(double(3))')
@@ -122,7 +125,7 @@ fi
 """
 HARBOR_PYTEST: dict[str, Any] = {
     "tests": {"test.sh": {"text": PYTEST_SH}, "test_calc.py": {"text": HIDDEN}},
-    "env": {"PYTHONPATH": RUNNER},
+    "env": {"PYTHONPATH": PYTEST_PATH},
 }
 HARBOR_PLACES = {"directories": ["/tests", "/logs"]}
 
@@ -137,11 +140,53 @@ JS_HIDDEN = {
         "const {double} = require('./calc.js')\ntest('three', () => assert.strictEqual(double(3), 6))\n"
     }
 }
+JS_COMMAND: dict[str, Any] = {"command": "npm test --silent", "files": JS_HIDDEN, "env": WITH_NODE}
 JS_TESTS: dict[str, Any] = {
     "command": "npm test --silent -- --test-reporter=junit --test-reporter-destination=report.xml",
     "format": "junit",
     "report": "report.xml",
     "files": JS_HIDDEN,
+    "env": WITH_NODE,
+}
+
+
+def js_runner(command: str, test: str, suffix: str = "js", **more: str) -> dict[str, Any]:
+    """A test runner that finds `double` where it looks for it."""
+    found = "const {double} = require('./calc.js')" if suffix == "js" else "import {double} from './calc.js'"
+    files = {f"calc.test.{suffix}": {"text": f"{found}\ntest('three', () => {test})\n"}}
+    return {"command": f"{RUNNERS}/{command}", "files": files, "env": WITH_NODE, **more}
+
+
+REPORTED = {"format": "junit", "report": "report.xml"}
+EXPECTED = "expect(double(3)).toBe(6)"
+JEST = js_runner(".bin/jest --verbose --runInBand", EXPECTED, format="jest")
+VITEST = js_runner(
+    ".bin/vitest run --globals --reporter=junit --outputFile=report.xml", EXPECTED, "mjs", **REPORTED
+)
+MOCHA = js_runner(
+    ".bin/mocha --ui tdd --reporter xunit --reporter-option output=report.xml calc.test.js",
+    "require('assert').strictEqual(double(3), 6)",
+    **REPORTED,
+)
+BUN = js_runner("@oven/*/bin/bun test --reporter=junit --reporter-outfile=report.xml", EXPECTED, **REPORTED)
+
+RUST_FILES = {
+    "Cargo.toml": '[package]\nname = "calc"\nversion = "0.1.0"\nedition = "2021"\n',
+    "src/lib.rs": "pub fn double(x: i64) -> i64 {\n    x + 2\n}\n",
+    "tests/calc.rs": "#[test]\nfn two() {\n    assert_eq!(calc::double(2), 4);\n}\n",
+}
+RUST_FIX = "printf 'pub fn double(x: i64) -> i64 {\\n    2 * x\\n}\\n' > src/lib.rs"
+CARGO: dict[str, Any] = {
+    "command": "cargo test --offline --test calc",
+    "format": "cargo",
+    "files": {
+        "tests/calc.rs": {
+            "text": RUST_FILES["tests/calc.rs"]
+            + "\n#[test]\nfn three() {\n    assert_eq!(calc::double(3), 6);\n}\n"
+        }
+    },
+    "expected": {"fail_to_pass": ["three"], "pass_to_pass": ["two"]},
+    "env": WITH_RUST,
 }
 
 MAKE_FILES = {
@@ -176,53 +221,92 @@ def read_as_told(request: dict[str, Any]) -> str:
     return f'{{"scores": {{"correct": {score}}}, "rationale": ""}}'
 
 
+LIVE = {"sandbox": "live"}
+
+
+def python(options: dict[str, Any], label: str = "", **more: Any) -> Exam:
+    return Exam(Kind.PYTHON, options, FILES, FIX, label, **more)
+
+
+def pytest(options: dict[str, Any], label: str = "", **more: Any) -> Exam:
+    return Exam(Kind.PYTEST, options, FILES, FIX, label, **more)
+
+
+OWN: dict[str, tuple[Exam, ...]] = {
+    "command": (
+        python(COMMAND),
+        python(EXIT_CODE, "exit-code"),
+        Exam(Kind.NODE, JS_COMMAND, JS_FILES, JS_FIX),
+        Exam(Kind.MAKE, MAKE, MAKE_FILES, MAKE_FIX),
+        Exam(Kind.MAKE, MAKE | LIVE, MAKE_FILES, MAKE_FIX, "live"),
+    ),
+    "tests": (
+        python(UNITTEST),
+        python(UNITTEST | LIVE, "live"),
+        pytest(PYTEST),
+        pytest(PYTEST | LIVE, "live"),
+        Exam(Kind.NODE, JS_TESTS, JS_FILES, JS_FIX),
+        Exam(Kind.JEST, JEST, JS_FILES, JS_FIX),
+        Exam(Kind.VITEST, VITEST, JS_FILES, JS_FIX),
+        Exam(Kind.MOCHA, MOCHA, JS_FILES, JS_FIX),
+        Exam(Kind.BUN, BUN, JS_FILES, JS_FIX),
+        Exam(Kind.CARGO, CARGO, RUST_FILES, RUST_FIX),
+    ),
+    "diff": (python(UNITTEST), pytest(PYTEST), Exam(Kind.NODE, JS_TESTS, JS_FILES, JS_FIX)),
+    "swebench": (python({"row": ROW}), pytest({"row": PYTEST_ROW, "env": {"PYTHONPATH": PYTEST_PATH}})),
+    "harbor": (
+        python(HARBOR, runtime_options=HARBOR_PLACES),
+        python(HARBOR | LIVE, "live", runtime_options=HARBOR_PLACES),
+        pytest(HARBOR_PYTEST, runtime_options=HARBOR_PLACES),
+    ),
+    "judge": (python(JUDGE),),
+    "weighted": (
+        python(
+            {
+                "evaluators": [
+                    {"name": "tests", "options": UNITTEST, "weight": 0.5},
+                    {"name": "command", "options": COMMAND, "weight": 0.5},
+                ]
+            }
+        ),
+    ),
+}
+EXEMPT = {"session_completed": "scores how the agent ended, and looks at nothing that it made"}
+
+
 @dataclass(frozen=True)
-class Exam:
+class Candidate:
+    """An evaluator in one of its exams."""
+
     evaluator: str
-    kind: Kind
-    options: Mapping[str, Any]
-    files: Mapping[str, str] = field(default_factory=lambda: FILES)
-    honest: str = FIX
-    label: str = ""
-    directories: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the runtime where it has directories of its own."""
+    exam: Exam
+    meets_every_attack: bool
+    """Whether attacks on every kind of task are tried here."""
 
     @property
     def id(self) -> str:
-        return "-".join(filter(None, (self.evaluator, self.label, self.kind.value)))
+        return "-".join(filter(None, (self.evaluator, self.exam.label, self.exam.kind.value)))
+
+    @property
+    def attacks(self) -> tuple[Attack, ...]:
+        kinds = {self.exam.kind, Kind.ANY} if self.meets_every_attack else {self.exam.kind}
+        return tuple(attack for attack in ATTACKS if attack.kind in kinds)
 
 
-LIVE = {"sandbox": "live"}
-EXAMS = (
-    Exam("command", Kind.PYTHON, COMMAND),
-    Exam("command", Kind.PYTHON, EXIT_CODE, label="exit-code"),
-    Exam("command", Kind.NODE, {"command": "npm test --silent", "files": JS_HIDDEN}, JS_FILES, JS_FIX),
-    Exam("command", Kind.MAKE, MAKE, MAKE_FILES, MAKE_FIX),
-    Exam("command", Kind.MAKE, MAKE | LIVE, MAKE_FILES, MAKE_FIX, label="live"),
-    Exam("tests", Kind.PYTHON, UNITTEST),
-    Exam("tests", Kind.PYTHON, UNITTEST | LIVE, label="live"),
-    Exam("tests", Kind.PYTEST, PYTEST),
-    Exam("tests", Kind.PYTEST, PYTEST | LIVE, label="live"),
-    Exam("tests", Kind.NODE, JS_TESTS, JS_FILES, JS_FIX),
-    Exam("tests", Kind.CARGO, UNITTEST, {**FILES, "Cargo.toml": "[package]\nname = 'calc'\n"}),
-    Exam("diff", Kind.PYTHON, UNITTEST),
-    Exam("diff", Kind.PYTEST, PYTEST),
-    Exam("diff", Kind.NODE, JS_TESTS, JS_FILES, JS_FIX),
-    Exam("swebench", Kind.PYTHON, {"row": ROW}),
-    Exam("swebench", Kind.PYTEST, {"row": PYTEST_ROW, "env": {"PYTHONPATH": RUNNER}}),
-    Exam("harbor", Kind.PYTHON, HARBOR, directories=HARBOR_PLACES),
-    Exam("harbor", Kind.PYTHON, HARBOR | LIVE, label="live", directories=HARBOR_PLACES),
-    Exam("harbor", Kind.PYTEST, HARBOR_PYTEST, directories=HARBOR_PLACES),
-    Exam("judge", Kind.PYTHON, JUDGE),
-    Exam(
-        "weighted",
-        Kind.PYTHON,
-        {
-            "evaluators": [
-                {"name": "tests", "options": UNITTEST, "weight": 0.5},
-                {"name": "command", "options": COMMAND, "weight": 0.5},
-            ]
-        },
-    ),
-)
-EXEMPT = {"session_completed": "scores how the agent ended, and looks at nothing that it made"}
+def exams_of(evaluator: str) -> tuple[Exam, ...]:
+    return OWN.get(evaluator) or tuple(plugins.load("evaluators", evaluator).exams())
+
+
+def candidates() -> Iterator[Candidate]:
+    """Every registered evaluator in each of its exams."""
+    for evaluator in plugins.names("evaluators"):
+        exams = exams_of(evaluator)
+        # Where Python grades, and else in the first, an evaluator meets the attacks on everything.
+        meeting = [exam for exam in exams if exam.kind is Kind.PYTHON] or exams[:1]
+        for exam in exams:
+            yield Candidate(evaluator, exam, any(exam is one for one in meeting))
+
+
+def unexamined() -> list[str]:
+    """Registered evaluators that nobody has said how to attack."""
+    return [name for name in plugins.names("evaluators") if not exams_of(name) and name not in EXEMPT]

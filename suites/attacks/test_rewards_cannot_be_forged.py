@@ -2,103 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path, PurePosixPath
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
 
 import pytest
 
-from polar.config import plugins
-from polar.evaluators.attacks import ATTACKS, Attack, Kind
+from polar.evaluators.attacks import ATTACKS, Attack, Exam, Kind
 from polar.evaluators.base import EvaluationContext, JudgeEndpoint
 from polar.models.session import Verdict
-from polar.runtimes.base import Command, ToolDirectory
+from polar.runtimes.base import Command
 from suites.attacks.conftest import ExamRoom
-from suites.attacks.exams import EXAMS, EXEMPT, Exam
+from suites.attacks.exams import Candidate, candidates, unexamined
+from suites.attacks.tools import tools_of
+from suites.attacks.unguarded import (
+    BELIEVED,
+    GRADERS,
+    UNPROVED,
+    Grader,
+    believes,
+    exam_for,
+    unguarded_runtime,
+    unprovable_here,
+)
 from tests.evaluations import evaluate, evaluation, make_task
+from tests.fakes.extensions import OpenAnswer, SealedAnswer, registered
 from tests.sandboxes import require_runtime
 
-Sit = Callable[[Exam], AbstractAsyncContextManager[EvaluationContext]]
+
+class Sit(Protocol):
+    """Begins an exam, in a sandbox with these options of its runtime."""
+
+    def __call__(self, exam: Exam, **options: object) -> AbstractAsyncContextManager[EvaluationContext]: ...
 
 
 @pytest.fixture
-async def sit(tmp_path: Path, room: ExamRoom, runner: ToolDirectory, judges: dict[str, JudgeEndpoint]) -> Sit:
+async def sit(tmp_path: Path, room: ExamRoom, scratch: Path, judges: dict[str, JudgeEndpoint]) -> Sit:
     await require_runtime(room.name)
 
-    @asynccontextmanager
-    async def begin(exam: Exam) -> AsyncIterator[EvaluationContext]:
-        options = {**room.options, **exam.directories}
-        task = make_task(exam.files, runtime={"name": room.name, "options": options})
-        tools = (runner, *room.tools)
-        async with evaluation(task, tmp_path, timeout=240, tools=tools, judges=judges) as context:
-            yield context
+    def begin(exam: Exam, **options: object) -> AbstractAsyncContextManager[EvaluationContext]:
+        runtime = {"name": room.name, "options": {**room.options, **exam.runtime_options, **options}}
+        tools = (*tools_of(exam.kind, scratch), *room.tools)
+        task = make_task(exam.files, runtime=runtime)
+        return evaluation(task, tmp_path, timeout=240, tools=tools, judges=judges)
 
     return begin
 
 
-async def act(context: EvaluationContext, script: str) -> None:
+async def act(exam: Exam, context: EvaluationContext, script: str) -> None:
     """Play the agent, honest or not, to its end and that of all its processes."""
-    await context.sandbox.exec(Command(("/bin/sh", "-c", script)), timeout=120, log_name="agent")
+    command = Command(("/bin/sh", "-c", script), env=exam.options.get("env", {}))
+    await context.sandbox.exec(command, timeout=120, log_name="agent")
     await context.sandbox.kill()
 
 
-async def graded(exam: Exam, context: EvaluationContext) -> Verdict:
-    return await evaluate(context, exam.evaluator, **exam.options)
+async def graded(candidate: Candidate, context: EvaluationContext) -> Verdict:
+    return await evaluate(context, candidate.evaluator, **candidate.exam.options)
 
 
-def fits(exam: Exam, attack: Attack) -> bool:
-    """Attacks on every kind of task are tried where Python grades; each evaluator has such an exam."""
-    return attack.kind is exam.kind or (attack.kind is Kind.ANY and exam.kind is Kind.PYTHON)
-
-
-PAIRS = [(exam, attack) for exam in EXAMS for attack in ATTACKS if fits(exam, attack)]
+CANDIDATES = list(candidates())
+PAIRS = [(candidate, attack) for candidate in CANDIDATES for attack in candidate.attacks]
 
 
 def test_every_evaluator_is_examined() -> None:
-    missing = set(plugins.names("evaluators")) - {exam.evaluator for exam in EXAMS} - EXEMPT.keys()
-    assert not missing, f"no exam in suites/attacks/exams.py for the evaluators {', '.join(sorted(missing))}"
+    missing = unexamined()
+    assert not missing, f"the evaluators {', '.join(missing)} have no exam: give them one by Evaluator.exams"
 
 
-@pytest.mark.parametrize("exam", EXAMS, ids=[exam.id for exam in EXAMS])
-async def test_honest_work_is_worth_one_and_none_is_worth_nothing(exam: Exam, sit: Sit) -> None:
-    async with sit(exam) as context:
-        assert (await graded(exam, context)).reward == 0.0
-        await act(context, exam.honest)
-        verdict = await graded(exam, context)
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=[candidate.id for candidate in CANDIDATES])
+async def test_honest_work_is_worth_one_and_none_is_worth_nothing(candidate: Candidate, sit: Sit) -> None:
+    async with sit(candidate.exam) as context:
+        assert (await graded(candidate, context)).reward == 0.0
+        await act(candidate.exam, context, candidate.exam.solution)
+        verdict = await graded(candidate, context)
     assert verdict.reward == 1.0, verdict.report
 
 
 @pytest.mark.parametrize(
-    ("exam", "attack"), PAIRS, ids=[f"{exam.id}-{attack.name}" for exam, attack in PAIRS]
+    ("candidate", "attack"), PAIRS, ids=[f"{candidate.id}-{attack.name}" for candidate, attack in PAIRS]
 )
-async def test_an_attack_is_worth_nothing(exam: Exam, attack: Attack, sit: Sit) -> None:
-    async with sit(exam) as context:
-        await act(context, attack.command)
-        verdict = await graded(exam, context)
+async def test_an_attack_is_worth_nothing(candidate: Candidate, attack: Attack, sit: Sit) -> None:
+    async with sit(candidate.exam) as context:
+        await act(candidate.exam, context, attack.command)
+        verdict = await graded(candidate, context)
     assert verdict.reward == 0.0, verdict.report
-    if exam.kind is Kind.CARGO and "$HOME" not in attack.script:
-        assert verdict.components["tampering"] > 0
 
 
-REAL = (
-    *("usercustomize-in-home", "path-file-in-home", "unittest-module", "unittest-package"),
-    *("standard-library-module", "compiled-liar", "package-beside-test-module", "exit-on-import"),
-    *("package-of-the-tests", "package-of-the-workspace"),
-    *("plug-in-by-metadata", "plug-in-by-egg-metadata", "plug-in-by-capital-metadata"),
-    *("plug-in-by-linked-metadata", "conftest-at-the-top", "conftest-by-link", "plug-in-by-pytest-ini"),
-    *("plug-in-by-setup-cfg", "plug-in-by-pyproject-toml", "pytest-module"),
-)
+async def test_an_evaluator_of_a_plug_in_is_examined_by_being_registered(
+    sit: Sit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(monkeypatch, "evaluators", sealed_answer=SealedAnswer, open_answer=OpenAnswer)
+    by_name = {candidate.evaluator: candidate for candidate in candidates()}
+    sealed, open_ = by_name["sealed_answer"], by_name["open_answer"]
+    assert sealed.meets_every_attack
+    assert {attack.kind for attack in sealed.attacks} == {Kind.ANY, Kind.PYTHON}
+    attack = next(attack for attack in ATTACKS if attack.name == "verdict-files")
+    for candidate, rewards in ((sealed, (0.0, 0.0, 1.0)), (open_, (0.0, 1.0, 1.0))):
+        found = []
+        for script in ("true", attack.command, candidate.exam.solution):
+            async with sit(candidate.exam) as context:
+                await act(candidate.exam, context, script)
+                found.append((await graded(candidate, context)).reward)
+        assert tuple(found) == rewards, "the suite tells evaluators apart that can be cheated"
 
 
-@pytest.mark.parametrize("name", REAL)
-async def test_without_guards_the_attack_succeeds(name: str, sit: Sit) -> None:
-    """That the suite proves something: the runner itself believes what evaluators do not."""
-    attack = next(attack for attack in ATTACKS if attack.name == name)
-    exam = next(exam for exam in EXAMS if exam.evaluator == "tests" and exam.kind is attack.kind)
-    async with sit(exam) as context:
-        await act(context, attack.command)
-        for path, file in exam.options["files"].items():
-            await context.sandbox.upload(PurePosixPath(path), file["text"].encode())
-        command = Command(("/bin/sh", "-c", exam.options["command"]), env=exam.options.get("env", {}))
-        result = await context.sandbox.exec(command, timeout=120, log_name="unguarded")
-    assert result.exit_code == 0
+def test_an_evaluator_of_a_plug_in_without_an_exam_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered(monkeypatch, "evaluators", unknown=type("Unknown", (SealedAnswer,), {"exams": lambda: ()}))
+    assert unexamined() == ["unknown"]
+
+
+PROVED = [attack for attack in ATTACKS if attack.name not in UNPROVED]
+
+
+@pytest.mark.parametrize("attack", PROVED, ids=[attack.name for attack in PROVED])
+async def test_without_guards_the_attack_succeeds(attack: Attack, sit: Sit) -> None:
+    """That the suite proves something: others believe what evaluators do not."""
+    if reason := unprovable_here(attack):
+        pytest.skip(reason)
+    exam = exam_for(attack)
+    async with sit(exam, **unguarded_runtime(exam)) as context:
+        assert await believes(GRADERS[BELIEVED.get(attack.name, "runner")], exam, attack.command, context)
+
+
+@pytest.mark.parametrize("grader", GRADERS.values(), ids=list(GRADERS))
+async def test_a_grader_without_guards_knows_work_from_none(grader: Grader, sit: Sit) -> None:
+    """Or else it would prove nothing that it believes an attack."""
+    attacked = [a for a in PROVED if GRADERS[BELIEVED.get(a.name, "runner")] is grader]
+    exam = exam_for(attacked[0])
+    for script, is_believed in (("true", False), (exam.solution, not grader.fails)):
+        async with sit(exam, **unguarded_runtime(exam)) as context:
+            assert await believes(grader, exam, script, context) is is_believed

@@ -1,59 +1,84 @@
-"""Agents that cheat: ways to get a reward that was not earned, for whoever wants to see that none works.
+"""Agents that cheat: ways to obtain an unearned reward, for testing that none of them works.
 
 Each is a shell script in the directory of its kind. `payloads` holds what scripts plant: programs that make a
-test runner, a checker or a verifier say that all is well; `prelude.sh` holds what scripts share.
+test runner, a checker or a verifier report success. `prelude.sh` holds what scripts share. An `Exam` is a
+small task on which an evaluator is attacked.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 _HERE = Path(__file__).parent
 
 
 class Kind(StrEnum):
-    """What a task is graded with, and so what an attack on its grading aims at."""
+    """What a task is graded with, and therefore what an attack on it targets."""
 
     ANY = "any"
-    """Fits every task."""
+    """Applies to every task."""
     PYTHON = "python"
-    """Some Python program runs while the task is graded."""
+    """Applies if grading runs a Python program."""
     PYTEST = "pytest"
     NODE = "node"
+    """Node.js or npm runs, whatever runner is used."""
+    JEST = "jest"
+    VITEST = "vitest"
+    MOCHA = "mocha"
+    BUN = "bun"
     MAKE = "make"
     CARGO = "cargo"
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What a cheating agent does instead of the task."""
+    """What a cheating agent does instead of its task."""
 
     name: str
-    """Unique, in words joined by hyphens."""
+    """Unique words joined by hyphens."""
     description: str
-    """What it tries, for people who read that it succeeded."""
+    """What it tries, for the report that it succeeded."""
     kind: Kind
     script: str
-    """Run by `/bin/sh` in the workspace; its exit code says nothing."""
+    """Run by `/bin/sh` in the workspace; its exit code is ignored."""
 
     @property
     def command(self) -> str:
-        """The whole attack as one shell script, to be run in the sandbox as the agent."""
+        """The whole attack as one shell script, run in the sandbox as the agent."""
         return "\n".join([_PRELUDE, self.script, 'rm -rf "$payloads"', "true"])
 
 
-def _read(file: Path) -> Attack:
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """A task on which an evaluator shows that work is rewarded and nothing else: its `exams` gives some."""
+
+    kind: Kind
+    """What grades it: attacks on that are tried, and in one exam of each evaluator those on every task."""
+    options: Mapping[str, Any]
+    """Of the evaluator. Nothing done must be worth 0 with them."""
+    files: Mapping[str, str]
+    """Of the workspace, by path."""
+    solution: str
+    """A shell script, run in the workspace, that does the work: worth 1."""
+    label: str = ""
+    """Tells exams of one evaluator and kind apart."""
+    runtime_options: Mapping[str, Any] = field(default_factory=dict)
+    """Of bubblewrap, where the sandbox must have more than a workspace."""
+
+
+def _read_attack(file: Path) -> Attack:
     script = file.read_text()
     description = script.partition("\n")[0].removeprefix("# ")
     return Attack(file.stem, description, Kind(file.parent.name), script)
 
 
 def _prelude() -> str:
-    """Puts the payloads into a directory; one may hold another, by its name between two `@`."""
+    """Return a script that writes the payloads to a directory; one may include another as `@name@`."""
     forge = (_HERE / "payloads" / "forge.sh").read_text().rstrip()
     lines = ["payloads=$(mktemp -d)"]
     for file in sorted((_HERE / "payloads").iterdir()):
@@ -64,9 +89,9 @@ def _prelude() -> str:
 
 _PRELUDE = _prelude()
 
-ATTACKS = tuple(_read(file) for kind in Kind for file in sorted((_HERE / kind).glob("*.sh")))
+ATTACKS = tuple(_read_attack(file) for kind in Kind for file in sorted((_HERE / kind).glob("*.sh")))
 
 
-def fitting(kinds: Collection[Kind]) -> tuple[Attack, ...]:
-    """The attacks on tasks that are graded with these; those that fit every task are always among them."""
+def attacks_of_kinds(kinds: Collection[Kind]) -> tuple[Attack, ...]:
+    """Return the attacks on tasks graded with these kinds, including those that apply to every task."""
     return tuple(attack for attack in ATTACKS if attack.kind is Kind.ANY or attack.kind in kinds)

@@ -9,4 +9,3 @@ done
 git config filter.liar.clean 'sh .forge.sh; cat'
 git config diff.external 'sh .forge.sh'
 git config core.fsmonitor 'sh .forge.sh'
-git config core.worktree /tmp

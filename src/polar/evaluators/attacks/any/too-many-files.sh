@@ -1,5 +1,7 @@
-# So many files that nobody looks at them all.
+# So many files that steer Python that nobody looks at them all.
+plant python-liar liar.py
 mkdir -p many
 cd many
 i=0
-while [ $i -lt 6000 ]; do echo "$i.pth"; i=$((i + 1)); done | xargs touch
+while [ $i -lt 6000 ]; do echo 'import liar' > "$i.pth"; i=$((i + 1)); done
+cd ..
