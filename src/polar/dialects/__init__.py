@@ -1,1 +1,1 @@
-"""One file a wire format: provider JSON in, provider JSON out; pure functions."""
+"""One file per wire format: provider JSON in, provider JSON out, as pure functions."""

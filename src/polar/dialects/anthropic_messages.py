@@ -1,4 +1,4 @@
-"""Anthropic's Messages."""
+"""Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ _ERRORS: dict[Refusal, tuple[int, str]] = {
     Refusal.ENGINE_DOWN: (529, "overloaded_error"),
     Refusal.INTERNAL: (500, "api_error"),
 }
-"""Status and type of each refusal."""
 WORTH_RETRYING = frozenset({Refusal.OVER_QUOTA, Refusal.ENGINE_FAILED, Refusal.ENGINE_DOWN, Refusal.INTERNAL})
 
 
@@ -111,7 +110,7 @@ class AnthropicMessages(Dialect):
 
     def error(self, error: RequestRefused) -> HttpAnswer:
         request_id = f"req_{secrets.token_hex(12)}"
-        # Claude Code tries most errors again, for minutes, unless it is told not to.
+        # Without this header Claude Code retries most errors for minutes.
         retry = "true" if error.refusal in WORTH_RETRYING else "false"
         headers = {"request-id": request_id, "x-should-retry": retry}
         body = orjson.dumps(_error_body(error, request_id))
@@ -122,17 +121,16 @@ class AnthropicMessages(Dialect):
 
 
 class MessageStream(StreamEncoder):
-    """Events of one streamed message; at most one block is open at a time."""
+    """Writes the events of one streamed message; at most one block is open at a time."""
 
     def __init__(self, identity: CallIdentity) -> None:
         self._identity = identity
         self._blocks = 0
         self._open: str | None = None
-        """The type of the block that text is being added to."""
         self._thought = hashlib.sha256()
 
     def start(self) -> bytes:
-        # How long the prompt is stands in the last event: headers go out before it is known here.
+        # The length of the prompt is not known yet, and is sent with the last event.
         empty = {"content": []} | _stop(None, None) | {"usage": _usage(Usage(0, 0))}
         return self._event("message_start", {"message": _envelope(self._identity) | empty})
 
@@ -162,7 +160,7 @@ class MessageStream(StreamEncoder):
         return self._event("ping", {})
 
     def _into(self, block: dict[str, Any]) -> bytes:
-        """Open a block, unless one of its type is open."""
+        """Open a block unless one of its type is open."""
         if self._open == block["type"]:
             return b""
         closing = self._close()
@@ -213,10 +211,7 @@ def _tool_use(call: ToolCall, given: Any) -> dict[str, Any]:
 
 
 def object_of(call: ToolCall) -> bytes:
-    """The sampled arguments as JSON that any client reads: an object, always.
-
-    What the model got wrong travels as text under a key of ours, by which its echo is known again.
-    """
+    """Return the sampled arguments as a JSON object; what is not one is sent as text under `UNPARSED`."""
     try:
         value = json.loads(call.arguments)
         if isinstance(value, dict) and value.keys() != {UNPARSED}:
@@ -227,12 +222,12 @@ def object_of(call: ToolCall) -> bytes:
 
 
 def _utf8(value: dict[str, Any]) -> bytes:
-    """Not by orjson, which takes no integers beyond 64 bits and no halves of characters."""
+    """Encode as JSON; orjson refuses integers beyond 64 bits and halves of surrogate pairs."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
 
 
 def _signature(thought: hashlib._Hash) -> str:
-    """Clients want one, keep it and send it back; nobody reads it."""
+    """Return an opaque signature, which clients require and send back unread."""
     return base64.b64encode(thought.digest()).decode()
 
 
@@ -268,6 +263,6 @@ def _error_body(error: RequestRefused, request_id: str) -> dict[str, Any]:
 def sentence(error: RequestRefused) -> str:
     if error.refusal is not Refusal.CONTEXT_OVERFLOW or error.limit is None:
         return error.message
-    # By these words Claude Code knows that it has to compact, and by how much.
+    # Claude Code reads from this sentence that it has to compact, and by how much.
     tokens = error.tokens if error.tokens is not None else error.limit + 1
     return f"prompt is too long: {tokens} tokens > {error.limit} maximum"

@@ -1,4 +1,4 @@
-"""Reads a request of Anthropic's Messages: blocks of many kinds become the plain messages of a chat."""
+"""Reads requests of Anthropic's Messages API: blocks of many kinds become plain chat messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 
 from polar.dialects.base import HttpRequest, RouteAction
 from polar.dialects.json_fields import Fields, document, kind, malformed, memoized
-from polar.dialects.schemas import needed_schema, settled, tool_definition
+from polar.dialects.schemas import needed_schema, resolve_tool_choice, tool_definition
 from polar.models.chat import (
     ChatRequest,
     JsonOutput,
@@ -25,14 +25,14 @@ from polar.models.chat import (
 )
 
 UNPARSED = "_unparsed_arguments"
-"""The one key of a tool_use input that stands for sampled arguments which are no JSON object."""
+"""The only key of a tool_use input that carries sampled arguments which are not a JSON object."""
 
 Deferred = Mapping[str, str]
-"""Tools whose definitions, here in JSON, the model sees once a tool_reference names them."""
+"""Definitions, as JSON, of tools that the model sees only once a tool_reference names them."""
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _BILLING = "x-anthropic-billing-header:"
-"""Begins a system block that is for the provider's books; it changes from call to call."""
+"""Starts a system block meant for the provider's billing; it changes from call to call."""
 _TOOL_CHOICES = {
     "auto": ToolUse.AUTO,
     "any": ToolUse.REQUIRED,
@@ -43,7 +43,7 @@ _SAYS_ERROR = ("error", "<tool_use_error>")
 
 
 def read_request(request: HttpRequest) -> ChatRequest:
-    """The whole request; a count of tokens needs no `max_tokens`."""
+    """Read a request; one that counts tokens needs no `max_tokens`."""
     is_count = request.route.action is RouteAction.COUNT_TOKENS
     fields = document(request.body, Fields)
     model = request.model or fields.needed_string("model")
@@ -63,29 +63,29 @@ def read_request(request: HttpRequest) -> ChatRequest:
         output=_output(fields),
         sampling=_sampling(fields),
         omitted=fields.omitted,
-        is_begun=_is_begun(messages[-1], is_count=is_count),
+        is_begun=_is_prefilled(messages[-1], is_count=is_count),
         stream=fields.boolean("stream") if request.route.is_stream is None else request.route.is_stream,
         stream_usage=True,
     )
 
 
-def _is_begun(last: Message, *, is_count: bool) -> bool:
-    """Whether the request ends with the beginning of the answer; what only counts may end with any turn."""
+def _is_prefilled(last: Message, *, is_count: bool) -> bool:
+    """Whether the request ends with the beginning of the answer; a token count may end with any turn."""
     is_text = not last.tool_calls and not last.reasoning
     return last.role is Role.ASSISTANT and (is_text or not is_count)
 
 
 def _turns(messages: Iterable[Message]) -> Iterator[Message]:
-    """Neighbours of one role are one turn to the provider, however the client grouped them."""
+    """Merge neighbouring messages of one role: the provider treats them as one turn."""
     for role, group in groupby(messages, key=lambda message: message.role):
         if role is Role.TOOL:
             yield from group
         else:
-            yield _joined(list(group))
+            yield _join_turn(list(group))
 
 
-def _joined(parts: list[Message]) -> Message:
-    # An assistant's text was sampled in one piece; what others wrote in blocks reads as lines.
+def _join_turn(parts: list[Message]) -> Message:
+    # An assistant's text was sampled in one piece; blocks that others wrote are separate lines.
     joint = "" if parts[0].role is Role.ASSISTANT else "\n"
     return replace(
         parts[0],
@@ -102,7 +102,6 @@ def _system(fields: Fields) -> Iterator[Message]:
 
 
 def _messages(wire: Fields, deferred: Deferred) -> Iterator[Message]:
-    """The messages that the blocks of one wire message stand for, in order."""
     role = wire.one_of("role", _ROLES)
     if role is Role.ASSISTANT:
         yield _assistant(wire)
@@ -132,7 +131,7 @@ def _assistant(wire: Fields) -> Message:
             case "tool_use":
                 calls.append(_tool_call(block))
             case _:
-                # redacted_thinking has no text, and what a provider's own tools did is not ours to render.
+                # redacted_thinking has no text, and calls to a provider's own tools are not rendered.
                 pass
     return Message(Role.ASSISTANT, "".join(texts), "".join(thoughts) or None, tuple(calls))
 
@@ -143,7 +142,7 @@ def _tool_call(block: Fields) -> ToolCall:
 
 
 def arguments_of(call: Fields, name: str) -> str:
-    """The arguments that stand in a field as an object, as they were sampled."""
+    """Return the arguments in a field, as the model sampled them."""
     value: dict[str, Any] = {} if call.child(name) is None else call.get(name)
     unparsed = value.get(UNPARSED)
     return unparsed if len(value) == 1 and isinstance(unparsed, str) else _json(value)
@@ -160,7 +159,7 @@ def _tool_result(block: Fields, deferred: Deferred) -> Message:
 
 
 def _functions(names: list[str], deferred: Deferred) -> list[str]:
-    """The definitions a search for tools has found, as Claude Code tells the model they will look."""
+    """Render the definitions that a tool search found, as Claude Code announces them to the model."""
     if not names:
         return []
     lines = [f"<function>{deferred.get(name) or _json({'name': name})}</function>" for name in names]
@@ -172,7 +171,7 @@ def _texts(fields: Fields, name: str) -> list[str]:
 
 
 def _blocks(fields: Fields, name: str) -> list[Fields] | None:
-    """Content as blocks; a string is short for one of text. The same text is the same either way."""
+    """Return content as a list of blocks; a string counts as one text block."""
     value = fields.get(name)
     if value is None:
         return None
@@ -184,7 +183,6 @@ def _blocks(fields: Fields, name: str) -> list[Fields] | None:
 
 
 def _text(block: Fields) -> str:
-    """What a block is to a model that reads only text."""
     match block.needed_string("type"):
         case "text":
             return block.needed_string("text")
@@ -194,7 +192,7 @@ def _text(block: Fields) -> str:
             title = block.string("title") or ""
             return "\n".join([title, *_texts(block, "content")])
         case "tool_use" | "tool_result" as misplaced:
-            raise malformed(block.at("type"), f"{misplaced!r} cannot stand here")
+            raise malformed(block.at("type"), f"{misplaced!r} is not allowed here")
         case other:
             return block.placeholder(other)
 
@@ -214,12 +212,12 @@ def _document(block: Fields) -> str:
 
 @memoized(Fields, "tools")
 def _tools(fields: Fields) -> tuple[tuple[ToolDefinition, ...], Deferred]:
-    """The tools of the prompt's head, and those that join where the conversation first refers to them."""
+    """Return the tools in the prompt's head, and those that appear when the conversation refers to them."""
     tools: list[ToolDefinition] = []
     deferred: dict[str, str] = {}
     for tool in fields.children("tools"):
         if _runs_at_the_provider(tool):
-            continue  # and there is none
+            continue
         tool.needed_child("input_schema")
         defined = tool_definition(tool, "input_schema")
         if tool.boolean("defer_loading"):
@@ -244,7 +242,7 @@ def _tool_choice(fields: Fields, tools: tuple[ToolDefinition, ...]) -> ToolChoic
         return ToolChoice()
     use = choice.one_of("type", _TOOL_CHOICES)
     names_one = choice.get("type") == "tool"
-    return settled(
+    return resolve_tool_choice(
         use,
         [choice.needed_string("name")] if names_one else (),
         tools,
@@ -257,7 +255,7 @@ def _tool_choice(fields: Fields, tools: tuple[ToolDefinition, ...]) -> ToolChoic
 
 
 def _output(fields: Fields) -> JsonOutput | None:
-    """`output_config.format`, or the field it was before."""
+    """Read `output_config.format`, or `output_format`, its earlier name."""
     config = fields.child("output_config")
     wanted = config.child("format") if config is not None else None
     wanted = wanted or fields.child("output_format")

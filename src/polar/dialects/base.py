@@ -14,10 +14,10 @@ from polar.models.chat import ChatRequest, FinishReason, Message, TokenLogprob, 
 _LONGEST_HINT = 200
 
 Recall = Callable[[str], tuple[Message, ...] | None]
-"""The whole conversation of a completion of the same session by its id, its answer last; None: unknown."""
+"""Returns the conversation of a completion of the same session, answer included; None if unknown."""
 
 
-def nothing_recalled(_completion: str) -> None:
+def recall_nothing(_completion: str) -> None:
     return None
 
 
@@ -26,12 +26,12 @@ class RouteAction(Enum):
 
     COMPLETE = auto()
     COUNT_TOKENS = auto()
-    """How long would the prompt be? Answered truly, never recorded."""
+    """Answered with the exact length of the prompt, and never recorded."""
     LIST_MODELS = auto()
     SHOW_MODEL = auto()
-    """One model, which the path names, or the body."""
+    """Asks for one model, named by the path or the body."""
     FIXED = auto()
-    """The route's own `fixed` answer, whoever asks."""
+    """Answered with the route's own `fixed` answer, without a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One address a dialect answers at; several dialects may share one (see `Dialect.claims`)."""
+    """One address that a dialect answers; several dialects may share one (see `Dialect.claims`)."""
 
     method: str
     path: str
-    """May hold `{name}` parameters; they reach `parse` as `HttpRequest.parameters`."""
+    """May contain `{name}` parameters, which `parse` gets as `HttpRequest.parameters`."""
     action: RouteAction
     fixed: HttpAnswer | None = None
     is_stream: bool | None = None
-    """Whether answers are streamed there; None: the body says."""
+    """Whether answers there are streamed; None if the body decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,43 +61,43 @@ class HttpRequest:
     route: Route
     body: bytes
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Of the path."""
+    """The parameters of the path."""
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    recall: Recall = nothing_recalled
-    """For requests that name what was said before instead of repeating it."""
+    recall: Recall = recall_nothing
+    """Looks up earlier conversations, for requests that name them instead of repeating them."""
 
     @property
     def model(self) -> str | None:
-        """The model that the address names; None: the body does."""
+        """The model named in the path; None if the body names it."""
         return self.parameters.get("model")
 
 
 class Refusal(StrEnum):
-    """Why a request gets no completion; each dialect says it in its provider's words."""
+    """Why a request gets no completion; each dialect uses its provider's wording."""
 
     UNKNOWN_KEY = "unknown_key"
     SESSION_ENDED = "session_ended"
     UNKNOWN_ROUTE = "unknown_route"
     UNKNOWN_MODEL = "unknown_model"
     UNKNOWN_RESPONSE = "unknown_response"
-    """The request continues a response that this session does not know."""
+    """The request continues a response that this session does not have."""
     MALFORMED = "malformed"
     TOO_LARGE = "too_large"
     CONTEXT_OVERFLOW = "context_overflow"
     BUDGET_SPENT = "budget_spent"
     OVER_QUOTA = "over_quota"
-    """Too much of the session is in flight; the same request is served once some of it has ended."""
+    """Too much of the session is in flight; the request will succeed once some of it has finished."""
     ENGINE_FAILED = "engine_failed"
     ENGINE_DOWN = "engine_down"
     INTERNAL = "internal"
 
 
 class RequestRefused(PolarError):
-    """A request that is answered with an error; `field` names the part of the body at fault.
+    """A request that is answered with an error; `field` names the offending part of the body.
 
-    On CONTEXT_OVERFLOW `limit` is how many tokens the context holds and `tokens` how many the prompt
-    has, where known: harnesses read them from the provider's own sentence.
+    On CONTEXT_OVERFLOW, `limit` is the size of the context and `tokens` that of the prompt, where known:
+    harnesses read both from the provider's wording.
     """
 
     def __init__(
@@ -118,29 +118,29 @@ class RequestRefused(PolarError):
 
 @dataclass(frozen=True, slots=True)
 class CallIdentity:
-    """What a provider prints on every answer."""
+    """What a provider includes in every answer."""
 
     id: str
     model: str
     created: int
-    """Unix seconds."""
+    """The time in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished completion on its way to the client."""
+    """A finished completion, ready for the client."""
 
     message: Message
     finish_reason: FinishReason
     usage: Usage
     stop_sequence: str | None = None
-    """Which of the request's stop sequences ended it, if one did."""
+    """The stop sequence of the request that ended the answer, if any."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """The logprob of every sampled token, where the request asks for them."""
+    """The logprob of every sampled token, if the request asks for them."""
 
 
 def usage_of_all(usages: Sequence[Usage]) -> Usage:
-    """What several answers to one prompt cost together; the prompt is counted once."""
+    """Add up the usage of several answers to one prompt, counting the prompt once."""
     return Usage(
         usages[0].prompt_tokens,
         sum(usage.sampled_tokens for usage in usages),
@@ -152,12 +152,12 @@ def usage_of_all(usages: Sequence[Usage]) -> Usage:
 
 
 class StreamEncoder(ABC):
-    """Writes one streamed answer. Every method returns the bytes to send now, possibly none."""
+    """Writes one streamed answer; every method returns the bytes to send now, possibly none."""
 
     content_type: ClassVar[str] = "text/event-stream"
 
     def start(self) -> bytes:
-        """Sent with the headers, before the engine has said anything."""
+        """Return what is sent with the headers, before the engine has answered."""
         return b""
 
     @abstractmethod
@@ -170,7 +170,7 @@ class StreamEncoder(ABC):
     def tool_call(self, call: ToolCall) -> bytes: ...
 
     def logprobs(self, sampled: tuple[TokenLogprob, ...]) -> bytes:
-        """The logprobs of the tokens since the last call; only where the request asks for them."""
+        """Write the logprobs of the tokens sampled since the last call, if the request asks for them."""
         return b""
 
     @abstractmethod
@@ -180,27 +180,27 @@ class StreamEncoder(ABC):
 
     @abstractmethod
     def error(self, error: RequestRefused) -> bytes:
-        """Ends a stream whose headers have gone out already."""
+        """End a stream whose headers have already been sent."""
 
     @abstractmethod
     def keep_alive(self) -> bytes:
-        """Says that the answer is still coming, in a way this provider's clients accept."""
+        """Tell the client that the answer is still coming, in a form that this provider's clients accept."""
 
 
 class Dialect(ABC):
-    """One provider's API. Holds no state."""
+    """One provider's API, without state."""
 
     name: ClassVar[str]
     routes: ClassVar[tuple[Route, ...]]
     told_in_stream: ClassVar[frozenset[Refusal]] = frozenset()
-    """Refusals that this provider's clients understand only as an event of the stream they asked for."""
+    """Refusals that this provider's clients understand only as an event in the stream."""
     key_headers: ClassVar[tuple[str, ...]] = ()
-    """Where this provider's clients put a key that is no bearer token."""
+    """Headers in which this provider's clients send their key, if not as a bearer token."""
     hint_headers: ClassVar[Mapping[str, str]] = {}
-    """Headers worth keeping with a completion, and the name each is kept under."""
+    """Headers to store with a completion, and the name each is stored under."""
 
     def key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        """The session key the client presents: a bearer token, or wherever else its clients put it."""
+        """Return the session key of a request: a bearer token, or wherever this provider's clients put it."""
         for header in self.key_headers:
             if given := headers.get(header, "").strip():
                 return given
@@ -208,44 +208,41 @@ class Dialect(ABC):
         return token.strip() or None if scheme.lower() == "bearer" else None
 
     def claims(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request to an address that several dialects have, or none, is in this one's words."""
+        """Whether this dialect should answer a request to a path that several dialects, or none, have."""
         return False
 
     def hints(self, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """What a request's headers tell of the harness's own agents; never who is asking.
-
-        Recordings that people read hold it: printable and short, whatever the client sent.
-        """
+        """Return what the headers say about the harness's own agents, short and printable for recordings."""
         told = ((name, headers.get(header, "")) for header, name in self.hint_headers.items())
         return {name: value[:_LONGEST_HINT] for name, value in told if value and value.isprintable()}
 
     @abstractmethod
     def parse(self, request: HttpRequest) -> ChatRequest:
-        """The request in no provider's words; RequestRefused names the field that is wrong."""
+        """Parse a request into the provider-neutral form; RequestRefused names the field at fault."""
 
     @abstractmethod
     def respond(self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
-        """The whole answer; `answers` has one for each choice that the request asks for."""
+        """Encode a whole answer; `answers` has one entry per choice of the request."""
 
     @abstractmethod
     def stream(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
-        """An encoder for each choice that the request asks for: their bytes share one stream."""
+        """Return one encoder per choice of the request; together they write one stream."""
 
     @abstractmethod
     def error(self, error: RequestRefused) -> HttpAnswer: ...
 
     def models(self, model: str, max_context: int, created: int) -> bytes:
-        """The answer to LIST_MODELS; this and the next two only where a route asks for it."""
+        """Encode the answer to LIST_MODELS, for dialects with such a route."""
         raise NotImplementedError(f"{self.name} has no route that lists models")
 
     def shown(self, request: HttpRequest) -> str:
-        """The model that SHOW_MODEL asks for."""
+        """Return the model that a SHOW_MODEL request asks for."""
         return request.model or ""
 
     def model(self, model: str, max_context: int, created: int) -> bytes:
-        """The answer to SHOW_MODEL."""
+        """Encode the answer to SHOW_MODEL, for dialects with such a route."""
         raise NotImplementedError(f"{self.name} has no route that shows a model")
 
     def token_count(self, count: int) -> bytes:
-        """The answer to COUNT_TOKENS."""
+        """Encode the answer to COUNT_TOKENS, for dialects with such a route."""
         raise NotImplementedError(f"{self.name} has no route that counts tokens")

@@ -1,7 +1,7 @@
-"""Anthropic's Messages as Amazon Bedrock has them: signed requests, binary event streams, errors of AWS.
+"""Anthropic's Messages API on Amazon Bedrock: signed requests, binary event streams, AWS errors.
 
-The bodies are Anthropic's. A session's key comes as a bearer token (an API key of Bedrock) or as the access
-key id of a signed request; it is a secret of its own, so the signature is not checked.
+The bodies are Anthropic's. The session key comes as a bearer token (a Bedrock API key) or as the access key
+id of a signed request; it is itself a secret, so the signature is not checked.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ _ERRORS: dict[Refusal, tuple[int, str]] = {
     Refusal.ENGINE_DOWN: (503, "ServiceUnavailableException"),
     Refusal.INTERNAL: (500, "InternalServerException"),
 }
-"""Status and type of each refusal."""
-_TOLD_IN_STREAM = frozenset(
+_STREAM_EXCEPTIONS = frozenset(
     {
         "internalServerException",
         "serviceUnavailableException",
@@ -54,7 +53,7 @@ _TOLD_IN_STREAM = frozenset(
         "validationException",
     }
 )
-"""Errors that a stream may end with; all others are `modelStreamErrorException` there."""
+"""Exceptions that may end a stream; all others become `modelStreamErrorException` there."""
 
 
 class BedrockMessages(AnthropicMessages):
@@ -88,24 +87,26 @@ class BedrockMessages(AnthropicMessages):
 
 
 class BedrockStream(MessageStream):
-    """Anthropic's events, each in a binary message of an AWS event stream."""
+    """Anthropic's events, each wrapped in a binary message of an AWS event stream."""
 
     content_type: ClassVar[str] = "application/vnd.amazon.eventstream"
 
     def error(self, error: RequestRefused) -> bytes:
         type_ = _ERRORS[error.refusal][1]
         told = type_[0].lower() + type_[1:]
-        told = told if told in _TOLD_IN_STREAM else "modelStreamErrorException"
+        told = told if told in _STREAM_EXCEPTIONS else "modelStreamErrorException"
         headers = {":message-type": "exception", ":exception-type": told}
-        return framed(headers, orjson.dumps({"message": sentence(error)}))
+        return frame_message(headers, orjson.dumps({"message": sentence(error)}))
 
     def _event(self, type_: str, body: dict[str, Any]) -> bytes:
         event = base64.b64encode(orjson.dumps({"type": type_} | body)).decode()
-        return framed({":message-type": "event", ":event-type": "chunk"}, orjson.dumps({"bytes": event}))
+        return frame_message(
+            {":message-type": "event", ":event-type": "chunk"}, orjson.dumps({"bytes": event})
+        )
 
 
-def framed(headers: Mapping[str, str], payload: bytes) -> bytes:
-    """A message of an event stream: both lengths and their checksum, headers, JSON, the checksum of all."""
+def frame_message(headers: Mapping[str, str], payload: bytes) -> bytes:
+    """Encode an event-stream message: lengths, their checksum, headers, payload, checksum of it all."""
     head = b"".join(_header(*header) for header in {**headers, ":content-type": "application/json"}.items())
     lengths = struct.pack(">II", 16 + len(head) + len(payload), len(head))
     message = lengths + struct.pack(">I", zlib.crc32(lengths)) + head + payload

@@ -1,6 +1,6 @@
-"""Where clouds have the APIs of others: an operation's addresses on Azure and on Vertex AI.
+"""Paths under which Azure and Vertex AI serve other providers' APIs.
 
-Only the address and the place of the key are the cloud's own; the bodies are those of the provider's dialect.
+Only the path and the place of the key differ; the bodies are those of the provider's dialect.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from polar.dialects.base import HttpAnswer, Route, RouteAction
 
 AZURE = "/openai"
-"""Before what belongs to no deployment."""
+"""Prefix of the paths that belong to no deployment."""
 AZURE_DEPLOYMENT = "/openai/deployments/{model:.+}"
 AZURE_KEY = ("api-key",)
 
@@ -16,12 +16,12 @@ AZURE_KEY = ("api-key",)
 def openai_routes(
     method: str, path: str, action: RouteAction, azure: str, fixed: HttpAnswer | None = None
 ) -> tuple[Route, ...]:
-    """An operation of OpenAI's API where OpenAI has it, and where Azure has it now and had it before."""
+    """Return the routes of one OpenAI operation: at OpenAI, at Azure today, and at Azure in the past."""
     return tuple(Route(method, f"{at}{path}", action, fixed) for at in ("/v1", f"{AZURE}/v1", azure))
 
 
 def vertex_models(publisher: str) -> tuple[str, ...]:
-    """Where Vertex AI has a publisher's models: in a project, or outside for a key that tells the project."""
+    """Return the paths of a publisher's models on Vertex AI, inside a project and outside."""
     return tuple(
         f"/{version}{project}/publishers/{publisher}/models"
         for version in ("v1", "v1beta1")

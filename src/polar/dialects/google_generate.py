@@ -41,11 +41,10 @@ _ERRORS: dict[Refusal, tuple[int, str]] = {
     Refusal.ENGINE_DOWN: (503, "UNAVAILABLE"),
     Refusal.INTERNAL: (500, "INTERNAL"),
 }
-"""Code and status of each refusal."""
 
 
 def _routes(models: str) -> tuple[Route, ...]:
-    # A model's name may hold slashes: it reaches to the last colon.
+    # A model's name may contain slashes, and extends to the last colon.
     model = f"{models}/{{model:.+}}"
     return (
         Route("POST", f"{model}:generateContent", RouteAction.COMPLETE, is_stream=False),
@@ -106,13 +105,13 @@ class GoogleGenerate(Dialect):
 
 
 class GenerateStream(StreamEncoder):
-    """One streamed answer: every chunk is a whole GenerateContentResponse of what is new."""
+    """One streamed answer: every chunk is a whole GenerateContentResponse with what is new."""
 
     def __init__(self, identity: CallIdentity, *, with_thoughts: bool) -> None:
         self._identity = identity
         self._with_thoughts = with_thoughts
         self._thoughts: list[str] = []
-        """Not yet carried by a call's signature."""
+        """Thoughts that no call's signature carries yet."""
 
     def text(self, text: str) -> bytes:
         return self._part({"text": text})
@@ -127,7 +126,7 @@ class GenerateStream(StreamEncoder):
         return self._part(_call_part(call, thoughts))
 
     def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
-        # The official clients drop a whole answer from their history for one chunk without parts.
+        # The official clients drop an answer from their history over one chunk without parts.
         last = _candidate([{"text": ""}], finish_reason)
         return self._frame(_body(self._identity, [last], _usage(usage))) + self._end()
 
@@ -145,20 +144,20 @@ class EventStream(GenerateStream):
     """Server-sent events, for `?alt=sse`."""
 
     _has_begun = False
-    """Whether the next event was begun by a keep-alive."""
+    """Whether a keep-alive has already begun the next event."""
 
     def keep_alive(self) -> bytes:
-        """The beginning of the next event, then white space before its JSON.
+        """Send the beginning of the next event, then white space before its JSON.
 
-        Nothing may stand between events: @google/genai up to 1.20 stops reading at a blank line there,
-        Gemini CLI discards a stream with a comment in it, and the official clients drop an answer from
-        their history for a chunk without parts.
+        Nothing else is safe: @google/genai up to 1.20 stops reading at a blank line between events, Gemini
+        CLI discards a stream with a comment in it, and the official clients drop an answer from their history
+        over a chunk without parts.
         """
         begun, self._has_begun = self._has_begun, True
         return b" " if begun else b"data: "
 
     def error(self, error: RequestRefused) -> bytes:
-        # The official clients recognise an error among the events only when it is none of them.
+        # The official clients recognise an error in a stream only if it is not an event.
         return orjson.dumps(error_body(error)) + b"\n\n"
 
     def _frame(self, chunk: dict[str, Any]) -> bytes:
@@ -167,7 +166,7 @@ class EventStream(GenerateStream):
 
 
 class ArrayStream(GenerateStream):
-    """A JSON array whose elements come as they are made."""
+    """A JSON array whose elements are sent as they are produced."""
 
     content_type: ClassVar[str] = "application/json"
     _separator = b""
@@ -211,7 +210,7 @@ def error_body(error: RequestRefused) -> dict[str, Any]:
 
 
 def _message(error: RequestRefused) -> str:
-    """Context overflow in Google's own sentence: harnesses look for it before they compact."""
+    """Return the message, in Google's own words for context overflow: harnesses look for them to compact."""
     if error.refusal is not Refusal.CONTEXT_OVERFLOW or error.limit is None:
         return error.message
     count = "" if error.tokens is None else f" ({error.tokens})"
@@ -258,15 +257,15 @@ def _args(arguments: str) -> dict[str, Any] | orjson.Fragment:
     try:
         value = orjson.loads(arguments)
         if isinstance(value, dict) and value.keys() != {RAW_ARGUMENTS}:
-            # Written on its own: inside the answer it would be some levels deeper than it may be.
+            # Encoded separately: inside the answer it would exceed the permitted nesting.
             return orjson.Fragment(orjson.dumps(value))
     except (orjson.JSONDecodeError, TypeError):
-        pass  # not JSON, or nested deeper than can be written: shown as it was sampled
+        pass  # not JSON, or nested too deeply: sent as it was sampled
     return {RAW_ARGUMENTS: arguments}
 
 
 def _one_line(chunk: dict[str, Any]) -> bytes:
-    """JSON without the characters that JavaScript or Python, but not SSE, take for line ends."""
+    """Encode JSON without the characters that JavaScript or Python, but not SSE, treat as line ends."""
     return (
         orjson.dumps(chunk)
         .replace("\u2028".encode(), rb"\u2028")

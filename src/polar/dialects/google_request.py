@@ -13,7 +13,7 @@ from typing import Any, Self
 import orjson
 
 from polar.dialects.json_fields import Fields, document, malformed, memoized
-from polar.dialects.schemas import checked, settled, tool_definition
+from polar.dialects.schemas import check_schema, resolve_tool_choice, tool_definition
 from polar.models.chat import (
     ChatRequest,
     JsonOutput,
@@ -27,7 +27,7 @@ from polar.models.chat import (
 )
 
 RAW_ARGUMENTS = "__raw_arguments"
-"""The one argument under which a call's arguments travel when they are no JSON object."""
+"""The only argument of a call whose sampled arguments are not a JSON object."""
 
 _SIGNATURE_MARK = "polar:"
 _TEXT, _JSON = "text/plain", "application/json"
@@ -39,11 +39,11 @@ _MODES = {
     "NONE": ToolUse.NONE,
 }
 _MOST_CANDIDATES = 8
-"""What Google allows for `candidateCount`."""
+"""The largest `candidateCount` that Google allows."""
 
 
 class GoogleFields(Fields):
-    """As Google, takes fields in camelCase and in snake_case, and one object in place of an array."""
+    """Fields in camelCase or snake_case, and single objects in place of arrays, as Google accepts them."""
 
     __slots__ = ()
 
@@ -68,7 +68,7 @@ def read_request(body: bytes, model: str, *, stream: bool, as_events: bool, is_c
     if is_count:
         fields = fields.child("generateContentRequest") or fields
     if not model:
-        raise malformed("model", "is required in the address")
+        raise malformed("model", "is required in the path")
     if fields.get("cachedContent"):
         raise malformed(fields.at("cachedContent"), "is not supported: send the contents themselves")
     config = fields.child("generationConfig") or GoogleFields({})
@@ -86,14 +86,13 @@ def read_request(body: bytes, model: str, *, stream: bool, as_events: bool, is_c
         stream=stream,
         wire={
             "events": as_events,
-            # Google keeps the model's thoughts to itself unless asked.
+            # Google returns thoughts only on request.
             "thoughts": thinking is not None and thinking.boolean("includeThoughts"),
         },
     )
 
 
 def _messages(fields: GoogleFields) -> tuple[Message, ...]:
-    """The system instruction and the contents; all a model said in one turn is one message."""
     said = tuple(_turns(fields.children("contents")))
     if not said:
         raise malformed(fields.at("contents"), "is required and must hold at least one content")
@@ -103,7 +102,7 @@ def _messages(fields: GoogleFields) -> tuple[Message, ...]:
 
 @memoized(GoogleFields, "tools")
 def _tools(fields: GoogleFields) -> tuple[ToolDefinition, ...]:
-    """The declared functions; tools that Google runs itself (search, code) do not exist here."""
+    """Return the declared functions; tools that Google itself runs (search, code) are not available here."""
     return tuple(
         _tool(declaration)
         for tool in fields.children("tools")
@@ -120,19 +119,21 @@ def _tool_choice(fields: GoogleFields, offered: tuple[ToolDefinition, ...]) -> T
     if mode not in _MODES:
         raise malformed(calling.at("mode"), f"must be one of {', '.join(_MODES)}, not {mode!r}")
     names = calling.strings("allowedFunctionNames")
-    return settled(_MODES[mode], names, offered, calling.at("allowedFunctionNames" if names else "mode"))
+    return resolve_tool_choice(
+        _MODES[mode], names, offered, calling.at("allowedFunctionNames" if names else "mode")
+    )
 
 
 def _output(config: GoogleFields) -> JsonOutput | None:
     at, mime_type = config.at("responseMimeType"), config.string("responseMimeType") or _TEXT
     if mime_type not in (_TEXT, _JSON):
-        # Enums as bare text, too: JSON with an enum in its schema says the same.
+        # text/x.enum is refused too: JSON with an enum in its schema does the same.
         raise malformed(at, f"must be {_TEXT} or {_JSON}, not {mime_type!r}")
     schema = _output_schema(config)
     if mime_type == _JSON:
         return JsonOutput(schema)
     if schema is not None:
-        raise malformed(at, f"must be {_JSON} where there is a response schema")
+        raise malformed(at, f"must be {_JSON} if there is a response schema")
     return None
 
 
@@ -140,13 +141,13 @@ def _output_schema(config: GoogleFields) -> dict[str, Any] | None:
     for name in ("responseJsonSchema", "_responseJsonSchema", "responseSchema"):
         if config.child(name) is not None:
             schema = config.get(name)
-            return checked(json_schema(schema) if name == "responseSchema" else schema, config.at(name))
+            return check_schema(json_schema(schema) if name == "responseSchema" else schema, config.at(name))
     return None
 
 
 def _sampling(config: GoogleFields) -> Sampling:
     if config.boolean("responseLogprobs"):
-        raise malformed(config.at("responseLogprobs"), "logprobs are not served here")
+        raise malformed(config.at("responseLogprobs"), "logprobs are not supported")
     return Sampling(
         temperature=config.number("temperature", 0, 2),
         top_p=config.number("topP", 0, 1),
@@ -168,15 +169,12 @@ def _candidate_count(config: GoogleFields, most: int) -> int:
 
 
 def signature(call_id: str, reasoning: str) -> str:
-    """A thoughtSignature that holds a call's id and the thoughts before it.
-
-    Clients must echo it; their own copies of either they often drop.
-    """
+    """Return a thoughtSignature with a call's id and the thoughts before it, which clients must echo."""
     return base64.b64encode(f"{_SIGNATURE_MARK}{call_id}\n{reasoning}".encode("utf-8", "replace")).decode()
 
 
 class Unanswered:
-    """A turn's calls that no function has answered yet."""
+    """The calls of a turn that have no result yet."""
 
     def __init__(self, calls: Iterable[ToolCall] = ()) -> None:
         self._by_id: dict[str, ToolCall] = {}
@@ -189,7 +187,7 @@ class Unanswered:
         return self._by_id.pop(next(iter(self._by_id), ""), None)
 
     def take(self, id: str, name: str) -> ToolCall | None:
-        """The call with the id, or else the first of the name."""
+        """Remove and return the call with this id, or else the first with this name."""
         call = self._by_id.pop(id, None)
         of_name = self._by_name[name]
         while call is None and of_name:
@@ -198,12 +196,11 @@ class Unanswered:
 
 
 def _turns(contents: Iterable[GoogleFields]) -> Iterator[Message]:
-    """Neighbouring contents of one role are one turn: clients coalesce them between requests, and that must
-    not change the conversation."""
+    """Merge neighbouring contents of one role, since clients regroup them between requests."""
     unanswered, calls = Unanswered(), 0
     for is_model, turn in groupby(contents, _is_model):
         if not is_model:
-            yield from _heard(turn, unanswered)
+            yield from _user_messages(turn, unanswered)
             continue
         reply = _reply([part for content in turn for part in content.children("parts")], calls)
         unanswered = Unanswered(reply.tool_calls)
@@ -218,7 +215,7 @@ def _is_model(content: GoogleFields) -> bool:
     return role == "model"
 
 
-def _heard(contents: Iterable[GoogleFields], unanswered: Unanswered) -> Iterator[Message]:
+def _user_messages(contents: Iterable[GoogleFields], unanswered: Unanswered) -> Iterator[Message]:
     texts: list[str] = []
     for content in contents:
         parts = content.children("parts")
@@ -229,24 +226,23 @@ def _heard(contents: Iterable[GoogleFields], unanswered: Unanswered) -> Iterator
             if response is None and (len(parts) == 1 or part.get("text") != ""):
                 texts.append(_text(part))
             if response is not None:
-                yield from _joined(texts)
+                yield from _text_message(texts)
                 texts = []
                 yield _result(response, unanswered)
-    yield from _joined(texts)
+    yield from _text_message(texts)
 
 
-def _joined(texts: list[str]) -> list[Message]:
+def _text_message(texts: list[str]) -> list[Message]:
     return [Message(Role.USER, "\n".join(texts))] if texts else []
 
 
 def _reply(parts: Iterable[GoogleFields], calls_before: int) -> Message:
-    """What a model said in one turn."""
     texts: list[str] = []
     thoughts: list[str] = []
     signed: list[str] = []
     calls: list[ToolCall] = []
     for part in parts:
-        signed_id, signed_thoughts = _signed(part)
+        signed_id, signed_thoughts = _read_signature(part)
         signed.append(signed_thoughts)
         call = part.child("functionCall")
         if call is not None:
@@ -263,11 +259,10 @@ def _reply(parts: Iterable[GoogleFields], calls_before: int) -> Message:
 def _result(response: GoogleFields, unanswered: Unanswered) -> Message:
     id, name = response.string("id") or "", response.string("name")
     call = unanswered.take(id, name or "")
-    return Message(Role.TOOL, _shown(response), tool_call_id=call.id if call else id, name=name)
+    return Message(Role.TOOL, _result_text(response), tool_call_id=call.id if call else id, name=name)
 
 
 def _text(part: GoogleFields) -> str:
-    """A part in words."""
     text = part.string("text")
     if text is not None:
         return text
@@ -282,8 +277,8 @@ def _text(part: GoogleFields) -> str:
     return (result.string("output") or "") if result is not None else ""
 
 
-def _shown(response: GoogleFields) -> str:
-    """A lone `output` or `result` is the answer itself; anything else is shown as it is."""
+def _result_text(response: GoogleFields) -> str:
+    """Return a result as text: a lone `output` or `result` as it is, anything else as JSON."""
     value = response.get("response")
     if isinstance(value, dict) and len(value) == 1 and not value.keys().isdisjoint({"output", "result"}):
         value = next(iter(value.values()))
@@ -303,8 +298,8 @@ def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _signed(part: GoogleFields) -> tuple[str, str]:
-    """The call id and thoughts in a signature of ours, in either base64 alphabet; else nothing."""
+def _read_signature(part: GoogleFields) -> tuple[str, str]:
+    """Return the call id and thoughts in one of our signatures, in either base64 alphabet."""
     signed = (part.string("thoughtSignature") or "").rstrip("=")
     if not signed:
         return "", ""
@@ -342,12 +337,12 @@ def _tool(declaration: GoogleFields) -> ToolDefinition:
 _SCHEMAS = frozenset({"items", "prefixItems", "anyOf", "allOf", "oneOf", "not", "additionalProperties"})
 _NAMED_SCHEMAS = frozenset({"properties", "$defs"})
 _COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
-"""64-bit integers, which Google writes as strings."""
+"""Keywords whose 64-bit integers Google writes as strings."""
 _RENAMED = {"defs": "$defs", "ref": "$ref"}
 
 
 def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Types in lower case, `nullable` as a type, names in JSON schema's spelling."""
+    """Convert a Google schema to JSON schema: lower-case types, `nullable` as a type, standard names."""
     found: dict[str, Any] = {}
     for key, value in schema.items():
         name = _camel(key)

@@ -1,4 +1,4 @@
-"""Reads provider JSON by hand; every complaint names the field as the client wrote it."""
+"""Reads provider JSON by hand; every error names the field as the client wrote it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from polar.dialects.base import Refusal, RequestRefused
 T = TypeVar("T")
 F = TypeVar("F", bound="Fields")
 
-_REMEMBERED = 32
-"""How many different values of a field are remembered."""
-_LONGEST_REMEMBERED = 128 * 1024
-"""Bytes of JSON; a longer value is read every time, so that no client decides how much memory this takes."""
+_MEMOIZED_VALUES = 32
+_LONGEST_MEMOIZED = 128 * 1024
+"""A limit in bytes, so that no client decides how much memory memoized values take."""
 _OMITTED = frozenset({"image", "audio", "video", "file", "document"})
-"""What requests hold besides text, as it is counted; all else is counted as `other`."""
+"""Kinds of omitted content that are counted by name; all others count as `other`."""
 _LONGEST_KIND = 32
 
 
@@ -31,7 +30,6 @@ def malformed(field: str | None, message: str) -> RequestRefused:
 
 
 def document(body: bytes, read_as: type[F]) -> F:
-    """The body's JSON object."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -39,7 +37,7 @@ def document(body: bytes, read_as: type[F]) -> F:
     if not isinstance(value, dict):
         raise malformed(None, "the request body must be a JSON object")
     try:
-        # Parts of it are written again, with a few levels of their own around them.
+        # Parts of it are encoded again, a few levels deeper.
         orjson.dumps([[[[value]]]])
     except orjson.JSONEncodeError:
         raise malformed(None, "the request body is nested too deeply") from None
@@ -47,7 +45,7 @@ def document(body: bytes, read_as: type[F]) -> F:
 
 
 def _with_lone_surrogates(body: bytes, reason: str) -> Any:
-    """JavaScript cuts strings inside a character and escapes the half; it becomes a question mark."""
+    """Parse JSON in which JavaScript cut a surrogate pair; the half becomes a question mark."""
     try:
         text = json.dumps(json.loads(body), ensure_ascii=False)
         return orjson.loads(text.encode("utf-8", "replace"))
@@ -56,7 +54,7 @@ def _with_lone_surrogates(body: bytes, reason: str) -> Any:
 
 
 class Fields:
-    """A JSON object and where it stands in the body. Absent and null are the same."""
+    """A JSON object and its place in the body; absent and null fields are the same."""
 
     __slots__ = ("_index", "_name", "_parent", "_value", "omitted")
 
@@ -68,11 +66,11 @@ class Fields:
         self._name = name
         self._index = index
         self.omitted: Counter[str] = Counter() if parent is None else parent.omitted
-        """What of the whole body was left out of the text so far, by kind."""
+        """The content omitted from the whole body so far, counted by kind."""
 
     @property
     def path(self) -> str:
-        """Put together when it is asked for: only complaints need it."""
+        """The path of this object in the body, computed on demand, since only errors need it."""
         if self._parent is None:
             return ""
         at = self._parent.at(self._name)
@@ -86,7 +84,7 @@ class Fields:
         return self._value.get(name)
 
     def placeholder(self, kind: str) -> str:
-        """What the model reads in the place of this part, which is no text; counted by its kind."""
+        """Return the text that stands for content the model cannot read, and count it by kind."""
         self.omitted[kind if kind in _OMITTED else "other"] += 1
         name = kind if kind.isidentifier() and len(kind) <= _LONGEST_KIND else "content"
         return f"[{name} omitted: this model reads only text]"
@@ -104,14 +102,14 @@ class Fields:
         return value
 
     def name(self) -> str:
-        """What this object, a tool, is called."""
+        """Return the name of this object, which describes a tool."""
         name = self.needed_string("name")
         if not name:
             raise malformed(self.at("name"), "must not be empty")
         return name
 
     def one_of(self, name: str, meanings: Mapping[str, T]) -> T:
-        """What a string that must be one of some words means."""
+        """Return the meaning of a string that must be one of the keys of `meanings`."""
         word = self.needed_string(name)
         if word not in meanings:
             raise malformed(self.at(name), f"must be one of {', '.join(meanings)}, not {word!r}")
@@ -170,7 +168,7 @@ class Fields:
         return child
 
     def children(self, name: str) -> list[Self]:
-        """The objects of an array; none when it is absent."""
+        """Return the objects of an array; none if it is absent."""
         value = self._value.get(name)
         if value is None:
             return []
@@ -183,25 +181,21 @@ class Fields:
 
 
 def memoized(read_as: type[F], *names: str) -> Callable[[Callable[[F], T]], Callable[[F], T]]:
-    """For what depends on these fields of a body alone: the same value of them is read once.
+    """Decorate a reader of these fields: each value, such as the tools of a harness, is read once."""
 
-    A harness sends its tools with every request, and so do all other sessions of that harness.
-    """
+    def decorate(read: Callable[[F], T]) -> Callable[[F], T]:
+        known = lru_cache(_MEMOIZED_VALUES)(lambda text: read(read_as(orjson.loads(text))))
 
-    def remembering(read: Callable[[F], T]) -> Callable[[F], T]:
-        known = lru_cache(_REMEMBERED)(lambda text: read(read_as(orjson.loads(text))))
-
-        def reading(fields: F) -> T:
+        def read_once(fields: F) -> T:
             text = orjson.dumps({name: fields.get(name) for name in names})
-            return known(text) if len(text) <= _LONGEST_REMEMBERED else read(fields)
+            return known(text) if len(text) <= _LONGEST_MEMOIZED else read(fields)
 
-        return reading
+        return read_once
 
-    return remembering
+    return decorate
 
 
 def kind(value: Any) -> str:
-    """What JSON calls a value of this type."""
     match value:
         case None:
             return "null"

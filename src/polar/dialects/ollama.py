@@ -38,14 +38,14 @@ from polar.models.chat import (
 )
 
 _VERSION = HttpAnswer(200, b'{"version":"0.12.11"}', {"Content-Type": "application/json"})
-"""The release whose API this is: by it clients know what they may ask for."""
+"""The release whose API this is; clients derive from it what they may ask for."""
 _GENERATE = "/api/generate"
 _ROLES = {role.value: role for role in Role}
 _NOT_SERVED = {
-    "context": "is not kept here: send the messages to /api/chat",
-    "suffix": "text is only continued, not filled in",
-    "template": "the model's own is used: write the prompt by hand, with raw",
-    "top_logprobs": "only the sampled token's own logprob is served: leave it out",
+    "context": "is not supported: send the messages to /api/chat",
+    "suffix": "is not supported: text can only be continued",
+    "template": "is not supported: write the whole prompt yourself and set raw",
+    "top_logprobs": "is not supported: only the logprobs of sampled tokens are returned",
 }
 _NANOSECONDS = 10**9
 
@@ -74,7 +74,7 @@ class Ollama(Dialect):
         is_raw, output = is_single and fields.boolean("raw"), _output(fields)
         for name in ("system", "format") if is_raw else ():
             if fields.get(name):
-                raise malformed(name, "a raw prompt is continued as it is: leave it out")
+                raise malformed(name, "cannot be combined with raw: the prompt is continued as it is")
         return ChatRequest(
             model=model,
             messages=messages,
@@ -91,7 +91,7 @@ class Ollama(Dialect):
     def respond(self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
         (answer,) = answers
         message = answer.message
-        said = _said(request, message.content, message.reasoning or "", message.tool_calls)
+        said = _delta_body(request, message.content, message.reasoning or "", message.tool_calls)
         logprobs = {"logprobs": _logprobs(answer.logprobs)} if request.logprobs else {}
         end = _end(answer.finish_reason, answer.usage)
         return orjson.dumps(_envelope(identity) | said | logprobs | end)
@@ -117,7 +117,7 @@ class Ollama(Dialect):
 
 
 class OllamaStream(StreamEncoder):
-    """A line for all that is new; the last says what it took."""
+    """One line per delta; the last line has the usage."""
 
     content_type: ClassVar[str] = "application/x-ndjson"
 
@@ -126,25 +126,25 @@ class OllamaStream(StreamEncoder):
         self._request = request
 
     def text(self, text: str) -> bytes:
-        return self._line(_said(self._request, text))
+        return self._line(_delta_body(self._request, text))
 
     def reasoning(self, text: str) -> bytes:
-        return self._line(_said(self._request, "", text))
+        return self._line(_delta_body(self._request, "", text))
 
     def tool_call(self, call: ToolCall) -> bytes:
-        return self._line(_said(self._request, "", calls=(call,)))
+        return self._line(_delta_body(self._request, "", calls=(call,)))
 
     def logprobs(self, sampled: tuple[TokenLogprob, ...]) -> bytes:
-        return self._line(_said(self._request, "") | {"logprobs": _logprobs(sampled)})
+        return self._line(_delta_body(self._request, "") | {"logprobs": _logprobs(sampled)})
 
     def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
-        return self._line(_said(self._request, "") | _end(finish_reason, usage))
+        return self._line(_delta_body(self._request, "") | _end(finish_reason, usage))
 
     def error(self, error: RequestRefused) -> bytes:
         return orjson.dumps({"error": error.message}) + b"\n"
 
     def keep_alive(self) -> bytes:
-        # Every line is read as an answer, an empty one as a broken answer.
+        # Clients parse every line as part of the answer and fail on an empty one.
         return self.text("")
 
     def _line(self, said: dict[str, Any]) -> bytes:
@@ -152,7 +152,6 @@ class OllamaStream(StreamEncoder):
 
 
 def _prompt(fields: Fields) -> tuple[Message, ...]:
-    """The messages that a single prompt stands for."""
     prompt = fields.string("prompt")
     if not prompt:
         raise malformed("prompt", "is required and must be a string")
@@ -185,8 +184,7 @@ def _call(call: Fields, number: str) -> ToolCall:
 
 
 def _result(message: Fields, content: str, unanswered: Unanswered) -> Message:
-    """A result names its call, or the tool alone: then it is that of the tool's first call without one. If it
-    names neither, as older clients do, it is that of the first call without one."""
+    """Attribute a result to the call it names, else to the first call (of its tool) that has no result."""
     id, name = message.string("tool_call_id") or "", message.string("tool_name")
     call = unanswered.take(id, name or "") if id or name else unanswered.take_first()
     return Message(Role.TOOL, content, tool_call_id=call.id if call else id, name=call.name if call else name)
@@ -224,17 +222,17 @@ def _envelope(identity: CallIdentity) -> dict[str, Any]:
     return {"model": identity.model, "created_at": _time(identity.created)}
 
 
-def _said(
+def _delta_body(
     request: ChatRequest, text: str, thoughts: str = "", calls: Sequence[ToolCall] = ()
 ) -> dict[str, Any]:
     thinking = {"thinking": thoughts} if thoughts else {}
     if request.wire["single"]:
         return {"response": text} | thinking
-    called = {"tool_calls": list(map(_called, calls))} if calls else {}
+    called = {"tool_calls": list(map(_call_body, calls))} if calls else {}
     return {"message": {"role": "assistant", "content": text} | thinking | called}
 
 
-def _called(call: ToolCall) -> dict[str, Any]:
+def _call_body(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "function": {"name": call.name, "arguments": orjson.Fragment(object_of(call))}}
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions."""
+"""OpenAI's Chat Completions API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from polar.dialects.base import (
 )
 from polar.dialects.clouds import AZURE, AZURE_DEPLOYMENT, AZURE_KEY, openai_routes
 from polar.dialects.json_fields import Fields, document, kind, malformed, memoized
-from polar.dialects.schemas import logit_bias, response_format, settled, tool_definition, tool_use
+from polar.dialects.schemas import logit_bias, resolve_tool_choice, response_format, tool_definition, tool_use
 from polar.models.chat import (
     ChatRequest,
     FinishReason,
@@ -47,7 +47,7 @@ _ROLES = {
 }
 
 _KINDS = {"image_url": "image", "input_audio": "audio", "video_url": "video"}
-"""What parts that are no text are called in every dialect."""
+"""The names that all dialects share for parts which are not text."""
 
 _ERRORS: dict[Refusal, tuple[int, str, str | None]] = {
     Refusal.UNKNOWN_KEY: (401, "invalid_request_error", "invalid_api_key"),
@@ -58,16 +58,15 @@ _ERRORS: dict[Refusal, tuple[int, str, str | None]] = {
     Refusal.MALFORMED: (400, "invalid_request_error", None),
     Refusal.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
     Refusal.CONTEXT_OVERFLOW: (400, "invalid_request_error", "context_length_exceeded"),
-    # OpenAI says 429 here, which most harnesses retry; a spent budget stays spent, and 400 ends them.
+    # Most harnesses would retry OpenAI's own 429, but a spent budget stays spent: 400 ends them.
     Refusal.BUDGET_SPENT: (400, "insufficient_quota", "insufficient_quota"),
     Refusal.OVER_QUOTA: (429, "requests", "rate_limit_exceeded"),
     Refusal.ENGINE_FAILED: (502, "server_error", "engine_failed"),
     Refusal.ENGINE_DOWN: (503, "server_error", "engine_unavailable"),
     Refusal.INTERNAL: (500, "server_error", "internal_error"),
 }
-"""Status, type and code of each refusal."""
 _MOST_CHOICES = 128
-"""What OpenAI allows for `n`."""
+"""The largest `n` that OpenAI allows."""
 
 
 class OpenAIChat(Dialect):
@@ -125,12 +124,12 @@ class OpenAIChat(Dialect):
 
 
 class ChatStream(StreamEncoder):
-    """Chunks of one choice of a streamed chat completion."""
+    """Writes the chunks of one choice of a streamed chat completion."""
 
     def __init__(
         self, identity: CallIdentity, request: ChatRequest, index: int, finished: list[Usage]
     ) -> None:
-        """`finished` is what each choice cost that has ended; all choices of a request share it."""
+        """Share `finished`, the usage of the choices that have ended, among all choices of a request."""
         self._request = request
         self._index = index
         self._finished = finished
@@ -156,7 +155,7 @@ class ChatStream(StreamEncoder):
         return self._delta({}, logprobs=_logprobs(sampled))
 
     def finish(self, finish_reason: FinishReason, usage: Usage, stop_sequence: str | None = None) -> bytes:
-        chunks = self._ended(finish_reason)
+        chunks = self._final_chunk(finish_reason)
         self._finished.append(usage)
         if len(self._finished) < self._request.choices:
             return chunks
@@ -170,7 +169,7 @@ class ChatStream(StreamEncoder):
     def keep_alive(self) -> bytes:
         return b": keep-alive\n\n"
 
-    def _ended(self, finish_reason: FinishReason) -> bytes:
+    def _final_chunk(self, finish_reason: FinishReason) -> bytes:
         return self._delta({}, _finish(finish_reason, self._request))
 
     def _delta(
@@ -200,7 +199,7 @@ def error_object(
 
 
 def _is_legacy(request: ChatRequest) -> bool:
-    """Whether tools were offered as `functions`, from before there were tools: one call a turn."""
+    """Whether tools were offered as legacy `functions`, which allow one call per turn."""
     return bool(request.wire.get("legacy"))
 
 
@@ -277,12 +276,12 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 def _wants_logprobs(fields: Fields) -> bool:
     if fields.integer("top_logprobs", 0):
-        raise malformed("top_logprobs", "only the sampled token's own logprob is served: leave it out")
+        raise malformed("top_logprobs", "is not supported: only the logprobs of sampled tokens are returned")
     return fields.boolean("logprobs")
 
 
 def _logprobs(sampled: tuple[TokenLogprob, ...]) -> dict[str, Any]:
-    """The logprobs of every sampled token, also of thoughts, calls and the end of the turn."""
+    """Return the logprobs of every sampled token, including thoughts, calls and the end of the turn."""
     content = [
         {
             "token": one.token.decode(errors="replace"),
@@ -338,27 +337,27 @@ def _function(tool: Fields) -> Fields:
 
 def _tool_choice(fields: Fields, tools: tuple[ToolDefinition, ...], *, parallel: bool) -> ToolChoice:
     parallel = fields.boolean("parallel_tool_calls", default=True) and parallel
-    # `function_call` is the same field from before there were tools.
+    # `function_call` is the legacy name of the field.
     at = "tool_choice" if fields.get("tool_choice") is not None else "function_call"
     value = fields.get(at)
     if value is None:
         return ToolChoice(parallel=parallel)
     if isinstance(value, str):
-        return settled(tool_use(value, at), (), tools, at, parallel=parallel)
+        return resolve_tool_choice(tool_use(value, at), (), tools, at, parallel=parallel)
     choice = fields.needed_child(at)
     type_ = choice.string("type") or "function"
     match type_:
         case "function":
             function = choice.needed_child("function") if at == "tool_choice" else choice
             names = [function.needed_string("name")]
-            return settled(ToolUse.REQUIRED, names, tools, function.at("name"), parallel=parallel)
+            return resolve_tool_choice(ToolUse.REQUIRED, names, tools, function.at("name"), parallel=parallel)
         case "allowed_tools":
             allowed = choice.needed_child("allowed_tools")
             use = tool_use(allowed.needed_string("mode"), allowed.at("mode"))
             names = [
                 tool.needed_child("function").needed_string("name") for tool in allowed.children("tools")
             ]
-            return settled(use, names, tools, allowed.at("tools"), parallel=parallel)
+            return resolve_tool_choice(use, names, tools, allowed.at("tools"), parallel=parallel)
         case _:
             raise malformed(choice.at("type"), f"must be 'function' or 'allowed_tools', not {type_!r}")
 
@@ -383,7 +382,7 @@ def _message(message: Fields) -> Message:
 
 
 def _reasoning(message: Fields) -> str | None:
-    """Harnesses echo reasoning under either name, and some put objects of their own there."""
+    """Return echoed reasoning, under either of its names; some harnesses put objects there."""
     for name in ("reasoning_content", "reasoning"):
         value = message.get(name)
         if isinstance(value, str) and value:

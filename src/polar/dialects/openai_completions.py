@@ -1,4 +1,4 @@
-"""OpenAI's legacy Completions: a text, or its token ids, is continued without a chat template."""
+"""OpenAI's legacy Completions API: continues a text, or its token ids, without a chat template."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ from polar.models.chat import (
 )
 
 _DEFAULT_MAX_TOKENS = 16
-"""What OpenAI samples where nothing is said."""
 _LARGEST_ID = 2**31 - 1
 _NOT_SERVED = {
-    "echo": "the prompt is not sent back: put it before the answer yourself",
-    "suffix": "text is only continued, not filled in",
-    "logprobs": "only the sampled token's own logprob is served: ask for 0",
+    "echo": "is not supported: put the prompt before the answer yourself",
+    "suffix": "is not supported: text can only be continued",
+    "logprobs": "only the logprobs of sampled tokens are returned: use 0",
 }
 
 
@@ -60,7 +59,7 @@ class OpenAICompletions(Dialect):
                 raise malformed(name, advice)
         choices, prompt = choice_count(fields), _prompt(fields)
         if (fields.integer("best_of", 1) or choices) != choices:
-            raise malformed("best_of", "every answer is returned: it must be what n is")
+            raise malformed("best_of", "must equal n, since every answer is returned")
         options = fields.child("stream_options")
         return ChatRequest(
             model=model,
@@ -97,7 +96,7 @@ class OpenAICompletions(Dialect):
 
 
 class CompletionStream(ChatStream):
-    """Chunks of one choice. All that is sampled is text: nothing is read out of it."""
+    """Writes the chunks of one choice; everything sampled is text and nothing is parsed."""
 
     def __init__(
         self, identity: CallIdentity, request: ChatRequest, index: int, finished: list[Usage]
@@ -121,12 +120,12 @@ class CompletionStream(ChatStream):
     def logprobs(self, sampled: tuple[TokenLogprob, ...]) -> bytes:
         return self._chunk([_choice(self._index, "", self._columns.of(sampled))])
 
-    def _ended(self, finish_reason: FinishReason) -> bytes:
+    def _final_chunk(self, finish_reason: FinishReason) -> bytes:
         return self._chunk([_choice(self._index, "", finish_reason=_finish(finish_reason))])
 
 
 class _Logprobs:
-    """Logprobs in the legacy shape: columns, with where in the answer's text each token begins."""
+    """Logprobs in the legacy form: columns, with the offset of each token in the answer's text."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -146,11 +145,11 @@ class _Logprobs:
 
 
 def _prompt(fields: Fields) -> str | tuple[int, ...]:
-    """The one prompt of a request, which may stand in an array of its own."""
+    """Return the prompt of a request, which may be the only element of an array."""
     value = fields.get("prompt")
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
-            raise malformed("prompt", "must be one prompt: send a request for each")
+            raise malformed("prompt", "must be a single prompt: send one request per prompt")
         (value,) = value
     if isinstance(value, str):
         return value

@@ -1,4 +1,4 @@
-"""OpenAI's Responses."""
+"""OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from polar.dialects.clouds import AZURE, AZURE_KEY, openai_routes
 from polar.dialects.json_fields import Fields, document, kind, malformed
 from polar.dialects.openai_chat import OpenAIChat, error_object
 from polar.dialects.responses_output import (
-    Asked,
     ItemId,
+    ResponseOptions,
     ResponsesStream,
     item_id,
     message_item,
@@ -34,19 +34,19 @@ from polar.dialects.responses_output import (
     response,
     status_of,
     text_part,
-    unsealed,
+    unseal,
 )
 from polar.dialects.responses_tools import Toolbox, call_id
-from polar.dialects.schemas import output_format, settled, tool_use
+from polar.dialects.schemas import output_format, resolve_tool_choice, tool_use
 from polar.models.chat import ChatRequest, JsonOutput, Message, Role, Sampling, ToolCall, ToolChoice, ToolUse
 
-_OVER_HTTP = "Responses are served over HTTP only: POST the request."
+_OVER_HTTP = "Responses are available over HTTP only: POST the request."
 _NO_WEBSOCKET = HttpAnswer(
     426,
     orjson.dumps({"error": error_object(_OVER_HTTP, code="websocket_not_supported")}),
     {"Content-Type": "application/json"},
 )
-"""To Codex's WebSocket probe: with this status it turns to HTTP at once, with others it tries again."""
+"""The answer to Codex's WebSocket probe: this status makes it use HTTP at once; it retries others."""
 
 _ECHOED: dict[str, Any] = {
     "background": False,
@@ -70,7 +70,7 @@ _ECHOED: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""Fields of the request that the response repeats, and what they are when not given."""
+"""Fields of the request that the response repeats, with their defaults."""
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -80,10 +80,10 @@ _ROLES = {
 }
 
 _ELSEWHERE = {
-    "conversation": "conversations are not kept here: send the history, or use previous_response_id",
-    "prompt": "prompt templates are not kept here: send instructions and input",
+    "conversation": "is not supported: send the history, or use previous_response_id",
+    "prompt": "is not supported: send instructions and input",
 }
-"""Fields that name what only OpenAI's servers hold."""
+"""Fields that refer to objects stored on OpenAI's servers."""
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -91,7 +91,7 @@ _INSTRUCTED = "_i"
 """Ends the id of a response whose conversation begins with instructions."""
 
 _FIELDS = {"messages": "input", "response_format": "text.format"}
-"""What fields of Chat Completions, in whose terms the gateway complains, are called here."""
+"""Names here of the Chat Completions fields that the gateway uses in errors."""
 
 
 class OpenAIResponses(Dialect):
@@ -102,15 +102,15 @@ class OpenAIResponses(Dialect):
         *openai_routes("POST", "/responses/input_tokens", RouteAction.COUNT_TOKENS, AZURE),
     )
     key_headers: ClassVar[tuple[str, ...]] = AZURE_KEY
-    # Codex compacts, or says that it is out of room, only when the stream itself fails with this code.
+    # Codex compacts, or reports a full context, only if the stream itself fails with this code.
     told_in_stream: ClassVar[frozenset[Refusal]] = frozenset({Refusal.CONTEXT_OVERFLOW})
 
     def parse(self, request: HttpRequest) -> ChatRequest:
         fields = document(request.body, Fields)
         model = fields.needed_string("model")
-        _refuse_what_is_not_here(fields)
+        _refuse_unsupported(fields)
         toolbox = Toolbox(fields)
-        before = _continued(fields, request.recall)
+        before = _previous_messages(fields, request.recall)
         messages = before + _input(fields, toolbox, request.recall)
         if not messages:
             raise malformed("input", "is required and must hold at least one message")
@@ -130,27 +130,27 @@ class OpenAIResponses(Dialect):
             omitted=fields.omitted,
             stream=fields.boolean("stream"),
             stream_usage=True,
-            wire={"asked": _asked(fields, toolbox)},
+            wire={"options": _response_options(fields, toolbox)},
         )
 
     def respond(self, identity: CallIdentity, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
         (answer,) = answers
-        asked: Asked = request.wire["asked"]
+        options: ResponseOptions = request.wire["options"]
         message, status = answer.message, status_of(answer.finish_reason)
         output: list[dict[str, Any]] = []
         if message.reasoning:
-            output.append(reasoning_item(place(identity, 0), message.reasoning, asked))
+            output.append(reasoning_item(place(identity, 0), message.reasoning, options))
         if message.content.strip() or not message.tool_calls:
-            # What a call follows was said to its end.
-            said = "completed" if message.tool_calls else status
+            # Text before a call is complete.
+            text_status = "completed" if message.tool_calls else status
             text = text_part(message.content)
-            output.append(message_item(place(identity, len(output)), [text], said))
+            output.append(message_item(place(identity, len(output)), [text], text_status))
         for ordinal, call in enumerate(message.tool_calls):
-            output.append(asked.toolbox.item_of(call, place(identity, ordinal)))
-        return orjson.dumps(response(identity, asked, status, output, answer.usage))
+            output.append(options.toolbox.item_of(call, place(identity, ordinal)))
+        return orjson.dumps(response(identity, options, status, output, answer.usage))
 
     def stream(self, identity: CallIdentity, request: ChatRequest) -> Sequence[StreamEncoder]:
-        return (ResponsesStream(identity, request.wire["asked"]),)
+        return (ResponsesStream(identity, request.wire["options"]),)
 
     def error(self, error: RequestRefused) -> HttpAnswer:
         if error.field in _FIELDS:
@@ -161,7 +161,7 @@ class OpenAIResponses(Dialect):
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": count})
 
 
-def _refuse_what_is_not_here(fields: Fields) -> None:
+def _refuse_unsupported(fields: Fields) -> None:
     for name, advice in _ELSEWHERE.items():
         if fields.get(name) is not None:
             raise malformed(name, advice)
@@ -169,13 +169,13 @@ def _refuse_what_is_not_here(fields: Fields) -> None:
     asks = isinstance(include, list) and _LOGPROBS in include
     if asks or fields.integer("top_logprobs", 0):
         at = "include" if asks else "top_logprobs"
-        raise malformed(at, "logprobs are not served here: Chat Completions serves those of sampled tokens")
+        raise malformed(at, "logprobs are not supported here: use Chat Completions")
     if fields.boolean("background"):
         raise malformed("background", "is not supported: wait for the response, or stream it")
 
 
-def _continued(fields: Fields, recall: Recall) -> tuple[Message, ...]:
-    """What `previous_response_id` names, without its instructions: each request has its own."""
+def _previous_messages(fields: Fields, recall: Recall) -> tuple[Message, ...]:
+    """Return the conversation of `previous_response_id` without instructions: each request has its own."""
     previous = fields.string("previous_response_id")
     if previous is None:
         return ()
@@ -184,7 +184,7 @@ def _continued(fields: Fields, recall: Recall) -> tuple[Message, ...]:
     if before is None:
         raise RequestRefused(
             Refusal.UNKNOWN_RESPONSE,
-            "The response to continue is not one of this session.",
+            "previous_response_id is not a response of this session.",
             field="previous_response_id",
         )
     return before[1:] if mark else before
@@ -203,7 +203,9 @@ def _tool_choice(fields: Fields, toolbox: Toolbox) -> ToolChoice:
             names = [toolbox.name_of(tool) for tool in choice.children("tools")]
         else:
             use, names = ToolUse.REQUIRED, [toolbox.name_of(choice)]
-    return settled(use, names, toolbox.definitions, at, parallel=parallel, elsewhere=toolbox.hosted)
+    return resolve_tool_choice(
+        use, names, toolbox.definitions, at, parallel=parallel, elsewhere=toolbox.hosted
+    )
 
 
 def _output(fields: Fields) -> JsonOutput | None:
@@ -212,12 +214,12 @@ def _output(fields: Fields) -> JsonOutput | None:
     return output_format(wanted, wanted) if wanted is not None else None
 
 
-def _asked(fields: Fields, toolbox: Toolbox) -> Asked:
+def _response_options(fields: Fields, toolbox: Toolbox) -> ResponseOptions:
     given = {name: fields.get(name) for name in _ECHOED}
     echoed = {name: _ECHOED[name] if value is None else value for name, value in given.items()}
     include, reasoning = fields.get("include"), fields.child("reasoning")
     summary = reasoning.get("summary") if reasoning is not None else None
-    return Asked(
+    return ResponseOptions(
         toolbox=toolbox,
         echo={name: orjson.Fragment(orjson.dumps(value)) for name, value in echoed.items()},
         response_suffix=_INSTRUCTED if fields.string("instructions") else "",
@@ -239,10 +241,8 @@ def _input(fields: Fields, toolbox: Toolbox, recall: Recall) -> tuple[Message, .
 
 
 class _History:
-    """Messages in order; what the assistant said without anyone between is one turn.
-
-    Unless the ids, where they are ours and echoed, tell that it was sampled as several.
-    """
+    """Collects messages; consecutive output of the assistant is one turn, unless echoed ids show
+    otherwise."""
 
     def __init__(self) -> None:
         self._completion: str | None = None
@@ -252,7 +252,7 @@ class _History:
         self._reasoning = ""
         self._calls: list[ToolCall] = []
 
-    def said(
+    def add_output(
         self, item: Fields, content: str = "", *, reasoning: str = "", calls: tuple[ToolCall, ...] = ()
     ) -> None:
         self._begin(item)
@@ -260,13 +260,13 @@ class _History:
         self._reasoning += reasoning
         self._calls.extend(calls)
 
-    def recalled(self, item: Fields, content: str = "", *, reasoning: str = "") -> None:
-        """As `said`, for all of a turn's text or reasoning: in several items, each of them stands for it."""
+    def add_recalled(self, item: Fields, content: str = "", *, reasoning: str = "") -> None:
+        """Add a turn's whole text or reasoning; it counts once even if several items stand for it."""
         self._begin(item)
         self._content = self._content or content
         self._reasoning = self._reasoning or reasoning
 
-    def heard(self, message: Message) -> None:
+    def add(self, message: Message) -> None:
         self._close()
         self._messages.append(message)
 
@@ -295,16 +295,16 @@ def _read(item: Fields, toolbox: Toolbox, history: _History, recall: Recall) -> 
         case "message":
             _read_message(item, history)
         case "function_call" | "custom_tool_call" | "local_shell_call":
-            history.said(item, calls=(toolbox.call_of(item),))
+            history.add_output(item, calls=(toolbox.call_of(item),))
         case "function_call_output" | "custom_tool_call_output":
             answered = call_id(item.needed_string("call_id"))
-            history.heard(Message(Role.TOOL, _text(item, "output"), tool_call_id=answered))
+            history.add(Message(Role.TOOL, _text(item, "output"), tool_call_id=answered))
         case "local_shell_call_output":
             answered = item.string("call_id") or item.needed_string("id")
-            history.heard(Message(Role.TOOL, _text(item, "output"), tool_call_id=answered))
+            history.add(Message(Role.TOOL, _text(item, "output"), tool_call_id=answered))
         case "reasoning":
             if reasoning := _reasoning(item):
-                history.said(item, reasoning=reasoning)
+                history.add_output(item, reasoning=reasoning)
         case "item_reference":
             _read_reference(item, history, recall)
         case None if item.get("role") is not None:
@@ -316,23 +316,22 @@ def _read(item: Fields, toolbox: Toolbox, history: _History, recall: Recall) -> 
                 item.at("type"), "is required: an item is a message, a call, an output or reasoning"
             )
         case _:
-            # Traces of what ran elsewhere (searches, listings, compaction); the model is not shown them.
+            # Items of hosted tools (searches, listings, compaction) are not shown to the model.
             pass
 
 
 def _read_reference(item: Fields, history: _History, recall: Recall) -> None:
-    """An item that was given out before, named instead of repeated."""
     text = item.needed_string("id")
     id = item_id(text)
-    said = recall(id.completion) if id is not None else None
-    message = said[-1] if said is not None else Message(Role.ASSISTANT)
+    conversation = recall(id.completion) if id is not None else None
+    message = conversation[-1] if conversation is not None else Message(Role.ASSISTANT)
     match id:
-        case ItemId("msg") if said is not None:
-            history.recalled(item, message.content)
+        case ItemId("msg") if conversation is not None:
+            history.add_recalled(item, message.content)
         case ItemId("rs") if message.reasoning:
-            history.recalled(item, reasoning=message.reasoning)
+            history.add_recalled(item, reasoning=message.reasoning)
         case ItemId("fc" | "ctc" | "lsh", index=index) if index < len(message.tool_calls):
-            history.said(item, calls=(message.tool_calls[index],))
+            history.add_output(item, calls=(message.tool_calls[index],))
         case _:
             raise malformed(item.at("id"), f"no response of this session has an item {text!r}: send it whole")
 
@@ -341,15 +340,15 @@ def _read_message(item: Fields, history: _History) -> None:
     role = item.one_of("role", _ROLES)
     content = _text(item, "content")
     if role is Role.ASSISTANT:
-        history.said(item, content)
+        history.add_output(item, content)
     else:
-        history.heard(Message(role, content))
+        history.add(Message(role, content))
 
 
 def _reasoning(item: Fields) -> str:
-    """The sealed text if it is ours, else what the item shows of its reasoning."""
+    """Return the sealed reasoning if it is ours, else the text that the item shows."""
     sealed = item.string("encrypted_content")
-    text = unsealed(sealed) if sealed is not None else None
+    text = unseal(sealed) if sealed is not None else None
     if text is not None:
         return text
     content = "".join(part.string("text") or "" for part in item.children("content"))

@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Responses: the response object, its output items, and both as a stream of events."""
+"""Answers of OpenAI's Responses API: the response object, its output items, and their event streams."""
 
 from __future__ import annotations
 
@@ -17,36 +17,34 @@ from polar.dialects.responses_tools import Toolbox
 from polar.models.chat import FinishReason, ToolCall, Usage
 
 _SEAL = "polar.reasoning.1."
-"""Begins the tokens that stand for reasoning, so that those of other providers are not taken for ours."""
+"""Starts our tokens for sealed reasoning, which sets them apart from other providers'."""
 
 _ITEM_ID = re.compile(r"([a-z]+)_([0-9a-f]+)_([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the answer must know of the request."""
+class ResponseOptions:
+    """What an answer needs to know about its request."""
 
     toolbox: Toolbox
     echo: Mapping[str, Any]
-    """The fields of the request that the response repeats."""
     response_suffix: str = ""
-    """Follows the completion's id in that of the response."""
+    """Appended to the completion's id to form that of the response."""
     sealed: bool = False
-    """Whether reasoning items carry `encrypted_content`."""
     summarised: bool = False
-    """Whether reasoning is shown as a summary, as the client asked, and not as its text."""
+    """Whether reasoning is shown as a summary, as the client asked, instead of as text."""
 
 
 def response(
     identity: CallIdentity,
-    asked: Asked,
+    options: ResponseOptions,
     status: str,
     output: Sequence[Mapping[str, Any]] = (),
     usage: Usage | None = None,
     error: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     return {
-        "id": f"resp_{identity.id}{asked.response_suffix}",
+        "id": f"resp_{identity.id}{options.response_suffix}",
         "object": "response",
         "created_at": identity.created,
         "status": status,
@@ -55,7 +53,7 @@ def response(
         "model": identity.model,
         "output": list(output),
         "usage": _usage(usage) if usage is not None else None,
-        **asked.echo,
+        **options.echo,
     }
 
 
@@ -64,10 +62,7 @@ def status_of(finish_reason: FinishReason) -> str:
 
 
 def place(identity: CallIdentity, index: int) -> str:
-    """What follows the kind in an item's id: whose output it is, and which of its kind.
-
-    Calls are counted by themselves, so that their ids tell which they are; other items by where they stand.
-    """
+    """Return the part of an item's id after its kind; calls are numbered apart from other items."""
     return f"{identity.id}_{index}"
 
 
@@ -79,7 +74,7 @@ class ItemId:
 
 
 def item_id(text: str | None) -> ItemId | None:
-    """An item's id in its parts; None if it is not one of ours."""
+    """Parse an item's id; return None if it is not one of ours."""
     match = _ITEM_ID.fullmatch(text or "")
     return ItemId(match[1], match[2], int(match[3])) if match else None
 
@@ -92,25 +87,25 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def reasoning_item(id: str, text: str, asked: Asked) -> dict[str, Any]:
-    """A reasoning item; without text it is the one that a stream begins with."""
-    shown = [reasoning_part(text, asked)] if text else []
+def reasoning_item(id: str, text: str, options: ResponseOptions) -> dict[str, Any]:
+    """Return a reasoning item; a stream begins with one that has no text."""
+    shown = [reasoning_part(text, options)] if text else []
     item: dict[str, Any] = {"id": f"rs_{id}", "type": "reasoning", "summary": []}
-    item |= {"summary": shown} if asked.summarised else {"content": shown}
-    return item | {"encrypted_content": seal(text) if text else ""} if asked.sealed else item
+    item |= {"summary": shown} if options.summarised else {"content": shown}
+    return item | {"encrypted_content": seal(text) if text else ""} if options.sealed else item
 
 
-def reasoning_part(text: str, asked: Asked) -> dict[str, Any]:
-    return {"type": "summary_text" if asked.summarised else "reasoning_text", "text": text}
+def reasoning_part(text: str, options: ResponseOptions) -> dict[str, Any]:
+    return {"type": "summary_text" if options.summarised else "reasoning_text", "text": text}
 
 
 def seal(text: str) -> str:
-    """Reasoning as a token that means nothing to a client and comes back unchanged."""
+    """Encode reasoning as an opaque token that clients send back unchanged."""
     return _SEAL + base64.b64encode(text.encode()).decode()
 
 
-def unsealed(token: str) -> str | None:
-    """The reasoning a token stands for; None if it is not one of ours."""
+def unseal(token: str) -> str | None:
+    """Return the reasoning in a token; None if it is not one of ours."""
     if not token.startswith(_SEAL):
         return None
     try:
@@ -134,35 +129,33 @@ _CODES = {
     Refusal.BUDGET_SPENT: "insufficient_quota",
     Refusal.MALFORMED: "invalid_prompt",
 }
-"""Codes that clients do not try again; all else is the server's fault, and they do."""
+"""Codes that clients do not retry; they retry any other as a server error."""
 
 _FILLED = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
-"""Calls that are streamed empty and then filled: which field, by which events."""
+"""The field of a streamed call that is sent separately, and the name of its events."""
 
 
 class _Open(Enum):
-    """The item that text is being added to."""
-
     NOTHING = auto()
     REASONING = auto()
     MESSAGE = auto()
 
 
 class ResponsesStream(StreamEncoder):
-    """One item at a time: each is closed before the next begins."""
+    """Writes one item at a time, closing each before the next begins."""
 
-    def __init__(self, identity: CallIdentity, asked: Asked) -> None:
+    def __init__(self, identity: CallIdentity, options: ResponseOptions) -> None:
         self._identity = identity
-        self._asked = asked
+        self._options = options
         self._sequence = 0
         self._output: list[dict[str, Any]] = []
         self._open = _Open.NOTHING
         self._text: list[str] = []
         self._blank = ""
-        """White space that begins a message only if text follows it."""
+        """White space that is sent only if text follows it."""
         self._has_spoken = False
         self._calls = 0
 
@@ -187,7 +180,7 @@ class ResponsesStream(StreamEncoder):
 
     def tool_call(self, call: ToolCall) -> bytes:
         events = [self._close()]
-        item = self._asked.toolbox.item_of(call, place(self._identity, self._calls))
+        item = self._options.toolbox.item_of(call, place(self._identity, self._calls))
         filled = _FILLED.get(item["type"])
         begun = item | {"status": "in_progress"} | ({filled[0]: ""} if filled else {})
         events.append(self._event("output_item.added", output_index=self._index, item=begun))
@@ -196,7 +189,7 @@ class ResponsesStream(StreamEncoder):
             events.append(self._of_item(f"{name}.delta", item["id"], delta=item[field]))
             named = {"name": item["name"]} if item["type"] == "function_call" else {}
             events.append(self._of_item(f"{name}.done", item["id"], **named, **{field: item[field]}))
-        events.append(self._done(item))
+        events.append(self._end_item(item))
         self._has_spoken = True
         self._calls += 1
         return b"".join(events)
@@ -205,7 +198,7 @@ class ResponsesStream(StreamEncoder):
         status = status_of(finish_reason)
         events = [self._close(status)]
         if not self._has_spoken:
-            # An answer of nothing is still a turn, which the client must be able to echo.
+            # An empty answer is still a turn, which the client must be able to echo.
             events += [self._open_message(), self._close(status)]
         events.append(self._lifecycle(status, status, usage=usage))
         return b"".join(events)
@@ -215,12 +208,12 @@ class ResponsesStream(StreamEncoder):
         return self._lifecycle("failed", "failed", error=told)
 
     def keep_alive(self) -> bytes:
-        # Comments do not reset Codex's timer; an event that says what is known already does.
+        # Codex's timer is reset by a repeated event but not by a comment.
         return self._lifecycle("in_progress", "in_progress")
 
     @property
     def _index(self) -> int:
-        """Of the item at work; finished ones are in the output."""
+        """The position of the current item; finished ones are in the output."""
         return len(self._output)
 
     @property
@@ -236,13 +229,12 @@ class ResponsesStream(StreamEncoder):
 
     def _open_reasoning(self) -> bytes:
         self._open = _Open.REASONING
-        begun = reasoning_item(self._item_id, "", self._asked)
+        begun = reasoning_item(self._item_id, "", self._options)
         return self._event("output_item.added", output_index=self._index, item=begun) + self._of_part(
-            f"{self._reasoning_part}.added", part=reasoning_part("", self._asked)
+            f"{self._reasoning_part}.added", part=reasoning_part("", self._options)
         )
 
     def _close(self, status: str = "completed") -> bytes:
-        """End the open item, if there is one."""
         text, self._text = "".join(self._text), []
         match self._open:
             case _Open.NOTHING:
@@ -253,29 +245,29 @@ class ResponsesStream(StreamEncoder):
                 events = self._of_part("output_text.done", text=text, logprobs=[])
                 events += self._of_part("content_part.done", part=part)
             case _Open.REASONING:
-                part = reasoning_part(text, self._asked)
-                item = reasoning_item(self._item_id, text, self._asked)
+                part = reasoning_part(text, self._options)
+                item = reasoning_item(self._item_id, text, self._options)
                 events = self._of_part(f"{self._reasoning_text}.done", text=text)
                 events += self._of_part(f"{self._reasoning_part}.done", part=part)
         self._open = _Open.NOTHING
-        return events + self._done(item)
+        return events + self._end_item(item)
 
     @property
     def _reasoning_text(self) -> str:
-        return "reasoning_summary_text" if self._asked.summarised else "reasoning_text"
+        return "reasoning_summary_text" if self._options.summarised else "reasoning_text"
 
     @property
     def _reasoning_part(self) -> str:
-        return "reasoning_summary_part" if self._asked.summarised else "content_part"
+        return "reasoning_summary_part" if self._options.summarised else "content_part"
 
-    def _done(self, item: dict[str, Any]) -> bytes:
+    def _end_item(self, item: dict[str, Any]) -> bytes:
         event = self._event("output_item.done", output_index=self._index, item=item)
         self._output.append(item)
         return event
 
     def _of_part(self, name: str, **fields: Any) -> bytes:
-        """An event about the only part of the open item."""
-        is_summary = self._open is _Open.REASONING and self._asked.summarised
+        """Write an event about the only part of the open item."""
+        is_summary = self._open is _Open.REASONING and self._options.summarised
         prefix = "rs" if self._open is _Open.REASONING else "msg"
         place = {"summary_index" if is_summary else "content_index": 0}
         return self._of_item(name, f"{prefix}_{self._item_id}", **place, **fields)
@@ -285,7 +277,7 @@ class ResponsesStream(StreamEncoder):
 
     def _lifecycle(self, name: str, status: str, **fields: Any) -> bytes:
         output = [] if status == "in_progress" else self._output
-        return self._event(name, response=response(self._identity, self._asked, status, output, **fields))
+        return self._event(name, response=response(self._identity, self._options, status, output, **fields))
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
         body = {"type": f"response.{name}", "sequence_number": self._sequence} | fields

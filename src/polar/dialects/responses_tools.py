@@ -1,4 +1,4 @@
-"""Tools of OpenAI's Responses: what the model is offered for each, and calls to them in both directions."""
+"""Tools of OpenAI's Responses API: what the model is offered, and how calls are translated both ways."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from polar.dialects.schemas import tool_definition
 from polar.models.chat import ToolCall, ToolDefinition
 
 LOCAL_SHELL = "local_shell"
-"""How the model knows the shell tool, which has no name of its own on the wire."""
+"""The model's name for the shell tool, which has none on the wire."""
 
 _AS_SAMPLED = "_raw"
 """Ends the call id of a custom call whose input is the sampled arguments themselves.
 
-The model writes a custom tool's input as `{"input": text}`. When it writes anything else, the client
-gets that as it stands, and the id, which every client echoes, tells that nothing was unwrapped.
+The model is asked to write a custom tool's input as `{"input": text}`. If it writes anything else, the
+client gets that verbatim, and the echoed id shows that nothing was unwrapped.
 """
 _FREEFORM: dict[str, Any] = {
     "type": "object",
@@ -57,7 +57,7 @@ class ToolKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool, by the name the model calls it and by the one the client knows it."""
+    """One tool, with the name the model uses and the one the client uses."""
 
     kind: ToolKind
     definition: ToolDefinition
@@ -66,12 +66,12 @@ class Tool:
 
 
 class Toolbox:
-    """The tools of one request, namespaces flattened. Hosted tools are left out: nobody here runs them."""
+    """The tools of one request, with namespaces flattened and without hosted tools."""
 
     def __init__(self, fields: Fields) -> None:
-        declared = list(_declared(fields))
-        self.hosted = frozenset(_hosted(fields))
-        """What the left-out ones are chosen by."""
+        declared = list(_offered_tools(fields))
+        self.hosted = frozenset(_hosted_types(fields))
+        """The types of the hosted tools that were left out."""
         uses = Counter(tool.name for _, tool in declared)
         self._tools: dict[str, Tool] = {}
         for at, tool in declared:
@@ -79,7 +79,7 @@ class Toolbox:
                 qualified = f"{tool.namespace.removesuffix('__')}__{tool.name}"
                 tool = replace(tool, definition=replace(tool.definition, name=qualified))
             if tool.definition.name in self._tools:
-                raise malformed(at, f"{tool.definition.name!r} is the name of another tool already")
+                raise malformed(at, f"{tool.definition.name!r} is already the name of another tool")
             self._tools[tool.definition.name] = tool
         self._offered = {(tool.namespace, tool.name): name for name, tool in self._tools.items()}
 
@@ -88,7 +88,7 @@ class Toolbox:
         return tuple(tool.definition for tool in self._tools.values())
 
     def item_of(self, call: ToolCall, id: str) -> dict[str, Any]:
-        """A sampled call as the client expects calls of that tool; `id` becomes part of the item's."""
+        """Return a sampled call as the item that clients expect for its tool; `id` becomes part of its id."""
         tool = self._tools.get(call.name)
         kind = tool.kind if tool is not None else ToolKind.FUNCTION
         if kind is ToolKind.LOCAL_SHELL and (action := _action(call.arguments)) is not None:
@@ -97,14 +97,14 @@ class Toolbox:
         if tool is not None and tool.namespace is not None:
             name["namespace"] = tool.namespace
         if kind is ToolKind.CUSTOM:
-            text = _unwrapped(call.arguments)
+            text = _unwrap(call.arguments)
             call_id = call.id if text is not None else call.id + _AS_SAMPLED
             item = _item("ctc", id, "custom_tool_call", call_id)
             return item | name | {"input": call.arguments if text is None else text}
         return _item("fc", id, "function_call", call.id) | name | {"arguments": call.arguments}
 
     def call_of(self, item: Fields) -> ToolCall:
-        """An echoed call as the model had sampled it."""
+        """Return an echoed call as the model sampled it."""
         id = item.string("call_id") or item.string("id") or ""
         match item.string("type"):
             case "local_shell_call":
@@ -120,7 +120,7 @@ class Toolbox:
                 return ToolCall(id, self._name_of(item), "{}" if arguments is None else arguments)
 
     def name_of(self, choice: Fields) -> str:
-        """How the model knows the tool that a choice names; a hosted one has only its type."""
+        """Return the model's name for the tool of a choice; a hosted tool is chosen by its type."""
         match choice.needed_string("type"):
             case "function" | "custom":
                 return self._name_of(choice)
@@ -133,27 +133,27 @@ class Toolbox:
 
 
 def call_id(echoed: str) -> str:
-    """The id the gateway gave a call, from the one its client knows."""
+    """Return the gateway's id of a call from the one its client uses."""
     return echoed.removesuffix(_AS_SAMPLED)
 
 
-def _declared(fields: Fields) -> Iterator[tuple[str, Tool]]:
-    """Every tool the model is offered, and where its name stands in the body."""
-    yield from _listed(fields, None)
+def _offered_tools(fields: Fields) -> Iterator[tuple[str, Tool]]:
+    """Yield every tool the model is offered, with the place of its name in the body."""
+    yield from _read_tools(fields, None)
     if isinstance(fields.get("input"), list):
         for item in fields.children("input"):
             if item.get("type") == "additional_tools":
-                yield from _listed(item, None)
+                yield from _read_tools(item, None)
 
 
-def _hosted(fields: Fields) -> Iterator[str]:
+def _hosted_types(fields: Fields) -> Iterator[str]:
     for tool in fields.children("tools"):
         type_ = tool.needed_string("type")
         if type_ not in _SERVED:
             yield type_
 
 
-def _listed(fields: Fields, namespace: str | None) -> Iterator[tuple[str, Tool]]:
+def _read_tools(fields: Fields, namespace: str | None) -> Iterator[tuple[str, Tool]]:
     for tool in fields.children("tools"):
         match tool.needed_string("type"):
             case "function":
@@ -165,7 +165,7 @@ def _listed(fields: Fields, namespace: str | None) -> Iterator[tuple[str, Tool]]
             case "local_shell" if namespace is None:
                 yield tool.at("type"), Tool(ToolKind.LOCAL_SHELL, _SHELL, LOCAL_SHELL)
             case "namespace" if namespace is None:
-                yield from _listed(tool, tool.needed_string("name"))
+                yield from _read_tools(tool, tool.needed_string("name"))
             case _:
                 pass
 
@@ -184,22 +184,22 @@ def _item(prefix: str, id: str, type_: str, call_id: str) -> dict[str, Any]:
     return {"id": f"{prefix}_{id}", "type": type_, "status": "completed", "call_id": call_id}
 
 
-def _unwrapped(arguments: str) -> str | None:
-    """The text of a custom call; None if the echo could not be wrapped to the same arguments again."""
+def _unwrap(arguments: str) -> str | None:
+    """Return the text of a custom call; None if wrapping it again would not give the same arguments."""
     value = _object(arguments)
     text = value.get("input")
     return text if len(value) == 1 and isinstance(text, str) and _is_text(text) else None
 
 
 def _action(arguments: str) -> dict[str, Any] | None:
-    """What a shell call runs; None if the echo could not be turned into the same arguments again."""
+    """Return the action of a shell call; None if it could not be converted back to the same arguments."""
     value = _object(arguments)
     command, env, timeout = value.get("command"), value.get("env", {}), value.get("timeout_ms", 1)
     places = [value.get(name, "-") for name in ("user", "working_directory")]
     is_action = (
         isinstance(command, list)
         and isinstance(env, dict)
-        and type(timeout) is int  # true is no number
+        and type(timeout) is int  # excludes booleans
         and timeout > 0
         and all(value.get(name, True) for name in _SHELL_FIELDS)
         and not value.keys() - set(_SHELL_FIELDS)
@@ -217,7 +217,7 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def _is_text(text: str) -> bool:
-    """Half a character is legal in JSON's escapes but cannot be sent as text."""
+    """Whether a text can be encoded; JSON's escapes allow halves of surrogate pairs."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What a request asks of the shape of its answer: JSON schemas, choices of tools, OpenAI's guidance."""
+"""The requested shape of an answer: JSON schemas, tool choices, and OpenAI's sampling constraints."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 
 
 def needed_schema(fields: Fields, name: str) -> dict[str, Any]:
-    """The schema in a field, as it is."""
     fields.needed_child(name)
-    return checked(fields.get(name), fields.at(name))
+    return check_schema(fields.get(name), fields.at(name))
 
 
-def checked(schema: dict[str, Any], at: str) -> dict[str, Any]:
-    """The schema itself; RequestRefused names the place where it is none."""
+def check_schema(schema: dict[str, Any], at: str) -> dict[str, Any]:
+    """Return the schema unchanged; RequestRefused names the place of the first error in it."""
     _check(schema, at, schema)
     return schema
 
@@ -52,7 +51,7 @@ def _check_word(name: str, value: Any, at: str, root: dict[str, Any]) -> None:
         case "type":
             for each in value if isinstance(value, list) else [value]:
                 if not isinstance(each, str) or each not in _TYPES:
-                    raise malformed(at, f"{each!r} is no type of JSON schema")
+                    raise malformed(at, f"{each!r} is not a JSON schema type")
         case "required":
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
                 raise malformed(at, "must be an array of strings")
@@ -60,7 +59,7 @@ def _check_word(name: str, value: Any, at: str, root: dict[str, Any]) -> None:
             _filled_list(value, at)
         case "$ref":
             if not isinstance(value, str) or not _resolves(value, root):
-                raise malformed(at, f"{value!r} refers to nothing in this schema")
+                raise malformed(at, f"{value!r} does not exist in this schema")
 
 
 def _filled_list(value: Any, at: str) -> list[Any]:
@@ -88,16 +87,15 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 
 def response_format(fields: Fields) -> JsonOutput | None:
-    """The output that Chat Completions' `response_format` asks for."""
     wanted = fields.child("response_format")
     if wanted is None:
         return None
-    # The schema stands in an object of its own here, beside the type in Responses.
+    # The schema is in an object of its own here; in Responses it is beside the type.
     return output_format(wanted, wanted.child("json_schema"))
 
 
 def output_format(wanted: Fields, schema: Fields | None) -> JsonOutput | None:
-    """The output that a format object asks for, with its schema and the schema's name in another."""
+    """Return the output format in `wanted`, whose schema and its name may be in another object."""
     type_ = wanted.needed_string("type")
     match type_:
         case "text":
@@ -113,15 +111,14 @@ def output_format(wanted: Fields, schema: Fields | None) -> JsonOutput | None:
 
 
 def logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
-    """Token ids and what is added to their logits."""
     biases = fields.child("logit_bias")
     if biases is None:
         return ()
     found: list[tuple[int, float]] = []
     for token, bias in fields.get("logit_bias").items():
-        # isdecimal takes digits of every script.
+        # isdecimal accepts digits of every script.
         if not (token.isascii() and token.isdecimal() and len(token) <= 10 and int(token) <= _MAX_TOKEN_ID):
-            raise malformed(biases.at(token), "is no token id")
+            raise malformed(biases.at(token), "is not a token id")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise malformed(biases.at(token), f"must be a number, not {kind(bias)}")
         if not -_MAX_BIAS <= bias <= _MAX_BIAS:
@@ -131,20 +128,19 @@ def logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
 
 
 def tool_definition(tool: Fields, schema: str) -> ToolDefinition:
-    """A tool whose parameters the field `schema` describes."""
+    """Return a tool whose parameters are in the field `schema`."""
     name = tool.name()
     parameters = dict(tool.get(schema)) if tool.child(schema) is not None else {}
     return ToolDefinition(name, tool.string("description") or "", parameters)
 
 
 def tool_use(mode: str, at: str) -> ToolUse:
-    """What a word of OpenAI's says about calling tools."""
     if mode not in _MODES:
         raise malformed(at, f"must be one of {', '.join(_MODES)} or an object, not {mode!r}")
     return _MODES[mode]
 
 
-def settled(
+def resolve_tool_choice(
     use: ToolUse,
     names: Sequence[str],
     tools: Sequence[ToolDefinition],
@@ -153,18 +149,18 @@ def settled(
     parallel: bool = True,
     elsewhere: Collection[str] = (),
 ) -> ToolChoice:
-    """The choice; `at` is where the body makes it.
+    """Return the tool choice that the body makes at `at`.
 
-    `elsewhere` names declared tools that a provider runs itself. Nobody does here, so a choice of them
-    alone leaves the model to answer as it can, which is what their clients cope with best.
+    `elsewhere` names declared tools that the provider would run itself. A choice of only such tools lets
+    the model answer freely, which clients handle best.
     """
     offered = {tool.name for tool in tools}
     for name in names:
         if name not in offered and name not in elsewhere:
-            raise malformed(at, f"there is no tool {name!r} among those offered")
+            raise malformed(at, f"{name!r} is not one of the offered tools")
     left = tuple(dict.fromkeys(name for name in names if name in offered))
     if use is ToolUse.REQUIRED and not (left if names else offered):
         if not elsewhere:
-            raise malformed(at, "there are no tools to choose from")
+            raise malformed(at, "requires tools, but none are offered")
         return ToolChoice(parallel=parallel)
     return ToolChoice(use, () if set(left) == offered else left, parallel)

@@ -1,6 +1,6 @@
 """Model families of the PyPI package `renderers` on our interface; the package is an optional extra.
 
-They serve models whose template cannot be rendered turn by turn (gpt-oss, Gemma 4), and where one is named.
+They serve models whose template cannot be rendered turn by turn or shows no calls, and where one is named.
 The package parses whole turns: an answer comes in one piece when its turn is over.
 """
 
@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, NotInstalled
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.base import (
     IdSequence,
@@ -42,6 +43,7 @@ PACKAGE_FAMILIES = (
     "minimax-m2", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5",
 )  # fmt: skip
 """As the package calls them; of two that render alike the first is taken."""
+INSTALL = "pip install 'polar-rl[renderers]'"
 _HARMONY = "<|channel|>"
 """Without it gpt-oss is not tried: it fetches its vocabulary from the network first."""
 
@@ -51,20 +53,35 @@ def possible_families(tokens: set[str]) -> Iterator[str]:
     return (family for family in PACKAGE_FAMILIES if family != "gpt-oss" or _HARMONY in tokens)
 
 
-def adapted_renderer(family: str, tokenizer: Tokenizer, *, keeps_thoughts: bool) -> Renderer | None:
-    """A family of the package for a tokenizer; None if the package is absent or the tokenizer another's."""
+def is_installed() -> bool:
+    """Whether the package is there at all."""
+    return find_spec("renderers") is not None
+
+
+def adapted_renderer(family: str, tokenizer: Tokenizer, *, keeps_thoughts: bool) -> Renderer:
+    """A family of the package for a tokenizer; NotInstalled without the package, InvalidInput where the
+    tokenizer is another's, and another error of the package's own where the family needs more."""
     try:
         package: Any = import_module("renderers")
-    except ImportError:
-        return None
+    except ImportError as error:
+        what = f"cannot be imported ({error})" if is_installed() else "is not installed"
+        raise NotInstalled(f"renderer {family}: the package renderers {what}", hint=INSTALL) from None
     # Some families look their control tokens up as text, so these count in text until all are known.
-    tokens = _Tokens(family, tokenizer)
+    tokens = _PackageTokenizer(family, tokenizer)
     try:
         config = package.config_from_name(family)
         renderer = package.create_renderer(tokens, config)
-    except Exception as error:  # each family says in its own way that its control tokens are missing
-        log.debug("renderer %s: %s", family, error)
-        return None
+    except Exception as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, _NO_FORM):
+            # Each family says in its own way that its control tokens are missing.
+            raise InvalidInput(
+                f"renderer {family}: the model's tokenizer is not of this family: {said}"
+            ) from None
+        raise NotInstalled(
+            f"renderer {family}: {said}",
+            hint="the package renderers could not make it: what it asks for may need a network",
+        ) from None
     if keeps_thoughts:
         try:
             renderer = package.create_renderer(tokens, type(config)(thinking_retention="all"))
@@ -96,7 +113,7 @@ _WINDOW = 64
 
 
 class AdaptedRenderer(Renderer):
-    def __init__(self, renderer: Any, tokens: _Tokens) -> None:
+    def __init__(self, renderer: Any, tokens: _PackageTokenizer) -> None:
         self._renderer = renderer
         self._tokens = tokens
         self.raw = RawText(tokens.tokenizer)
@@ -177,7 +194,7 @@ class AdaptedRenderer(Renderer):
         return _listed(ids)
 
 
-class _Tokens:
+class _PackageTokenizer:
     """A tokenizer file as the package wants tokenizers."""
 
     unk_token_id: int | None = None

@@ -22,7 +22,11 @@ Types = Mapping[str, Mapping[str, Any]]
 """Function → parameter → its JSON schema."""
 HERMES = "hermes"
 FENCED = "fenced"
-FORM_NAMES = (HERMES, FENCED, "xml", "glm", "deepseek", "kimi", "mistral", "json", "pythonic")
+HARMONY = "harmony"
+FORM_NAMES = (
+    *(HERMES, FENCED, "xml", "glm", "deepseek", "dsml", "kimi", "mistral", HARMONY, "gemma"),
+    *("json", "pythonic"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,8 @@ def _forms(turn: str) -> Iterator[CallForm]:
     yield CallForm("glm", OPEN, _glm)
     for name, (opening, head) in _HEADS.items():
         yield CallForm(name, opening, partial(_headed, head))
+    yield CallForm("dsml", "<｜DSML｜", _dsml)
+    yield CallForm("gemma", "<|tool_call>", _gemma)
     yield CallForm("json", _before(r"\[?\s*\{", turn), _json)
     yield CallForm("pythonic", _before(r"\[\w[\w.]*\(", turn), _pythonic)
 
@@ -180,6 +186,15 @@ def _glm(text: str, types: Types) -> Iterator[ToolCall]:
         yield _typed(call[1], re.findall(pattern, call[2], re.DOTALL), types)
 
 
+def _dsml(text: str, types: Types) -> Iterator[ToolCall]:
+    """As in DeepSeek V3.2: `invoke` and `parameter`, which says itself whether its value is text."""
+    for call in re.finditer(r'<｜DSML｜invoke name="([^"]+)">(.*?)</｜DSML｜invoke>', text, re.DOTALL):
+        pattern = r'<｜DSML｜parameter name="([^"]+)" string="(\w+)">(.*?)</｜DSML｜parameter>'
+        given = re.findall(pattern, call[2], re.DOTALL)
+        values = {key: said if kind == "true" else json.loads(said) for key, kind, said in given}
+        yield ToolCall("", call[1], _written(values))
+
+
 def _typed(name: str, given: Sequence[tuple[str, str]], types: Types) -> ToolCall:
     """A call whose values are written as text: what they are, the tool's parameters say."""
     declared = types.get(name, {})
@@ -218,6 +233,10 @@ _HEADS = {
         "[TOOL_CALLS]",
         r"\[TOOL_CALLS\](?P<name>[^\s\[{]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]",
     ),
+    HARMONY: (
+        "to=functions.",
+        r"to=functions\.(?P<name>[^\s<]+)(?:[^<]|<\|(?!message)\w+\|>)*<\|message\|>\s*",
+    ),
 }
 """Form → its opening, and what stands before the JSON of a call's arguments."""
 
@@ -233,6 +252,20 @@ def _headed(head: str, text: str, types: Types) -> Iterator[ToolCall]:
         yield ToolCall(named.get("id") or "", named["name"], strict_json(text[found.end() : end], arguments))
         # Behind the arguments: what they say is no call, whatever it looks like.
         found = heads.search(text, end)
+
+
+_QUOTE = '<|"|>'
+_KEY = re.compile(r'(?<=[{,])\s*([^\s{}\[\],:"]+)\s*:')
+
+
+def _gemma(text: str, types: Types) -> Iterator[ToolCall]:
+    """As in Gemma 4: JSON whose keys are bare, and whose strings stand between control tokens."""
+    for call in re.finditer(r"<\|tool_call>call:([^\s{]+)(?=\{)", text):
+        parts = text[call.end() :].split(_QUOTE)
+        parts[::2] = [_KEY.sub(r'"\1":', part) for part in parts[::2]]
+        parts[1::2] = map(json.dumps, parts[1::2])
+        values, _ = json.JSONDecoder().raw_decode("".join(parts))
+        yield ToolCall("", call[1], _written(values))
 
 
 def _json(text: str, types: Types) -> Iterator[ToolCall]:

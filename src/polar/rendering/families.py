@@ -10,21 +10,29 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, NotInstalled
 from polar.rendering.base import Renderer
-from polar.rendering.template import read_template
+from polar.rendering.template import ChatTemplate, read_template
 from polar.rendering.template_proof import proved_renderer
 from polar.rendering.template_renderer import TEMPLATE, TemplateRenderer
 from polar.rendering.tokenizer import read_tokenizer
 
 log = logging.getLogger(__name__)
 
-_BY_TEMPLATE = ("chatml", "qwen2.5")
-"""Families that people name and that need no renderer but their template."""
+_BY_TEMPLATE = {
+    **dict.fromkeys(("chatml", "smollm2", "qwen2.5", "qwen2.5-coder"), "<|im_start|>"),
+    **{"qwen3-coder": "<function=", "mistral": "[INST]", "llama-3.1": "<|start_header_id|>"},
+    **{"gemma": "<start_of_turn>", "gemma3": "<start_of_turn>", "phi": "<|assistant|>"},
+    **{"kimi": "<|im_middle|>", "glm": "[gMASK]", "gpt-oss": "<|channel|>"},
+}
+"""Families that people name and that need no renderer but their template, and what such a template writes."""
+_CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 _ESSENTIAL = frozenset({"a question", "a system message", "a second question", "tools"})
 """Probes that a family must render as the template does; differences in others are logged."""
 _SAVE_ONE = "save one as chat_template.jinja beside its tokenizer.json"
-_MORE_FAMILIES = "pip install 'polar-rl[renderers]' adds families (gpt-oss, Gemma 4, Qwen3 and later, GLM …)"
 
 
 def renderer_for(
@@ -63,6 +71,7 @@ class _Candidates:
         self, directory: Path, *, tool_form: str | None, tool_prompt: bool, keeps_thoughts: bool
     ) -> None:
         # One for all candidates, since reading it takes long; each sets whether control tokens count in text.
+        self._directory = directory
         self._tokenizer = read_tokenizer(directory / "tokenizer.json")
         self._template = read_template(directory, self._tokenizer)
         self._tool_form = tool_form
@@ -70,24 +79,42 @@ class _Candidates:
         self._keeps_thoughts = keeps_thoughts
 
     def named(self, family: str) -> Renderer:
-        from polar.rendering.adapter import PACKAGE_FAMILIES, adapted_renderer
+        from polar.rendering.adapter import INSTALL, PACKAGE_FAMILIES, adapted_renderer, is_installed
 
         if family == TEMPLATE:
             return _warned_about(self._general())
-        if family in _BY_TEMPLATE:
+        source = self._template.source if self._template else ""
+        if family in _BY_TEMPLATE and (family not in PACKAGE_FAMILIES or _BY_TEMPLATE[family] in source):
+            return self._by_template(family)
+        if family not in PACKAGE_FAMILIES:
+            known = ", ".join((TEMPLATE, *_BY_TEMPLATE))
+            more = "of the package renderers" if is_installed() else f"after {INSTALL}"
             raise InvalidInput(
-                f"engine.renderer: {family} is rendered by the model's own chat template",
-                hint=f"leave engine.renderer out, or write {TEMPLATE}; if the model has none, {_SAVE_ONE}",
+                f"engine.renderer: there is no family {family}",
+                hint=f"known: {known}; {more}: {', '.join(PACKAGE_FAMILIES)}",
             )
-        renderer: Renderer | None = None
-        if family in PACKAGE_FAMILIES:
-            renderer = adapted_renderer(family, self._tokenizer, keeps_thoughts=self._keeps_thoughts)
-        if renderer is None:
-            known = ", ".join((TEMPLATE, *PACKAGE_FAMILIES))
-            raise InvalidInput(f"engine.renderer: {family} is not available here", hint=f"known: {known}")
+        renderer = adapted_renderer(family, self._tokenizer, keeps_thoughts=self._keeps_thoughts)
         if differences := self._template.differences(renderer) if self._template else []:
             log.warning("renderer %s: the model's template differs in %s", family, ", ".join(differences))
         return renderer
+
+    def _by_template(self, family: str) -> Renderer:
+        """The model's own template, if it is one of this family's; plain ChatML also where it has none."""
+        mark = _BY_TEMPLATE[family]
+        if self._template is None and family == "chatml":
+            log.warning("the model has no chat template: plain ChatML renders it, as engine.renderer says")
+            self._template = ChatTemplate(_CHATML, self._directory, self._tokenizer)
+        if self._template is None:
+            raise InvalidInput(
+                f"engine.renderer: {family} is rendered by the model's own chat template, and it has none",
+                hint=f"{_SAVE_ONE}, as the publisher of its base model has it; chatml needs none",
+            )
+        if mark not in self._template.source:
+            raise InvalidInput(
+                f"engine.renderer: the model's chat template is not one of {family}: it never writes {mark}",
+                hint="leave engine.renderer out: the family is found by the template",
+            )
+        return _warned_about(self._general())
 
     def proved(self, model: str) -> Renderer:
         """The template itself, else a family of the package whose ids are the template's."""
@@ -112,7 +139,7 @@ class _Candidates:
             return _warned_about(self._general())
         raise InvalidInput(
             f"model {model}: no renderer gives the ids of its chat template, and {why}",
-            hint=_MORE_FAMILIES if nearest is None else _nearest_hint(nearest, found[nearest]),
+            hint=_nearest_hint(nearest, found[nearest]) if nearest else _no_family_hint(),
         )
 
     def _general_or_why(self) -> tuple[TemplateRenderer | None, str]:
@@ -135,13 +162,22 @@ class _Candidates:
         )
 
     def _of_package(self) -> Iterator[tuple[str, Renderer]]:
-        from polar.rendering.adapter import adapted_renderer, possible_families
+        from polar.rendering.adapter import adapted_renderer, is_installed, possible_families
 
+        if not is_installed():
+            return
         tokens = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        strange: list[str] = []
         for family in possible_families(tokens):
-            renderer = adapted_renderer(family, self._tokenizer, keeps_thoughts=False)
-            if renderer is not None:
-                yield family, renderer
+            try:
+                yield family, adapted_renderer(family, self._tokenizer, keeps_thoughts=False)
+            except InvalidInput as error:
+                strange.append(family)
+                log.debug("%s", error)
+            except NotInstalled as error:
+                log.warning("%s", error)
+        if strange:
+            log.info("the model's tokenizer is not of the families %s", ", ".join(strange))
 
 
 def _warned_about(renderer: TemplateRenderer) -> TemplateRenderer:
@@ -156,6 +192,14 @@ def _warned_about(renderer: TemplateRenderer) -> TemplateRenderer:
             " engine.history keep goes on with what was sampled"
         )
     return renderer
+
+
+def _no_family_hint() -> str:
+    from polar.rendering.adapter import INSTALL, is_installed
+
+    if not is_installed():
+        return f"{INSTALL} adds families (DeepSeek V3, GLM, Kimi …)"
+    return "no family of the package renderers has its control tokens; engine.mode chat is left"
 
 
 def _nearest_hint(family: str, differences: list[str]) -> str:

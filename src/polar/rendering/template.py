@@ -68,19 +68,25 @@ class MessageForm:
     """The content of a turn that is nothing but calls."""
     thoughts: str = "reasoning_content"
     ids: str = ""
-    """The ids of calls: nine letters for Mistral (`short`), `functions.NAME:0` for Kimi (`named`)."""
+    """The ids of calls: nine letters for Mistral (`short`), `functions.NAME:0` for Kimi, counted through the
+    conversation (`named`) or through each turn (`indexed`)."""
+    hides_text: bool = False
+    """Whether a turn that calls shows its thoughts or its text, and not both."""
     in_parts: bool = False
     """Whether content is a list of parts, as templates of models that see images may want it."""
 
     def fields(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         calls = [call for message in messages for call in message.tool_calls]
         names = {call.id: call.name for call in calls}
-        ids = {call.id: self._id(call, number) for number, call in enumerate(calls)} if self.ids else {}
+        turns = [message.tool_calls for message in messages] if self.ids == "indexed" else [calls]
+        numbered = [each for turn in turns for each in enumerate(turn)] if self.ids else []
+        ids = {call.id: self._id(call, number) for number, call in numbered}
         return [self._fields(message, names, ids) for message in messages]
 
     def _fields(self, message: Message, names: dict[str, str], ids: dict[str, str]) -> dict[str, Any]:
         fields = message_fields(message) if self.parses_arguments else openai_message(message)
-        if not message.content:
+        is_hidden = self.hides_text and message.tool_calls and message.reasoning
+        if not message.content or is_hidden:
             fields["content"] = self.empty if message.tool_calls else ""
         if message.reasoning and self.thoughts != "reasoning_content":
             fields[self.thoughts] = fields.pop("reasoning_content")
@@ -96,7 +102,7 @@ class MessageForm:
         return fields
 
     def _id(self, call: ToolCall, number: int) -> str:
-        if self.ids == "named":
+        if self.ids != "short":
             return call.id if _NAMED_ID.fullmatch(call.id) else f"functions.{call.name}:{number}"
         is_short = len(call.id) == 9 and call.id.isalnum()
         return call.id if is_short else sha256(call.id.encode()).hexdigest()[:9]
@@ -139,8 +145,9 @@ class ChatTemplate:
     @property
     def forms(self) -> Iterator[MessageForm]:
         """The forms that it may take messages in, the likeliest first."""
-        thoughts = next((name for name in _THOUGHTS if name in self.source), _THOUGHTS[0])
-        for ids in ("", "short", "named"):
+        fields = (name for name in _THOUGHTS if re.search(rf"""[."']{name}\b""", self.source))
+        thoughts = next(fields, _THOUGHTS[0])
+        for ids in ("", "short", "named", "indexed"):
             for form in USUAL_FORMS:
                 yield MessageForm(form.parses_arguments, form.empty, thoughts, ids)
         yield MessageForm(thoughts=thoughts, in_parts=True)
@@ -215,7 +222,7 @@ def tool_fields(tool: ToolDefinition) -> dict[str, Any]:
 
 def _compiled(text: str, directory: Path) -> Template:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
@@ -228,7 +235,7 @@ def _compiled(text: str, directory: Path) -> Template:
         raise InvalidInput(f"{directory}: its chat template cannot be read: {error}") from None
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """The tag by which templates for training mark what the model writes; it shows what it holds."""
 
     tags = {"generation"}  # noqa: RUF012

@@ -18,7 +18,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from polar.errors import InvalidInput
-from polar.models.chat import Message, Role, ToolDefinition
+from polar.models.chat import Message, Role, ToolCall, ToolDefinition
 from polar.rendering.base import Thinking, Unrenderable
 from polar.rendering.call_forms import FORM_NAMES, HERMES, form_named, form_of
 from polar.rendering.template import (
@@ -37,7 +37,7 @@ from polar.rendering.template import (
     Conversation,
     tokenizer_config,
 )
-from polar.rendering.template_renderer import MARK, TemplateRenderer, goes_with, stand_in
+from polar.rendering.template_renderer import MARK, TemplateRenderer, goes_with
 from polar.rendering.tokenizer import is_byte_level, is_spelt_in_words
 from polar.rendering.tool_prompt import ToolsInText
 
@@ -135,19 +135,27 @@ class _Proof:
         except Unrenderable as error:
             self.failures.append(str(error))
             return
-        self.renderer.know_marks(
-            [*map(self._id, self._ends), *_end_ids(self._template.directory, self._tokenizer)]
-        )
+        thinking = self.renderer.thinking
+        # What ends thoughts does not end the turn, even where the template shows its end so afterwards.
+        ends = [end for end in self._ends if thinking is None or end not in thinking.end]
+        self.renderer.know_marks([*map(self._id, ends), *_end_ids(self._template.directory, self._tokenizer)])
         for after, before, turn in product(AFTER, BEFORE, TURNS):
-            if not self._goes_with(TURNS[turn], AFTER[after]):
+            shown = self._as_shown(TURNS[turn])
+            if not self._goes_with(shown, AFTER[after]):
                 continue
             try:
-                why = self._try(*BEFORE[before], TURNS[turn], _answers(TURNS[turn], AFTER[after]))
+                why = self._try(*BEFORE[before], shown, _answers(shown, AFTER[after]))
             except Unrenderable:
                 continue
             self._shown += 1
             if why:
                 self.failures.append(f"{turn} between {before} and {after}: {why}")
+
+    def _as_shown(self, turn: Message) -> Message:
+        """A turn without what the template does not show in its place."""
+        if self.renderer.has_one_call:
+            turn = replace(turn, tool_calls=turn.tool_calls[:1])
+        return replace(turn, content="") if self.renderer.says_last and turn.tool_calls else turn
 
     def _goes_with(self, turn: Message, new: Sequence[Message]) -> bool:
         is_readable = self.renderer.calls is not None or not turn.tool_calls
@@ -190,6 +198,8 @@ class _Proof:
 
     def _misread(self, turn: Message, shown: str, ids: Sequence[list[int]]) -> str | None:
         """How the turn is read back, if it is another one."""
+        if turn.content and self.renderer.think_mark + turn.content in shown:
+            return None  # text beside a call is shown as a thought, not as it was sampled
         parser = self.renderer.parser((LOOK,), ids[0])
         read = parser.feed(ids[1]) + parser.finish()
         for what, said, found in (
@@ -216,12 +226,36 @@ class _Proof:
         found = re.search(rf"(\S+)\s*{thought}(\s*\S+\s*){re.escape(THOUGHT.content)}", whole)
         if found and whole.startswith(prompt):
             opening = whole[len(prompt) : whole.index(THOUGHT.reasoning or "")].rstrip()
-            renderer.think_mark, renderer.thinking = found[1], Thinking(opening, found[2])
+            # Without what stands before it, where nothing stands between.
+            tag = re.search(r"[<\[][^<>\[\]]*[>\]]$", found[1])
+            renderer.think_mark = tag[0] if tag else found[1]
+            renderer.thinking = Thinking(opening, found[2])
             renderer.is_plain = True
         elif _THINK_END in self._template.source:
             has_begun = prompt.rstrip().endswith(_THINK)
             renderer.think_mark = _THINK
             renderer.thinking = Thinking("" if has_begun else _THINK, _THINK_END)
+        else:
+            self._find_thinking_before_calls()
+
+    def _find_thinking_before_calls(self) -> None:
+        """The marks around thoughts that are shown only as long as the turn's calls are under way."""
+        renderer, thought = self.renderer, THOUGHT_AND_CALLED.reasoning or ""
+        with suppress(Unrenderable):
+            prompt = renderer.text((ASKED,), (LOOK,))
+            whole = renderer.text((ASKED, THOUGHT_AND_CALLED, SEEN[0]), (LOOK,))
+            opening, shown, rest = whole.partition(thought)
+            if whole.startswith(prompt):
+                opening = opening.removeprefix(prompt)
+            else:
+                # The prompt holds empty thoughts: those that are shown begin by themselves.
+                opening = opening[opening.rindex(opening.split()[-1]) :]
+            end = renderer.tokens.control.search(rest)
+            if shown and end is not None and not rest[: end.start()].strip():
+                renderer.think_mark, renderer.thinking = (
+                    opening.rstrip(),
+                    Thinking(opening, rest[: end.end()]),
+                )
 
     def _find_end(self) -> None:
         """The control token that ends a turn of text, and whether white space before it is the turn's own."""
@@ -252,7 +286,11 @@ class _Proof:
             return
         results = SEEN[: len(called.tool_calls)]
         prompt = renderer.text((ASKED,), (LOOK,))
-        whole = renderer.text((ASKED, stand_in(called), *results), (LOOK,))
+        whole = renderer.text((ASKED, renderer.stand_in(called), *results), (LOOK,))
+        if called.content and results[-1].content in whole[: whole.rfind(MARK)]:
+            renderer.says_last = True
+            called = self._as_shown(called)
+            whole = renderer.text((ASKED, renderer.stand_in(called), *results), (LOOK,))
         start, last = _shared(prompt, whole), whole.rfind(MARK)
         closing = renderer.tokens.control.findall(whole[last : whole.find(results[0].content, last)])
         inside = closing[: closing.index(end)] if end in closing else []
@@ -263,6 +301,11 @@ class _Proof:
         with suppress(Unrenderable):
             renderer.shows_ids = renderer.text((ASKED, *_renamed(called, *results)), (LOOK,)) != whole
         turn = whole[_shared(prompt, whole) : len(whole) - len(extension)]
+        try:
+            said = replace(called, content=ANSWERED.content, reasoning=THOUGHT.reasoning)
+            renderer.text((ASKED, said, *results), (LOOK,))
+        except Unrenderable:
+            renderer.hide_text_behind_thoughts()
         if renderer.thinking is not None:
             turn = turn.rpartition(renderer.thinking.end.strip())[2]
         turn = turn.replace(called.content, "", 1)
@@ -272,6 +315,19 @@ class _Proof:
             renderer.calls = form_of(turn, called.tool_calls, (LOOK,))
         if renderer.calls is None:
             raise Unrenderable(f"calls: they are in no known form: {turn.strip()!r}")
+        self._check_ids(called, results)
+
+    def _check_ids(self, called: Message, results: Sequence[Message]) -> None:
+        """Results must be shown under the ids that their calls are written with, in later turns, too."""
+        earlier = replace(CALLED, tool_calls=(replace(CALLS[0], id="call_9"),))
+        messages = (ASKED, earlier, replace(SEEN[0], tool_call_id="call_9"), called, *results)
+        written: Sequence[ToolCall] = ()
+        with suppress(Unrenderable):
+            if self.renderer.calls is not None and self.renderer.shows_ids:
+                written = self.renderer.calls.calls(self.renderer.text(messages), ())
+        given = self.renderer.given_ids(messages)
+        if any(call.id and call.id != id for call, id in zip(written, given, strict=False)):
+            raise Unrenderable("calls: results are shown under other ids than their calls")
 
     @property
     def _knows_no_tools(self) -> bool:
@@ -294,10 +350,12 @@ class _Proof:
     def _is_shown(self, turn: Message) -> bool:
         results = SEEN[: len(turn.tool_calls)]
         try:
-            text = self.renderer.text((ASKED, stand_in(turn), *results), (LOOK,))
+            text = self.renderer.text((ASKED, self.renderer.stand_in(turn), *results), (LOOK,))
         except Unrenderable:
             return False
-        return text.count(MARK) > bool(turn.content) and LOOK.name in text[text.find(ASKED.content) :]
+        # Of each call its parameter and the value, whether the text beside it is shown or not.
+        is_all = text.count(MARK) >= 2 * len(turn.tool_calls)
+        return is_all and LOOK.name in text[text.find(ASKED.content) :]
 
     def _first_control(self, text: str) -> str:
         found = self.renderer.tokens.control.match(text)
@@ -316,13 +374,16 @@ class _Proof:
 
 
 _THINK, _THINK_END = "<think>", "</think>"
-_END_OF_TEXT = "<|endoftext|>"
-"""Ends a document in pre-training: a model that samples it has nothing more to say."""
+_END_OF_TEXT, _RETURN = "<|endoftext|>", "<|return|>"
+"""Ends a document in pre-training: a model that samples it has nothing more to say. Ends a turn of Harmony,
+which its template shows with another end."""
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters two texts begin with in common."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    """How many characters two texts begin with in common, no mark cut in two."""
+    place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    cut = re.search(r"<[^<>\s]*$", one[:place])
+    return cut.start() if cut else place
 
 
 def _renamed(*messages: Message) -> Iterator[Message]:
@@ -345,5 +406,6 @@ def _end_ids(directory: Path, tokenizer: Tokenizer) -> list[int]:
     named = tokenizer.token_to_id(eos["content"] if isinstance(eos, dict) else eos) if eos else None
     file = directory / "generation_config.json"
     listed = json.loads(file.read_text()).get("eos_token_id", []) if file.is_file() else []
-    ids = [named, *(listed if isinstance(listed, list) else [listed]), tokenizer.token_to_id(_END_OF_TEXT)]
+    ids = [named, *(listed if isinstance(listed, list) else [listed])]
+    ids += map(tokenizer.token_to_id, (_END_OF_TEXT, _RETURN))
     return [id for id in ids if id is not None]

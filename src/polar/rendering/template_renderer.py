@@ -20,12 +20,12 @@ from tokenizers import Tokenizer
 
 from polar.models.chat import Message, Role, ToolChoice, ToolDefinition
 from polar.rendering.base import IdSequence, Renderer, ResponseParser, Thinking, TurnForm, Unrenderable
-from polar.rendering.call_forms import HERMES, CallForm
+from polar.rendering.call_forms import HARMONY, HERMES, CallForm
 from polar.rendering.template import ChatTemplate, MessageForm, tool_fields
 from polar.rendering.tokenizer import RawText, TemplateText, TextStream, Vocabulary
 from polar.rendering.tool_calls import limited
 from polar.rendering.tool_prompt import ToolsInText
-from polar.rendering.turn_parser import TurnMarks, TurnParser
+from polar.rendering.turn_parser import ChannelParser, TurnMarks, TurnParser
 
 TEMPLATE = "template"
 ASKED = Message(Role.USER, "u")
@@ -63,6 +63,8 @@ class TemplateRenderer(Renderer):
         """Whether the template shows the ids of calls."""
         self.call_marks: frozenset[str] = frozenset()
         """Control tokens inside a turn."""
+        self.says_last = False
+        """Whether the template shows the text of a turn that calls only after the results."""
         self.tools_in_text: ToolsInText | None = None
         """How conversations are shown where the template knows no tools."""
         self.is_plain = False
@@ -88,6 +90,9 @@ class TemplateRenderer(Renderer):
         end = self.thinking.end.strip() if self.thinking is not None else ""
         stops = frozenset(self._stops)
         self._marks = TurnMarks(self._vocabulary, stops, self.think_mark, end, self.calls, self.keeps_space)
+
+    def hide_text_behind_thoughts(self) -> None:
+        self._form = replace(self._form, hides_text=True)
 
     @property
     def name(self) -> str:
@@ -137,7 +142,15 @@ class TemplateRenderer(Renderer):
         ids = self.tokens.ids(text, hiding)
         if len(sampled_ids) and sampled_ids[-1] == ids[0]:
             return ids[1:]
+        if ids[0] not in self._stops:
+            # The model ends its last message with another token than the template shows it with afterwards.
+            return self._after_other_end(sampled_ids, ids)
         return self._unfinished_thought(turn, sampled) + ids
+
+    def _after_other_end(self, sampled_ids: IdSequence, ids: list[int]) -> list[int] | None:
+        if not len(sampled_ids) or sampled_ids[-1] not in self._stops:
+            return ids
+        return ids[1:] if self._keeps_thoughts else None
 
     def opened(self, text: str) -> list[int] | None:
         thinks_already = self.thinking is not None and not self.thinking.begin
@@ -152,6 +165,8 @@ class TemplateRenderer(Renderer):
     def parser(
         self, tools: Sequence[ToolDefinition] = (), prompt_ids: IdSequence | None = None
     ) -> ResponseParser:
+        if self.call_form == HARMONY:
+            return ChannelParser(self._marks, tools)
         thinking = self.thinking
         has_begun = thinking is not None and not thinking.begin
         if thinking is not None and prompt_ids is not None:
@@ -169,8 +184,15 @@ class TemplateRenderer(Renderer):
         tools: Sequence[ToolDefinition],
     ) -> tuple[str, str]:
         """What the template writes from the end of a turn on, and what hides control tokens there."""
-        text, hiding = self._text([*before, stand_in(turn), *new], tools)
+        text, hiding = self._text([*before, self.stand_in(turn), *new], tools)
         return text[self._end_of_turn(text) :], hiding
+
+    def stand_in(self, turn: Message) -> Message:
+        """A turn of the same parts that says nothing of its own."""
+        arguments = json.dumps({MARK: MARK})
+        calls = tuple(replace(call, arguments=arguments) for call in turn.tool_calls)
+        says = not calls or (bool(turn.content) and not self.says_last)
+        return Message(Role.ASSISTANT, MARK if says else "", THOUGHT_MARK if turn.reasoning else None, calls)
 
     def shows_alike(
         self,
@@ -183,7 +205,7 @@ class TemplateRenderer(Renderer):
     ) -> bool:
         """Whether the past of a conversation is shown as it was when the turn was sampled."""
         prompt, _ = self._text(before, tools)
-        whole, _ = self._text([*before, stand_in(turn), *new], tools)
+        whole, _ = self._text([*before, self.stand_in(turn), *new], tools)
         shown = whole[len(prompt) : self._end_of_turn(whole)]
         if self.thinking is None:
             return whole.startswith(prompt)
@@ -213,7 +235,7 @@ class TemplateRenderer(Renderer):
         """Whether the template writes new messages into the turn itself, before what ends it."""
         if not new or goes_with(turn, new):
             return False  # as the proof has seen
-        alone, followed = (self.text([ASKED, stand_in(turn), *said]) for said in ((), new))
+        alone, followed = (self.text([ASKED, self.stand_in(turn), *said]) for said in ((), new))
         ends = (text[text.rfind(MARK) : self._end_of_turn(text)] for text in (alone, followed))
         return next(ends) != next(ends)
 
@@ -265,6 +287,10 @@ class TemplateRenderer(Renderer):
             return []
         return self.tokens.ids(self.thinking.end.rstrip())
 
+    def given_ids(self, messages: Sequence[Message]) -> list[str]:
+        """The ids of all calls as the template is given them."""
+        return [call["id"] for fields in self._form.fields(messages) for call in fields.get("tool_calls", ())]
+
     def text(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> str:
         return self._text(messages, tools)[0]
 
@@ -300,14 +326,6 @@ class TemplateRenderer(Renderer):
                 return [self._hide(each, hiding) for each in value]
             case _:
                 return value
-
-
-def stand_in(turn: Message) -> Message:
-    """A turn of the same parts that says nothing of its own."""
-    arguments = json.dumps({MARK: MARK})
-    calls = tuple(replace(call, arguments=arguments) for call in turn.tool_calls)
-    content = MARK if turn.content or not calls else ""
-    return Message(Role.ASSISTANT, content, THOUGHT_MARK if turn.reasoning else None, calls)
 
 
 def goes_with(turn: Message, new: Sequence[Message]) -> bool:

@@ -1,7 +1,11 @@
-"""Reads a sampled turn by the marks that its template writes: thoughts first, then content and calls."""
+"""Reads a sampled turn by the marks that its template writes: thoughts first, then content and calls.
+
+A turn of Harmony (gpt-oss) is several messages instead, each in a channel.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -33,6 +37,8 @@ class _Part(Enum):
     """Nothing yet, or what may be the beginning of thoughts."""
     THOUGHT = auto()
     ANSWER = auto()
+    CALL = auto()
+    """In Harmony, where calls are messages of their own."""
 
 
 class TurnParser(ResponseParser):
@@ -105,6 +111,87 @@ class TurnParser(ResponseParser):
 
     def _shown(self, delta: MessageDelta) -> MessageDelta:
         return MessageDelta(self._answer.feed(delta.content), tool_calls=delta.tool_calls)
+
+
+_START, _CHANNEL, _MESSAGE, _END = b"<|start|>", b"<|channel|>", b"<|message|>", b"<|end|>"
+_THINKS, _CALLS = re.compile(r"<\|channel\|>\s*analysis"), re.compile(r"\bto=")
+
+
+class ChannelParser(ResponseParser):
+    """Reads the messages of a turn of Harmony: a header, `<|message|>`, a text, and `<|end|>` between them.
+
+    What is in the channel `analysis` is thought, what has a recipient is a call, and all else is said.
+    """
+
+    def __init__(self, marks: TurnMarks, tools: Sequence[ToolDefinition]) -> None:
+        self._marks = marks
+        self._tools = tools
+        self._part = _Part.BEGIN
+        self._text = TextStream(marks.vocabulary)
+        self._held = ""
+        """The header of the message under way, and all of a call."""
+        self._said: set[_Part] = set()
+        self._gap = ""
+        """Stands between two messages that clients see as one text."""
+        self._tokens = self._thought_tokens = 0
+        """Tokens of the message under way, and of thoughts."""
+        self._has_ended = False
+
+    def feed(self, ids: Sequence[int]) -> MessageDelta:
+        delta = MessageDelta()
+        for id in ids:
+            if self._has_ended:
+                break
+            self._tokens += 1
+            self._has_ended = id in self._marks.stops
+            delta += self._read(id)
+        return delta
+
+    def finish(self) -> MessageDelta:
+        return self._closed()
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._thought_tokens + (self._tokens if self._part is _Part.THOUGHT else 0)
+
+    def _read(self, id: int) -> MessageDelta:
+        spelt = self._marks.vocabulary.spelling(id)
+        is_header = self._part is _Part.BEGIN
+        if self._has_ended or spelt in (_START, _END) or (spelt == _CHANNEL and not is_header):
+            delta = self._closed()
+            self._held = spelt.decode() if spelt in (_START, _CHANNEL) else ""
+            return delta
+        delta = self._taken(self._text.feed((id,)))
+        if is_header and spelt == _MESSAGE:
+            thinks, calls = _THINKS.search(self._held), _CALLS.search(self._held)
+            self._part = _Part.CALL if calls else _Part.THOUGHT if thinks else _Part.ANSWER
+        return delta
+
+    def _closed(self) -> MessageDelta:
+        """What was held of the message that is over now."""
+        delta = self._taken(self._text.finish())
+        if self._part is _Part.CALL:
+            calls = self._marks.calls.calls(self._held, self._tools) if self._marks.calls else ()
+            delta = MessageDelta(tool_calls=calls) if calls else self._spoken(_Part.ANSWER, self._held)
+        elif self._part is _Part.BEGIN and not self._held.startswith("<|"):
+            delta = self._spoken(_Part.ANSWER, self._held)  # text without a header
+        self._thought_tokens, self._tokens = self.reasoning_tokens, 0
+        self._part, self._held = _Part.BEGIN, ""
+        self._gap = "\n\n"
+        return delta
+
+    def _taken(self, text: str) -> MessageDelta:
+        if self._part in (_Part.BEGIN, _Part.CALL):
+            self._held += text
+            return MessageDelta()
+        return self._spoken(self._part, text)
+
+    def _spoken(self, part: _Part, text: str) -> MessageDelta:
+        if text:
+            text = self._gap + text if part in self._said else text
+            self._said.add(part)
+            self._gap = ""
+        return MessageDelta(reasoning=text) if part is _Part.THOUGHT else MessageDelta(text)
 
 
 class _Said:

@@ -10,6 +10,7 @@ import pytest
 
 from polar.errors import InvalidInput
 from polar.models.chat import Message, Role, ToolCall, ToolDefinition
+from polar.rendering.call_forms import form_named
 from polar.rendering.families import renderer_for
 from polar.rendering.template_renderer import TemplateRenderer
 from tests.tokenizers_of_families import with_bytes
@@ -241,3 +242,31 @@ def test_a_second_call_is_not_read_where_a_template_can_show_only_one(tmp_path: 
     result = Message(Role.TOOL, "seen", tool_call_id=turn.tool_calls[0].id)
     ids = renderer.render([asked], (TOOL,)), renderer.tokens.ids(text)
     assert renderer.bridge(*ids, [result], history=[asked, turn], tools=(TOOL,)) is not None
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "arguments"),
+    [
+        ("gemma", '<|tool_call>call:look{at:<|"|>a, b: {"c"}<|"|>,n:[1,{x:null}]}<tool_call|>', None),
+        ("gemma", "<|tool_call>call:look{}<tool_call|>", {}),
+        ("gemma", '<|tool_call>call:look{at:<|"|>a', "text"),
+        (
+            "dsml",
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n'
+            '<｜DSML｜parameter name="at" string="true">'
+            'a, b: {"c"}</｜DSML｜parameter>\n<｜DSML｜parameter name="n" string="false">[1, {"x": null}]'
+            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+            None,
+        ),
+    ],
+)
+def test_values_are_what_the_form_says(form: str, text: str, arguments: object) -> None:
+    found = form_named(form, "")
+    assert found is not None
+    calls = found.calls(text, (TOOL,))
+    if arguments == "text":
+        assert calls == ()
+        return
+    assert [call.name for call in calls] == ["look"]
+    expected = {"at": 'a, b: {"c"}', "n": [1, {"x": None}]} if arguments is None else arguments
+    assert json.loads(calls[0].arguments) == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,40 +17,21 @@ from polar.rendering.adapter import adapted_renderer
 from polar.rendering.base import Renderer
 from polar.rendering.template_renderer import TemplateRenderer
 from polar.rendering.tokenizer import KeptTexts, TemplateText, read_tokenizer
+from tests.fakes.counting_tokenizer import CountingTokenizer
 from tests.tokenizers_of_families import FAMILIES, Family
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cn", "Co"]), max_size=12)
 
 
-@dataclass
-class Encoding:
-    ids: list[int]
-
-
-@dataclass
-class Encoder:
-    """A tokenizer of characters that counts what it is asked."""
-
-    asked: list[str] = field(default_factory=list)
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
-        assert not add_special_tokens
-        self.asked.append(text)
-        return Encoding([ord(character) for character in text])
-
-    def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Encoding]:
-        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-
-
 def test_a_long_text_is_tokenised_twice_and_never_again() -> None:
-    encode: Any = Encoder()
+    encode: Any = CountingTokenizer()
     texts = KeptTexts(encode)
     assert {tuple(texts.ids("x" * 600)) for _ in range(10)} == {(120,) * 600}
     assert len(encode.asked) == 2
 
 
 def test_callers_may_change_what_they_get() -> None:
-    texts = KeptTexts(cast(Any, Encoder()))
+    texts = KeptTexts(cast(Any, CountingTokenizer()))
     for _ in range(4):
         got = texts.ids("x" * 600)
         assert got == [120] * 600
@@ -58,7 +39,7 @@ def test_callers_may_change_what_they_get() -> None:
 
 
 def test_what_comes_once_pushes_nothing_out() -> None:
-    encode: Any = Encoder()
+    encode: Any = CountingTokenizer()
     texts = KeptTexts(encode, room=2_000)
     for _ in range(2):
         texts.ids("x" * 600)
@@ -70,7 +51,7 @@ def test_what_comes_once_pushes_nothing_out() -> None:
 
 
 def test_room_is_bounded_and_the_longest_unused_goes_first() -> None:
-    encode: Any = Encoder()
+    encode: Any = CountingTokenizer()
     texts = KeptTexts(encode, room=1_500)
     for letter in "aabbaacc":  # c pushes b out: a was used after it
         texts.ids(letter * 600)
@@ -82,7 +63,7 @@ def test_room_is_bounded_and_the_longest_unused_goes_first() -> None:
 
 @given(st.lists(st.sampled_from(["", "a", "b", "x" * 600, "y" * 700]), max_size=12))
 def test_texts_that_are_asked_for_together_get_their_own_ids(asked: list[str]) -> None:
-    encode: Any = Encoder()
+    encode: Any = CountingTokenizer()
     texts = KeptTexts(encode)
     for _ in range(3):
         assert texts.of_all(asked) == [[ord(character) for character in text] for text in asked]
@@ -93,7 +74,7 @@ def fresh(request: pytest.FixtureRequest) -> Callable[[], Renderer]:
     """Makes renderers of the package that have seen nothing yet."""
     family: Family = request.param
     tokenizer = read_tokenizer(family.directory() / "tokenizer.json")
-    return lambda: cast(Renderer, adapted_renderer(family.name, tokenizer, keeps_thoughts=False))
+    return lambda: adapted_renderer(family.name, tokenizer, keeps_thoughts=False)
 
 
 @dataclass
