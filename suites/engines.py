@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.conformance import Target
+from tests.waiting import eventually_sync
 
 START_SECONDS = 60
 PODMAN_STORAGE = """
@@ -104,9 +104,10 @@ def _podman(archive: Path, image: str, directory: Path) -> Iterator[dict[str, st
 
 
 def _wait_for_docker(daemon: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and daemon.poll() is None:
-        if subprocess.run(["docker", "info"], capture_output=True).returncode == 0:
-            return
-        time.sleep(0.2)
-    missing(f"a Docker daemon that starts: {log.read_text(errors='replace')[-1000:]}")
+    def answers() -> bool:
+        return subprocess.run(["docker", "info"], capture_output=True).returncode == 0
+
+    with suppress(AssertionError):
+        eventually_sync(lambda: answers() or daemon.poll() is not None, START_SECONDS, every=0.2)
+    if not answers():
+        missing(f"a Docker daemon that starts: {log.read_text(errors='replace')[-1000:]}")

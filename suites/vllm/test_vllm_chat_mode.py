@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 import torch
@@ -28,7 +25,9 @@ from polar.gateway.session import SessionGrant, new_key
 from polar.models.chat import ChatRequest, Message, Role
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
+from suites.vllm_metrics import metric
 from tests.captures import read_capture
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -178,13 +177,8 @@ async def test_vllm_counts_a_chat_as_it_renders_it(open_scene: OpenScene, vllm_u
 
 async def until(url: str, running: int) -> None:
     """Return once vLLM has so many requests at work."""
-    end = time.monotonic() + 60
-    while await metric(url, "num_requests_running") != running:
-        assert time.monotonic() < end, f"vLLM does not come to {running} running requests"
-        await asyncio.sleep(0.1)
 
+    async def is_so() -> bool:
+        return await metric(url, "num_requests_running") == running
 
-async def metric(url: str, name: str) -> float:
-    async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as response:
-        text = await response.text()
-    return sum(float(value) for value in re.findall(rf"^vllm:{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
+    await eventually(is_so, every=0.1)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 import torch
@@ -27,7 +24,9 @@ from polar.gateway.session import SessionGrant, new_key
 from polar.models.chat import Sampling
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
+from suites.vllm_metrics import is_idle, metric
 from tests.captures import read_capture
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -52,12 +51,6 @@ async def scene(vllm_url: str, tmp_path: Path) -> AsyncIterator[Scene]:
         plane.gateway.open_session(grant)
         async with AsyncOpenAI(base_url=f"{plane.gateway.url}/v1", api_key=grant.key) as client:
             yield Scene(plane.gateway, grant, client)
-
-
-async def metric(url: str, name: str) -> float:
-    async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as response:
-        text = await response.text()
-    return sum(float(value) for value in re.findall(rf"^vllm:{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
 
 async def test_logprobs_are_those_of_the_distribution_sampled_from(scene: Scene) -> None:
@@ -113,10 +106,7 @@ async def test_a_client_that_leaves_ends_the_generation_in_vllm(scene: Scene, vl
             break
     assert await metric(vllm_url, "num_requests_running") == 1
     await stream.close()
-    end = time.monotonic() + 30
-    while await metric(vllm_url, "num_requests_running"):
-        assert time.monotonic() < end, "vLLM goes on for nobody"
-        await asyncio.sleep(0.1)
+    await eventually(partial(is_idle, vllm_url), 30, every=0.1)
     (completion,) = await scene.captured()
     assert completion.finish_reason == "cancelled"
     assert 0 < len(completion.sampled_ids) < 3000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -29,6 +30,8 @@ class AnsweringEngine(VllmWire):
 
     answer: Callable[[dict[str, Any]], Said | web.Response] = by_seed
     questions: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    """How long it takes to answer."""
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -36,15 +39,16 @@ class AnsweringEngine(VllmWire):
         said = self.answer(body)
         if isinstance(said, web.Response):
             return said
+        await asyncio.sleep(self.seconds)
         self.answers = [said]
         return await super().completions(request)
 
 
 @asynccontextmanager
 async def answering_engine(
-    answer: Callable[[dict[str, Any]], Said | web.Response] = by_seed,
+    answer: Callable[[dict[str, Any]], Said | web.Response] = by_seed, *, seconds: float = 0.0
 ) -> AsyncIterator[AnsweringEngine]:
-    engine = AnsweringEngine([], answer=answer)
+    engine = AnsweringEngine([], answer=answer, seconds=seconds)
     app = web.Application()
     app.router.add_get("/v1/models", engine.models)
     app.router.add_post("/v1/chat/completions", engine.completions)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
+from enum import Enum, auto
+from pathlib import Path
 
 from polar.engines.base import (
     Engine,
@@ -101,3 +104,68 @@ class SwitchableEngine(Engine):
 
     async def close(self) -> None:
         self.closed = True
+
+
+class CachingEngine(SwitchableEngine):
+    """Keeps the prefixes of its latest sessions, and counts how often it finds one."""
+
+    def __init__(self, cached: int) -> None:
+        super().__init__()
+        self._cached = cached
+        self._cache: list[str] = []
+        self.hits = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        self.hits += request.session in self._cache
+        others = [session for session in self._cache if session != request.session]
+        self._cache = [*others[1 - self._cached :], request.session]
+        async with aclosing(super().generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+class Step(Enum):
+    """How far an engine is with an update."""
+
+    RUNNING = auto()
+    PAUSED = auto()
+    LOADING = auto()
+    LOADED = auto()
+    RESUMING = auto()
+    RESUMED = auto()
+
+
+class ReadingEngine(SwitchableEngine):
+    """Loads what is there and whole; something may happen at one step."""
+
+    happens_at: Step | None = None
+
+    async def happens(self) -> None:
+        """What happens there, once."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._reached(Step.RUNNING)
+        await super().pause(mode)
+        await self._reached(Step.PAUSED)
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        await self._reached(Step.LOADING)
+        if update.path is not None and (Path(update.path) / "weights").read_text() != "whole":
+            raise EngineError("the weights are damaged")
+        await super().update_weights(update)
+        await self._reached(Step.LOADED)
+
+    async def resume(self) -> None:
+        await self._reached(Step.RESUMING)
+        await super().resume()
+        await self._reached(Step.RESUMED)
+
+    async def die(self) -> None:
+        """Its process ends, and is started again with the weights it began with."""
+        self.is_paused, self.info = False, replace(self.info, policy_version=0)
+        raise EngineDown("the engine is gone")
+
+    async def _reached(self, step: Step) -> None:
+        if step is self.happens_at:
+            self.happens_at = None
+            await self.happens()

@@ -13,8 +13,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from polar.models.completion import Routing
+from polar.training.routing import routers
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges*")
 SMALL: dict[str, Any] = {
@@ -68,6 +72,35 @@ def write_tiny_moe_like(directory: Path, model: Path) -> Path:
         for file in model.glob(pattern):
             shutil.copy(file, directory)
     return directory
+
+
+class NoisySampler:
+    """An engine whose routers round otherwise: it keeps the experts that it chose."""
+
+    def __init__(self, directory: Path, noise: float, seed: int = 3) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self._noise = noise
+        self._random = torch.Generator().manual_seed(seed)
+        self._chosen: list[torch.Tensor] = []
+        for router in routers(self._model):
+            router.module.register_forward_hook(self._choose)
+
+    def _choose(self, router: Any, _inputs: Any, made: Any) -> Any:
+        logits = made[0]
+        shaken = logits + self._noise * torch.randn(logits.shape, generator=self._random)
+        chosen = shaken.topk(router.top_k).indices
+        weights = logits.softmax(-1).gather(-1, chosen)
+        self._chosen.append(chosen)
+        return logits, weights / weights.sum(-1, keepdim=True), chosen
+
+    def score(self, ids: list[int]) -> tuple[np.ndarray[Any, Any], Routing]:
+        """The logprob of each token but the first, and the experts of all."""
+        self._chosen.clear()
+        with torch.no_grad():
+            logits = self._model(torch.tensor([ids]), use_cache=False).logits[0, :-1]
+        logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+        chosen = torch.stack(self._chosen, 1).numpy()
+        return logprobs.numpy(), chosen.astype(np.uint8 if chosen.max() < 256 else np.uint16)
 
 
 def main() -> None:

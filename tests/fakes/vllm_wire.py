@@ -44,6 +44,8 @@ class VllmWire(EngineWire):
     """Tokens that the model has room for."""
     weight_version: str | None = "default"
     """None: a server before 0.32, which gives weights no names."""
+    named: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is asked what its weights are called."""
     started_at: float | None = None
     """What its metrics say; None: it has no such page."""
     transfers: list[dict[str, Any]] = field(default_factory=list)
@@ -178,6 +180,7 @@ class VllmWire(EngineWire):
         return {"choices": [{"index": 0, "text": "x", "token_ids": [5], "logprobs": logprobs}]}
 
     async def weights(self, request: web.Request) -> web.Response:
+        self.named.set()
         if self.weight_version is None:
             return web.json_response({"detail": "Not Found"}, status=404)
         return web.json_response({"weight_version": self.weight_version})

@@ -36,8 +36,8 @@ class Connections:
         self._fields = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self._connect_seconds = connect_seconds
         self.silence_seconds = silence_seconds
-        self._idle: list[_Connection] = []
-        self._busy: set[_Connection] = set()
+        self._idle: list[_EngineConnection] = []
+        self._busy: set[_EngineConnection] = set()
         self.epoch = 0
         """Rises when the first connection is made after none was open: only then may the server be another
         process than before."""
@@ -48,7 +48,7 @@ class Connections:
         head = f"{line}{self._fields}Content-Length: {len(body)}\r\n\r\n".encode("latin-1")
         return Exchange(self, head + body)
 
-    def give_back(self, connection: _Connection) -> None:
+    def give_back(self, connection: _EngineConnection) -> None:
         self._busy.discard(connection)
         if connection.is_reusable:
             self._idle.append(connection)
@@ -60,7 +60,7 @@ class Connections:
             connection.close()
         self._idle.clear()
 
-    async def take(self) -> _Connection:
+    async def take(self) -> _EngineConnection:
         """A connection that is good for a request."""
         while self._idle and not self._idle[-1].is_reusable:
             self._idle.pop()
@@ -68,12 +68,12 @@ class Connections:
         self._busy.add(connection)
         return connection
 
-    async def _made(self) -> _Connection:
+    async def _made(self) -> _EngineConnection:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 loop = asyncio.get_running_loop()
                 _, made = await loop.create_connection(
-                    lambda: _Connection(self), self._host, self._port, ssl=self._ssl
+                    lambda: _EngineConnection(self), self._host, self._port, ssl=self._ssl
                 )
         except OSError as error:
             raise Disconnected(str(error) or type(error).__name__) from error
@@ -86,7 +86,7 @@ class Exchange:
     """One request and its answer, whose body may still be coming; a class, because a generator costs more
     than all else in here."""
 
-    _connection: _Connection
+    _connection: _EngineConnection
 
     def __init__(self, connections: Connections, request: bytes) -> None:
         self._connections = connections
@@ -158,7 +158,7 @@ class Exchange:
                 self._waiter.set_result(None)
 
 
-class _Connection(asyncio.Protocol):
+class _EngineConnection(asyncio.Protocol):
     """One connection; the methods named `on_…` are called by the parser."""
 
     _transport: asyncio.Transport

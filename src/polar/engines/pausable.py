@@ -28,7 +28,7 @@ from polar.models.policy import PauseMode
 
 
 @dataclass(slots=True, eq=False)
-class _InFlight:
+class _Pausable:
     """A generation that a pause may break off."""
 
     waiter: asyncio.Task[Any] | None = None
@@ -51,7 +51,7 @@ class PausableEngine:
         self._engine = engine
         self._open = asyncio.Event()
         self._open.set()
-        self._in_flight: set[_InFlight] = set()
+        self._in_flight: set[_Pausable] = set()
         self._finished = asyncio.Event()
 
     @property
@@ -135,8 +135,8 @@ class PausableEngine:
             await self._open.wait()
 
     @contextmanager
-    def _tracked(self, request: GenerateRequest) -> Iterator[_InFlight]:
-        call = _InFlight()
+    def _tracked(self, request: GenerateRequest) -> Iterator[_Pausable]:
+        call = _Pausable()
         # A grammar begins with the first token, and penalties count from it: these cannot be continued.
         if request.constraint is None and not request.sampling.is_penalised:
             self._in_flight.add(call)

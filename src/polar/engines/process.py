@@ -1,6 +1,7 @@
 """An engine as a child process: apart from the gateway, so that its arithmetic delays no stream.
 
-It is the embedded engine, or vLLM where the settings ask for it without naming a URL.
+It is vLLM where the settings ask for it without naming a URL, or leave the choice where vLLM and a GPU are;
+else the embedded engine.
 """
 
 from __future__ import annotations
@@ -35,13 +36,10 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg")
 """Below /dev: of NVIDIA, of AMD, and of either in WSL."""
 _CAUSES = {
-    "Free memory on device": "something else uses the GPU: pass [--gpu-memory-utilization, SHARE] in"
-    " engine.options, or end it",
-    "out of memory": "pass a smaller [--gpu-memory-utilization, SHARE] in engine.options, or lower"
-    " engine.max_context",
-    "No available memory for the cache": "pass a larger [--gpu-memory-utilization, SHARE] in engine.options",
-    "KV cache is needed": "lower engine.max_context, or pass a larger [--gpu-memory-utilization, SHARE] in"
-    " engine.options",
+    "Free memory on device": "something else uses the GPU: set a smaller engine.gpu_memory, or end it",
+    "out of memory": "set a smaller engine.gpu_memory, or lower engine.max_context",
+    "No available memory for the cache": "set a larger engine.gpu_memory",
+    "KV cache is needed": "lower engine.max_context, or set a larger engine.gpu_memory",
     "unrecognized arguments": "this vLLM is older than 0.10.2, or engine.options names what it does not know",
     "is not a valid model identifier": "engine.model is a directory or a Hugging Face model id",
 }
@@ -219,6 +217,7 @@ def _vllm(settings: EngineSettings, say: Say) -> EngineCommand:
         "--dtype": usual if settings.dtype == "auto" else settings.dtype,
         "--max-model-len": settings.max_context,
         "--max-num-seqs": settings.slots,
+        "--gpu-memory-utilization": settings.gpu_memory,
         "--logprobs-mode": PROCESSED,
     }
     command = [program, "serve", model, *_given(options), "--enable-prefix-caching"]
@@ -244,6 +243,26 @@ def _vllm(settings: EngineSettings, say: Say) -> EngineCommand:
     return EngineCommand("vLLM", command, environment, _CAUSES)
 
 
+def on_this_machine(settings: EngineSettings, say: Say) -> EngineSettings:
+    """The settings with the engine that `auto` is here, where one is to be started: vLLM if that is installed
+    and there is a GPU for it, else the embedded engine."""
+    if settings.kind != "auto" or settings.urls:
+        return settings
+    kind = "embedded"
+    if settings.device != "cpu" and has_gpu():
+        try:
+            vllm_program(settings)
+            kind = "vllm"
+            say("vLLM and a GPU are here: vLLM is started (engine.kind embedded starts the embedded engine)")
+        except NotInstalled:
+            say("the embedded engine is slow on a GPU: with `pip install vllm` vLLM is started instead")
+    return settings.model_copy(update={"kind": kind})
+
+
+def has_gpu() -> bool:
+    return any(any(Path("/dev").glob(name)) for name in _GPU_FILES)
+
+
 def vllm_program(settings: EngineSettings) -> str:
     """The `vllm` to start; NotInstalled where there is none, or no GPU for it."""
     beside = Path(sys.executable).with_name("vllm")
@@ -254,7 +273,7 @@ def vllm_program(settings: EngineSettings) -> str:
             hint="pip install vllm, or put the `vllm` of another environment on the PATH, or name a running"
             " one with engine.url",
         )
-    if settings.device != "cpu" and not any(any(Path("/dev").glob(name)) for name in _GPU_FILES):
+    if settings.device != "cpu" and not has_gpu():
         raise NotInstalled(
             "engine.kind: no GPU is seen on this machine for vLLM to use",
             hint="leave engine.kind out for the embedded engine, name a running vLLM with engine.url, or set"

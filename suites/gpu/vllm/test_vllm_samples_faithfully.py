@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
 import pytest
 from openai import BadRequestError
 from pydantic import BaseModel
@@ -21,7 +20,9 @@ from polar.training.settings import ModelSettings
 from polar.trajectory.materialise import materialise
 from polar.trajectory.packing.batch import row
 from polar.trajectory.prefix_merging import PrefixMerging
+from suites.vllm_metrics import is_idle, metric
 from tests.captures import grow
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -59,12 +60,6 @@ LARGEST_MEAN = {("float32", "float32"): 1e-3}
 class Weather(BaseModel):
     city: Literal["Rome", "Oslo"]
     is_sunny: bool
-
-
-async def metric(url: str, name: str) -> float:
-    async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as response:
-        text = await response.text()
-    return sum(float(value) for value in re.findall(rf"^vllm:{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
 
 async def converse(scene: Any, question: str, *, max_tokens: int = 128) -> None:
@@ -186,9 +181,7 @@ async def test_a_client_that_leaves_ends_the_generation(opened: Any, vllm_url: s
         assert await metric(vllm_url, "num_requests_running") == 1
         left = time.perf_counter()
         await stream.close()
-        while await metric(vllm_url, "num_requests_running"):
-            assert time.perf_counter() < left + 30, "vLLM goes on for nobody"
-            await asyncio.sleep(0.02)
+        await eventually(partial(is_idle, vllm_url), 30)
         record("abort", {"running for seconds after the client left": time.perf_counter() - left})
         (completion,) = await scene.captured()
     assert completion.finish_reason == "cancelled"

@@ -236,8 +236,8 @@ async def test_a_disconnected_request_stops_and_frees_its_slot(
         steps += 1
         sampled = step()
         loop.call_soon_threadsafe(started.set)
-        # Slow enough that the request could not end by itself while the client leaves.
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.02), loop).result()
+        # The server gets a turn after every step: of 200 it hears in time that the client leaves.
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
         return sampled
 
     monkeypatch.setattr(server.scheduler, "step", observed_step)

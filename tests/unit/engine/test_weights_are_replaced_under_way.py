@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from transformers import AutoModelForCausalLM
 from polar.config.settings import EngineSettings
 from polar.engines.base import EngineError, GenerateRequest, TokenChunk, WeightUpdate
 from polar.engines.embedded.model import SlotModel, load, read_weights
-from polar.engines.embedded.scheduler import Chunks, Generation, Scheduler
+from polar.engines.embedded.scheduler import Chunks, Generation, Sampled, Scheduler
 from polar.engines.embedded.server import EmbeddedServer
 from polar.engines.pausable import PausableEngine
 from polar.engines.vllm import VllmEngine
 from polar.models.chat import Sampling
 from polar.models.policy import PauseMode
 from tests.fakes.tiny_llama import write_tiny_llama
+from tests.waiting import still_waits
 
 PROMPT = list(range(20, 60))
 Logprobs = Callable[[list[int], list[int]], list[float]]
@@ -196,8 +197,7 @@ async def test_what_comes_during_a_pause_waits(engine: PausableEngine, server: E
         asyncio.create_task(sampled(PausableEngine(direct), asked(3))),
     ]
     scoring = asyncio.create_task(direct.score(PROMPT))
-    done, _ = await asyncio.wait([*sampling, scoring], timeout=0.3)
-    assert not done
+    assert await still_waits(*sampling, scoring)
     async with aiohttp.ClientSession() as http, http.get(f"{server.url}/is_paused") as answer:
         assert await answer.json() == {"is_paused": True}
     await engine.resume()
@@ -328,13 +328,20 @@ async def test_weights_that_are_tied_may_come_under_one_name(tmp_path: Path) -> 
 
 
 async def test_a_client_that_leaves_during_a_pause_leaves_nothing_behind(
-    engine: PausableEngine, server: EmbeddedServer
+    engine: PausableEngine, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with aclosing(engine.generate(asked(100))) as chunks:
         await anext(chunks)
         await engine.pause(PauseMode.KEEP)
+    generate, has_come = server.worker.generate, asyncio.Event()
+
+    def observed(generation: Generation) -> AsyncGenerator[list[Sampled]]:
+        has_come.set()
+        return generate(generation)
+
+    monkeypatch.setattr(server.worker, "generate", observed)
     held = asyncio.create_task(sampled(PausableEngine(VllmEngine(server.url)), asked(3)))
-    await asyncio.sleep(0.05)
+    await has_come.wait()
     held.cancel()
     await asyncio.wait({held})
     await engine.resume()

@@ -124,8 +124,9 @@ async def test_no_adapter_stays_in_use_on_weights_that_another_client_has_replac
             await engine.update_weights(WeightUpdate(1, adapter))
             assert await versions(engine, "tokens") == {1}
         wire.weight_version = "2+replacing-another"
+        wire.named.clear()
         waiting = asyncio.create_task(both[1].update_weights(WeightUpdate(2, str(tmp_path))))
-        await asyncio.sleep(0.05)
+        await wire.named.wait()
         wire.weight_version = "2"
         await asyncio.wait_for(waiting, 30)
         assert "/collective_rpc" not in wire.orders

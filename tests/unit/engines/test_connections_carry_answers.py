@@ -3,70 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.engines.connections import Connections, Disconnected
-
-
-@dataclass
-class Server:
-    """Answers each request with the next of its texts, on as many connections as it is given."""
-
-    answers: Sequence[bytes | None]
-    """None: say nothing and wait."""
-    pause: float | None = None
-    """Seconds between any two bytes that are written."""
-    heads: list[bytes] = field(default_factory=list)
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    connections: int = 0
-    closed_by_client: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while len(self.heads) < len(self.answers):
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().partition(b"content-length:")[2].split()[0])
-                await reader.readexactly(length)
-                answer = self.answers[len(self.heads)]
-                self.heads.append(head)
-                self.asked.set()
-                if answer is None:
-                    break
-                await self._write(writer, answer)
-                if _ends_connection(answer.lower()):
-                    return
-            await reader.read()
-            self.closed_by_client.set()
-        except asyncio.IncompleteReadError:
-            self.closed_by_client.set()
-        finally:
-            writer.close()
-
-    async def _write(self, writer: asyncio.StreamWriter, answer: bytes) -> None:
-        pieces = [answer] if self.pause is None else [answer[at : at + 1] for at in range(len(answer))]
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(self.pause or 0)
-
-
-def _ends_connection(answer: bytes) -> bool:
-    says_its_length = b"content-length" in answer or b"chunked" in answer
-    return b"connection: close" in answer or not says_its_length
+from tests.fakes.raw_server import RawServer
+from tests.waiting import leap, turns
 
 
 @asynccontextmanager
 async def served(
     *answers: bytes | None, pause: float | None = None, silence_seconds: float = 30.0
-) -> AsyncIterator[tuple[Server, Connections]]:
-    server = Server(answers, pause)
+) -> AsyncIterator[tuple[RawServer, Connections]]:
+    server = RawServer(answers, pause)
     listener = await asyncio.start_server(server.talk, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     connections = Connections(
@@ -174,7 +127,8 @@ async def test_a_silent_server_is_given_up() -> None:
 async def test_silence_counts_only_while_something_is_asked() -> None:
     async with served(whole(b"one"), whole(b"two"), None, silence_seconds=0.5) as (server, connections):
         assert await ask(connections) == b"one"
-        await asyncio.sleep(0.6)
+        leap(0.6)
+        await turns(2)
         assert await ask(connections) == b"two"
         with pytest.raises(Disconnected, match="said nothing"):
             await ask(connections)
@@ -182,7 +136,7 @@ async def test_silence_counts_only_while_something_is_asked() -> None:
 
 
 async def test_a_slow_server_is_not_a_silent_one() -> None:
-    async with served(whole(b"slowly"), pause=0.01, silence_seconds=5) as (_, connections):
+    async with served(whole(b"slowly"), pause=20.0, silence_seconds=30.0) as (_, connections):
         assert await ask(connections) == b"slowly"
 
 

@@ -37,6 +37,7 @@ from tests.fakes.sglang_wire import sglang_wire
 from tests.fakes.switchable_engine import SwitchableEngine
 from tests.fakes.vllm_wire import ANSWER, event, usage, vllm_wire
 from tests.unit.engines.conftest import REQUEST, versions
+from tests.waiting import eventually, still_waits
 
 
 async def test_sglang_is_told_in_its_own_words() -> None:
@@ -187,8 +188,7 @@ async def test_sglang_drains_what_was_asked_of_it() -> None:
         asking = asyncio.create_task(_all(engine))
         await asyncio.wait_for(wire.arrived.wait(), 30)
         pausing = asyncio.create_task(engine.pause(PauseMode.DRAIN))
-        done, _ = await asyncio.wait({pausing}, timeout=0.1)
-        assert not done
+        assert await still_waits(pausing)
         gate.set()
         await asyncio.wait_for(pausing, 30)
         assert len(await asking) == 2
@@ -298,13 +298,17 @@ async def test_tokens_of_an_sglang_that_was_started_anew_carry_no_version_that_i
 async def _versions_until(is_so: Callable[[], object], engine: Engine) -> set[int]:
     """Those of all tokens that are sampled meanwhile, for one session after the other."""
     found: set[int] = set()
-    async with asyncio.timeout(30):
-        for number in itertools.count():
-            if is_so():
-                break
-            request = replace(REQUEST, request_id=f"r{number}", session=f"s{number}")
-            found |= {chunk.policy_version async for chunk in engine.generate(request)}
-            await asyncio.sleep(0.01)
+    numbers = itertools.count()
+
+    async def sampled_until_so() -> bool:
+        if is_so():
+            return True
+        number = next(numbers)
+        request = replace(REQUEST, request_id=f"r{number}", session=f"s{number}")
+        found.update([chunk.policy_version async for chunk in engine.generate(request)])
+        return False
+
+    await eventually(sampled_until_so)
     return found
 
 
@@ -375,9 +379,7 @@ async def test_a_replica_that_is_down_does_not_hold_up_the_others() -> None:
     await group.update_weights(WeightUpdate(3))
     await group.resume()
     engines["c"].is_on = True
-    async with asyncio.timeout(10):
-        while engines["c"].info.policy_version != 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await eventually(lambda: engines["c"].info.policy_version == 3)
     await group.close()
 
 

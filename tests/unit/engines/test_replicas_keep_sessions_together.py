@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from heapq import heapify, heappop, heappush
 
 import pytest
@@ -17,7 +17,7 @@ from polar.engines.base import EngineDown, EngineError, GenerateRequest, ModelIn
 from polar.engines.replicas import LIGHT, SKEW, TRIES, Replicas, choice, limit, ranking
 from polar.errors import InvalidInput
 from polar.models.chat import Sampling
-from tests.fakes.switchable_engine import SwitchableEngine
+from tests.fakes.switchable_engine import CachingEngine, SwitchableEngine
 
 names = st.sets(st.text("abcdef0123456789:/.", min_size=1, max_size=12), min_size=2, max_size=9)
 NAMES = [f"http://engine-{number}:8000" for number in range(4)]
@@ -69,24 +69,6 @@ def test_a_displaced_session_stays_until_it_overloads_its_replica(
     chosen = choice(session, loads, there)
     assert chosen == (choice(session, loads) if is_overloaded else there)
     assert choice(session, loads, "a replica that is gone") == choice(session, loads)
-
-
-class CachingEngine(SwitchableEngine):
-    """Keeps the prefixes of its latest sessions, and counts how often it finds one."""
-
-    def __init__(self, cached: int) -> None:
-        super().__init__()
-        self._cached = cached
-        self._cache: list[str] = []
-        self.hits = 0
-
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        self.hits += request.session in self._cache
-        others = [session for session in self._cache if session != request.session]
-        self._cache = [*others[1 - self._cached :], request.session]
-        async with aclosing(super().generate(request)) as chunks:
-            async for chunk in chunks:
-                yield chunk
 
 
 async def hit_rate(sessions: Sequence[str], cached: int) -> float:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from polar.engines.vllm import VllmEngine
 from polar.files import lock
 from tests.fakes.sglang_wire import sglang_wire
 from tests.fakes.vllm_wire import vllm_wire
+from tests.waiting import still_waits
 
 TOLD = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[1]], "ipc_handles_pickled": "gAS="}
 MANIFEST = {"update_info": TOLD}
@@ -41,8 +43,7 @@ async def test_memory_is_held_until_an_engine_that_joined_late_has_read_it(share
         await asyncio.wait_for(wire.arrived.wait(), 30)
         # The files are there by now.
         withdrawing = asyncio.create_task(asyncio.to_thread(transfer.withdraw, shared))
-        done, _ = await asyncio.wait({withdrawing}, timeout=0.2)
-        assert not done
+        assert await still_waits(withdrawing)
         wire.received.set()
         await asyncio.wait_for(loading, 30)
         await asyncio.wait_for(withdrawing, 30)
@@ -125,44 +126,49 @@ async def test_sglang_loads_no_half_of_the_files(shared: Path) -> None:
         await engine.close()
 
 
+SHARED = {"a": torch.zeros(1)}
+
+
+@pytest.fixture
+def counters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file with a torch's counters of readers, of which the second is that of every tensor."""
+    with NamedTemporaryFile(prefix="torch_", dir="/dev/shm") as file:
+        handle = (*range(11), f"/{Path(file.name).name}".encode(), 1)
+        monkeypatch.setattr("torch.multiprocessing.reductions.reduce_tensor", lambda tensor: (None, handle))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="gpu"))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+        yield Path(file.name)
+
+
+def counted(*values: int) -> bytes:
+    return bytes(64) + b"".join(value.to_bytes(8, "little", signed=True) for value in values)
+
+
 @pytest.mark.parametrize("left", [1, 0, -1], ids=["read by none", "by one", "by two"])
 def test_torch_frees_what_was_shared_however_many_have_read_it(
-    left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    left: int, tmp_path: Path, counters: Path
 ) -> None:
-    monkeypatch.setattr(transfer, "_COUNTERS", tmp_path)
-    file = tmp_path / "torch_1_2_3"
-
-    def count(*values: int) -> None:
-        file.write_bytes(bytes(64) + b"".join(value.to_bytes(8, "little", signed=True) for value in values))
-
-    count(7, 1, 7)
-    readers = transfer._Readers([(b"/torch_1_2_3", 1)])
-    count(7, left, 7)
-    readers.forget()
-    assert file.read_bytes() == bytes(64) + (7).to_bytes(8, "little") + bytes(8) + (7).to_bytes(8, "little")
+    counters.write_bytes(counted(7, 1, 7))
+    shared = transfer.SharedTensors(SHARED, tmp_path)
+    counters.write_bytes(counted(7, left, 7))
+    shared.withdraw()
+    assert counters.read_bytes() == counted(7, 0, 7)
 
 
+@pytest.mark.parametrize("content", [bytes(range(128)), b""], ids=["others", "none"])
 def test_counters_of_a_torch_that_counts_otherwise_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    content: bytes, tmp_path: Path, counters: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(transfer, "_COUNTERS", tmp_path)
-    (tmp_path / "torch_1_2_3").write_bytes(content := bytes(range(128)))
-    transfer._Readers([(b"/torch_1_2_3", 1), (b"/torch_gone", 0)]).forget()
-    assert (tmp_path / "torch_1_2_3").read_bytes() == content
+    counters.write_bytes(content)
+    transfer.SharedTensors(SHARED, tmp_path).withdraw()
+    assert counters.read_bytes() == content
     assert "counts readers in another way" in caplog.text
 
 
-def test_memory_that_nobody_could_be_told_of_is_freed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_nobody_could_be_told_of_is_freed(tmp_path: Path, counters: Path) -> None:
     """As on a full disk: torch would keep it until the trainer's end, a model's worth for each push."""
-    monkeypatch.setattr(transfer, "_COUNTERS", tmp_path)
-    counters = tmp_path / "torch_1_2_3"
-    counters.write_bytes(bytes(64) + (1).to_bytes(8, "little"))
-    handle = (*range(11), b"/torch_1_2_3", 0)
-    monkeypatch.setattr("torch.multiprocessing.reductions.reduce_tensor", lambda tensor: (None, handle))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="gpu"))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    counters.write_bytes(counted(7, 1))
     with pytest.raises(FileNotFoundError):
-        transfer.SharedTensors({"a": torch.zeros(1)}, tmp_path / "gone")
-    assert counters.read_bytes() == bytes(72)
+        transfer.SharedTensors(SHARED, tmp_path / "gone")
+    assert counters.read_bytes() == counted(7, 0)

@@ -39,7 +39,7 @@ async def test_chat_mode_needs_no_tokenizer(tmp_path: Path) -> None:
 
 async def test_thoughts_cannot_be_kept_where_the_engine_renders(tmp_path: Path) -> None:
     async with vllm_wire(Said("h")) as wire:
-        with pytest.raises(InvalidInput, match="in chat mode the engine"):
+        with pytest.raises(InvalidInput, match="in chat mode, where the engine"):
             await renderer(tmp_path, url=wire.url, mode="chat", model="no/such/model", history="keep")
 
 
@@ -53,7 +53,7 @@ async def test_a_model_that_polar_has_no_renderer_for_is_asked_in_chat_mode(
     monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda name: tmp_path)
     async with vllm_wire(Said("h")) as wire:
         assert await renderer(tmp_path, url=wire.url, model="small") is None
-        assert "chat mode: the engine renders the prompts" in caplog.text
+        assert "chat mode: the engine renders prompts" in caplog.text
         assert "no renderer for its chat template" in caplog.text
         with pytest.raises(InvalidInput, match="no renderer"):
             await renderer(tmp_path, url=wire.url, model="small", mode="tokens")
@@ -92,14 +92,16 @@ async def test_a_renderer_that_the_user_wrote_is_taken_or_refused(
     directory = ensure_model(DEFAULT_MODEL)
     monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda name: directory)
     async with vllm_wire(SAMPLED) as wire:
-        with pytest.raises(InvalidInput, match=r"engine\.renderer: chatml is rendered by the model's own"):
-            await renderer(tmp_path, url=wire.url, renderer="chatml")
+        taken = await renderer(tmp_path, url=wire.url, renderer="chatml")
+        assert taken is not None
+        with pytest.raises(InvalidInput, match=r"engine\.renderer: .*mistral"):
+            await renderer(tmp_path, url=wire.url, renderer="mistral")
 
 
 async def test_an_openai_engine_is_chat_mode_and_nothing_else(tmp_path: Path) -> None:
     async with vllm_wire(Said("h")) as wire:
         assert await renderer(tmp_path, url=wire.url, kind="openai", model="gpt") is None
-        with pytest.raises(InvalidInput, match="takes no tokens"):
+        with pytest.raises(InvalidInput, match="does not accept tokens"):
             await renderer(tmp_path, url=wire.url, kind="openai", model="gpt", mode="tokens")
 
 
@@ -123,7 +125,7 @@ def test_serve_and_proxy_take_kind_and_mode(monkeypatch: pytest.MonkeyPatch, tmp
         raise EngineError("far enough")
 
     monkeypatch.setattr(polar.app.stack, "running", started)
-    monkeypatch.setattr(polar.app.proxy, "wrapped", started)
+    monkeypatch.setattr(polar.app.proxy, "proxy_session", started)
     CliRunner().invoke(app, ["serve", "--engine-url", "http://a", *ENGINE])
     for name in ("--engine", "--engine-url"):
         CliRunner().invoke(app, ["proxy", name, "http://a", *ENGINE, "--max-seconds", "5"])

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from polar.app.doctor import Severity, machine_findings
-from polar.app.stack import connected
+from polar.app.stack import connect_engine
 from polar.config.settings import EngineSettings, Settings
 from polar.engines import guard, process
 from polar.engines.base import EngineError
@@ -38,14 +38,18 @@ def settings(tmp_path: Path, engine: EngineSettings) -> Settings:
 
 async def test_it_serves_the_model_with_what_exact_tokens_need(vllm: FakeVllm, tmp_path: Path) -> None:
     said: list[str] = []
-    engine = VLLM.model_copy(update={"max_context": 4096, "slots": 32, "options": ("--seed", "7")})
-    async with connected(settings(tmp_path, engine), said.append) as client:
+    engine = VLLM.model_copy(
+        update={"max_context": 4096, "slots": 32, "gpu_memory": 0.5, "options": ("--seed", "7")}
+    )
+    async with connect_engine(settings(tmp_path, engine), said.append) as client:
         info = await client.model_info()
     assert (info.name, info.max_context) == (MODEL, 4096)
     *arguments, host, _, port, _ = vllm.started["arguments"]
     assert (host, port) == ("--host", "--port")
     options = "--served-model-name /models/some-model --dtype float32 --max-model-len 4096 --max-num-seqs 32"
-    options += " --logprobs-mode processed_logprobs --enable-prefix-caching --seed 7"
+    options += (
+        " --gpu-memory-utilization 0.5 --logprobs-mode processed_logprobs --enable-prefix-caching --seed 7"
+    )
     assert " ".join(arguments) == f"serve {MODEL} {options}"
     assert vllm.started["environment"] == {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     assert f"vllm serve {MODEL} {options}" in said[0]
@@ -158,7 +162,7 @@ async def test_a_failed_start_says_why_and_what_helps(vllm: FakeVllm, tmp_path: 
     with pytest.raises(EngineError, match=r"vLLM did not start: ValueError: Free memory") as failure:
         async with started_engine(VLLM, tmp_path / "engine.log", said.append):
             pass
-    assert "--gpu-memory-utilization" in (failure.value.hint or "")
+    assert "engine.gpu_memory" in (failure.value.hint or "")
     assert "RuntimeError: Engine core initialization failed." in said[-1]
 
 
@@ -194,7 +198,7 @@ async def test_a_machine_without_vllm_is_told_how_to_get_it(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotInstalled, match="vLLM is not installed") as failure:
-        async with connected(settings(tmp_path, VLLM), lambda _step: None):
+        async with connect_engine(settings(tmp_path, VLLM), lambda _step: None):
             pass
     assert "pip install vllm" in (failure.value.hint or "")
 
@@ -205,7 +209,7 @@ async def test_a_machine_without_a_gpu_is_told_what_else_there_is(
     monkeypatch.setattr(process, "_GPU_FILES", ())
     engine = EngineSettings(kind="vllm", model=MODEL)
     with pytest.raises(NotInstalled, match="no GPU is seen") as failure:
-        async with connected(settings(tmp_path, engine), lambda _step: None):
+        async with connect_engine(settings(tmp_path, engine), lambda _step: None):
             pass
     assert "embedded" in (failure.value.hint or "")
 
@@ -219,7 +223,58 @@ def test_the_doctor_says_whether_it_can_be_started(vllm: FakeVllm, tmp_path: Pat
     assert "pip install vllm" in (found["vLLM"].fix or "")
 
 
+AUTO = EngineSettings(model=MODEL)
+
+
+async def test_it_is_started_without_being_asked_for_where_there_is_a_gpu(
+    vllm: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_GPU_FILES", ("null",))
+    said: list[str] = []
+    async with connect_engine(settings(tmp_path, AUTO), said.append) as client:
+        info = await client.model_info()
+    assert info.name == MODEL
+    assert vllm.started["arguments"][:2] == ["serve", MODEL]
+    assert said[0].startswith("vLLM and a GPU are here: vLLM is started (engine.kind embedded starts")
+    found = {finding.name: finding for finding in machine_findings(settings(tmp_path, AUTO))}
+    assert found["vLLM"].detail == f"{tmp_path}/vllm will serve {MODEL}"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "installed", "changes", "said"),
+    [
+        ((), True, {}, []),
+        (("null",), True, {"device": "cpu"}, []),
+        (("null",), True, {"kind": "embedded"}, []),
+        (("null",), False, {}, ["the embedded engine is slow on a GPU: with `pip install vllm`"]),
+    ],
+    ids=["no GPU", "a CPU is asked for", "embedded is asked for", "no vLLM"],
+)
+def test_the_embedded_engine_is_started_elsewhere(
+    vllm: FakeVllm,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpu: tuple[str, ...],
+    installed: bool,
+    changes: dict[str, str],
+    said: list[str],
+) -> None:
+    monkeypatch.setattr(process, "_GPU_FILES", gpu)
+    if not installed:
+        (tmp_path / "vllm").unlink()
+    heard: list[str] = []
+    chosen = process.on_this_machine(AUTO.model_copy(update=changes), heard.append)
+    assert chosen.is_embedded
+    assert [line.startswith(begin) for line, begin in zip(heard, said, strict=True)] == [True] * len(said)
+
+
+def test_an_engine_that_is_named_is_left_alone(vllm: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_GPU_FILES", ("null",))
+    named = EngineSettings(url="http://127.0.0.1:1")
+    assert process.on_this_machine(named, lambda _step: None) is named
+
+
 async def test_other_engines_must_be_named_by_a_url(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="sglang is not started here"):
-        async with connected(settings(tmp_path, EngineSettings(kind="sglang")), lambda _step: None):
+    with pytest.raises(InvalidInput, match="cannot start an engine of kind sglang"):
+        async with connect_engine(settings(tmp_path, EngineSettings(kind="sglang")), lambda _step: None):
             pass

@@ -22,6 +22,7 @@ from polar.engines.vllm import VllmEngine
 from polar.errors import NotInstalled
 from tests.fakes.socket_group import SocketGroup
 from tests.fakes.vllm_wire import ANSWER, VllmWire, vllm_wire
+from tests.waiting import eventually
 
 # The second is no plain piece of memory.
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4.0).reshape(2, 2).T}
@@ -174,7 +175,7 @@ async def test_an_engine_that_cannot_take_part_says_what_it_needs_and_reads_file
     offer, update = offered(sender, tmp_path)
     async with a_vllm(**missing) as wire, a_client(wire) as engine:
         changing = asyncio.create_task(engine.update_weights(update))
-        await asyncio.wait_for(_logged("waits for files", caplog), 30)
+        await _logged("waits for files", caplog)
         await write_files(offer, update)
         await asyncio.wait_for(changing, 30)
         assert """--weight-transfer-config '{"backend": "nccl"}'""" in caplog.text
@@ -183,8 +184,7 @@ async def test_an_engine_that_cannot_take_part_says_what_it_needs_and_reads_file
 
 
 async def _logged(words: str, caplog: pytest.LogCaptureFixture) -> None:
-    while words not in caplog.text:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await eventually(lambda: words in caplog.text)
 
 
 async def test_one_that_joins_late_reads_files(sender: Sender, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ async def test_a_trainer_that_dies_before_it_sends_leaves_the_engine_with_files_
 ) -> None:
     async with a_vllm() as wire, a_client(wire) as engine, a_trainer(tmp_path, script) as held:
         changing = asyncio.create_task(engine.update_weights(WeightUpdate(1, str(tmp_path))))
-        await asyncio.wait_for(_logged("waits for files", caplog), 30)
+        await _logged("waits for files", caplog)
         held.close()
         with pytest.raises(EngineError, match="a process that has ended"):
             await asyncio.wait_for(changing, 30)
@@ -283,7 +283,7 @@ async def test_a_trainer_that_says_nothing_more_is_given_up(
     monkeypatch.setattr(nccl, "ANSWER_SECONDS", 0.1)
     async with a_vllm() as wire, a_client(wire) as engine, a_trainer(tmp_path, is_silent) as held:
         changing = asyncio.create_task(engine.update_weights(WeightUpdate(1, str(tmp_path))))
-        await asyncio.wait_for(_logged("has not answered within", caplog), 30)
+        await _logged("has not answered within", caplog)
         held.close()
         with pytest.raises(EngineError, match="a process that has ended"):
             await asyncio.wait_for(changing, 30)
@@ -305,7 +305,7 @@ async def test_an_engine_that_dies_holds_neither_the_trainer_nor_other_engines(
         async with a_client(other) as another:
             await asyncio.wait_for(another.update_weights(update), 30)
         assert other.received_weights == ARRIVED
-        await asyncio.wait_for(_logged("was not given weights", caplog), 30)
+        await _logged("was not given weights", caplog)
         # Started again, it is sent them as any other.
         setattr(wire, step, None)
         await asyncio.wait_for(engine.update_weights(update), 30)
@@ -320,7 +320,7 @@ async def test_weights_that_vllm_refuses_are_read_from_files(
     offer, update = offered(sender, tmp_path)
     async with a_vllm(refused=order) as wire, a_client(wire) as engine:
         changing = asyncio.create_task(engine.update_weights(update))
-        await asyncio.wait_for(_logged("waits for files", caplog), 30)
+        await _logged("waits for files", caplog)
         await write_files(offer, update)
         await asyncio.wait_for(changing, 30)
         assert wire.weight_version == "1"
@@ -339,7 +339,7 @@ async def test_a_trainer_that_cannot_take_part_lets_the_engine_know(
     async with a_vllm() as wire, a_client(wire) as engine:
         wire.joining = asyncio.Event()
         changing = asyncio.create_task(engine.update_weights(update))
-        await asyncio.wait_for(_logged("the other side has broken off", caplog), 30)
+        await _logged("the other side has broken off", caplog)
         assert "Duplicate GPU detected" in caplog.text
         await write_files(offer, update)
         await asyncio.wait_for(changing, 30)
@@ -369,9 +369,8 @@ async def test_a_group_that_nobody_waits_for_any_more_is_left(
     async with nccl.trainer_at(told) as trainer:
         trainer.send(secret=told["secret"], offer=0, client="c", started=None, workers=1, is_joined=False)
         at = (await trainer.receive(30))["init_info"]
-        while not groups:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    await asyncio.wait_for(_logged("was not given weights", caplog), 30)
+        await eventually(lambda: groups)
+    await _logged("was not given weights", caplog)
     # The engine's client is gone, and its worker comes all the same.
     _, writer = await asyncio.open_connection(at["master_address"], at["master_port"])
     assert await asyncio.to_thread(groups[0].has_left.wait, 30)
@@ -391,9 +390,12 @@ def store(host, port, members, **more):
 
 
 class StatelessProcessGroup:
+    met = []
+
     @staticmethod
     def create(host, port, rank, members, store_timeout, listen_socket):
         made = StatelessProcessGroup()
+        StatelessProcessGroup.met.append(made)
         made.store = store(host, port, members, is_master=True, master_listen_fd=listen_socket.fileno())
         made.socket = listen_socket
         return made
@@ -424,8 +426,9 @@ with socket.create_server(("127.0.0.1", 0)) as listening:
     joining.join()
 # The engine ends.
 joined.clear()
-group._members.group.store.set("still", "here")
-print(group._members.group.store.get("still"), flush=True)
+(met,) = StatelessProcessGroup.met
+met.store.set("still", "here")
+print(met.store.get("still"), flush=True)
 del group
 """
 
