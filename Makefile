@@ -31,6 +31,9 @@ test-wheel: environment-dev ## build the wheel, install it with pip alone, and u
 test-vllm: environment-dev ## run against a real vLLM on the CPU (needs 4 GB of disk, 5 minutes the first time)
 	@$(BIN)/python -m pytest suites/vllm $(ARGS)
 
+test-checkpoint: environment-dev ## serve a model of your own from its directory (POLAR_CHECKPOINT) and run a loop of tools, on a CPU or a GPU
+	@$(BIN)/python -m pytest -s suites/checkpoints $(ARGS)
+
 test-containers: environment-dev ## run sandboxes on real Docker and podman (needs both installed, and root)
 	@$(BIN)/python -m pytest suites/containers $(ARGS)
 
@@ -113,6 +116,9 @@ bench-control-plane: environment-dev ## submitting, leasing and completing over 
 
 bench-dashboard: environment-dev ## the overview and the lists at 100,000 sessions
 	@$(BIN)/python -m benchmarks.bench_dashboard
+
+bench-replay: environment-dev ## sessions of the seven harnesses and their replays (ten minutes)
+	@$(BIN)/python -m benchmarks.bench_replay $(ARGS)
 
 bench-serve: environment-dev ## memory of an idle server
 	@$(BIN)/python -m benchmarks.bench_serve
