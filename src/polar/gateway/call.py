@@ -13,13 +13,14 @@ from dataclasses import replace
 import numpy as np
 
 from polar.dialects.base import Answer
-from polar.engines.base import ChatChunk, EngineError, RequestUnfit
+from polar.engines.base import ChatChunk, EngineError, RequestUnfit, TokenChunk
 from polar.gateway.conversation import Extension
+from polar.gateway.playback import Playback, ReplayedAnswer, ReplayEnded
 from polar.gateway.reply import SampledMessage, SampledTokens, StopStrings
 from polar.gateway.session import Session
 from polar.gateway.source import AnswerGeneration, AnswerSource
 from polar.models.chat import ChatRequest, FinishReason, Message, Sampling, TokenLogprob, Usage
-from polar.models.completion import OMITTED, OUTAGE, Completion
+from polar.models.completion import CHOICE, NO_IDS, OMITTED, OUTAGE, STOP_SEQUENCE, Completion
 from polar.models.task import SamplingPin
 from polar.rendering.base import MessageDelta
 
@@ -59,6 +60,7 @@ class ModelCall:
         self._choice = choice
         self._extension: Extension
         self._generation: AnswerGeneration
+        self._replayed: ReplayedAnswer | None = None
         self._tokens = SampledTokens()
         self._reply = SampledMessage()
         self._stop_sequence: str | None = None
@@ -69,6 +71,8 @@ class ModelCall:
         self._extension = self.session.find(self._request, self._source.model.max_context)
         generation = self._generation = await self._source.begin(self._request, self._extension)
         grant = self.session.grant
+        if grant.playback is not None and self._is_replayed(grant.playback):
+            return
         sampling = pinned(
             self._request.sampling,
             grant.sampling,
@@ -81,6 +85,8 @@ class ModelCall:
 
     async def run(self, send: Send) -> Answer:
         """Sample to the end, sending each delta as it becomes certain; recorded before the last one."""
+        if self._replayed is not None:
+            return self._give(self._replayed, send)
         try:
             finish_reason, last = await self._sample(send)
         except asyncio.CancelledError:
@@ -95,6 +101,45 @@ class ModelCall:
         if last:
             send(last)
         return Answer(message, finish_reason, usage, self._stop_sequence, tuple(self._logprobs))
+
+    def _is_replayed(self, playback: Playback) -> bool:
+        """Whether the recording answers this call, which then takes that completion's id."""
+        prompt = self._generation.prompt(NO_IDS)
+        try:
+            self._replayed = playback.answer(
+                self._request, self._extension, prompt, call=self._ordinal, choice=self._choice
+            )
+        except ReplayEnded as ended:
+            raise self.session.end_replay(ended) from None
+        if self._replayed is None:
+            return False
+        self.id = self._replayed.completion.id
+        return True
+
+    def _give(self, answer: ReplayedAnswer, send: Send) -> Answer:
+        """Give a recorded answer, which is recorded once more."""
+        now = time.time()
+        completion = replace(
+            answer.completion,
+            index=self.session.recorded,
+            dialect=self._dialect,
+            started_at=self.started_at,
+            first_token_at=now,
+            ended_at=now,
+        )
+        message, ids = completion.response, completion.sampled_ids.tolist()
+        usage = Usage(
+            completion.prompt_tokens, completion.sampled_tokens, waited_seconds=now - self.started_at
+        )
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if self._request.logprobs and ids:
+            logprobs = self._generation.spelt(TokenChunk(ids, completion.logprobs.tolist(), 0))
+        self.session.sampled_tokens += completion.sampled_tokens
+        self.session.record(completion, usage, is_whole=self._request.raw is None, said=answer.said)
+        send(MessageDelta(message.content, message.reasoning or "", message.tool_calls, logprobs))
+        stop_sequence = completion.extra.get(STOP_SEQUENCE)
+        del self._extension, self._generation, self._tokens, self._request, self._replayed
+        return Answer(message, completion.finish_reason, usage, stop_sequence, logprobs)
 
     async def _sample(self, send: Send) -> tuple[FinishReason, MessageDelta]:
         """Why the completion ended, and the delta that was still held back then."""
@@ -182,6 +227,8 @@ class ModelCall:
                 **self._request.hints,
                 **{f"{OMITTED}{kind}": str(count) for kind, count in self._request.omitted.items()},
                 **self._generation.record,
+                **({CHOICE: str(self._choice)} if self._request.choices > 1 else {}),
+                **({STOP_SEQUENCE: self._stop_sequence} if self._stop_sequence else {}),
                 **tokens.counts,
                 **tokens.unrouted(len(prompt.ids), self._generation.routed_from),
                 **(extra or {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import string
 from collections.abc import Sequence
 from itertools import groupby, pairwise
@@ -22,6 +23,31 @@ _BLANK = (
 """What Python or JavaScript trims."""
 _EXACT = 2**53
 """Beyond it JavaScript's numbers skip integers."""
+_DAYS = "(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
+_MONTHS = (
+    "(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?"
+    "|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
+)
+_VOLATILE = re.compile(
+    "|".join(
+        (
+            r"\d{4}-\d{2}-\d{2}(?:[T_ ]\d{2}[:-]\d{2}(?:[:-]\d{2}(?:[.,]\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?",
+            r"\b\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AP]M)?\b",
+            rf"\b(?:{_DAYS},?\s+)?{_MONTHS}\s+\d{{1,2}}(?:,?\s+\d{{4}})?\b",
+            rf"\b(?:{_DAYS},?\s+)?\d{{1,2}}\s+{_MONTHS}(?:,?\s+\d{{4}})?\b",
+            rf"\b{_DAYS}\b",
+            r"\b\d{1,2}/\d{1,2}/\d{4}\b",
+            r"\b\d+(?:\.\d+)?\s?(?:ns|µs|us|ms|s|secs?|seconds?|mins?|minutes?)\b",
+            r"\b\d{9,}(?:\.\d+)?\b",
+            r"\b0x[0-9a-fA-F]+\b",
+            r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
+            r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{6,}\b",
+            r"\btmp[._-]?\w{6,}",
+            r"(?i:\b(?:id|pid)[ :=]+)[0-9a-f]+\b",
+        )
+    )
+)
+"""Times, durations, addresses and made-up names. Plain numbers are not: 3 failed tests are not 4."""
 
 
 def key_of(message: Message) -> Key:
@@ -34,6 +60,16 @@ def key_of(message: Message) -> Key:
         return message.role, message.content, ()
     calls = tuple((call.name, _arguments(call)) for call in message.tool_calls)
     return message.role, message.content.strip(_BLANK), calls
+
+
+def alike(one: Message, other: Message) -> bool:
+    """Whether two messages mean the same, as those of two runs do that differ in what no run has in common
+    with another. What the assistant said must be the same."""
+    if key_of(one) == key_of(other):
+        return True
+    if one.role is not other.role or one.role is Role.ASSISTANT:
+        return False
+    return _VOLATILE.sub("…", one.content) == _VOLATILE.sub("…", other.content)
 
 
 def joined(messages: Sequence[Message]) -> Message:

@@ -98,6 +98,18 @@ class Conversations:
         place.turn = turn
         self._turns[turn.completion_id] = (turn, root, place)
 
+    def alias(self, turn: Turn, tools: Sequence[ToolDefinition], said: Sequence[Message]) -> None:
+        """Let what was said instead of a turn's last messages before its answer lead to it as well."""
+        if not said:
+            return
+        node: _MessageNode | None = self._roots[self._key(tools)]
+        first = len(turn.messages) - 1 - len(said)
+        for count, message in enumerate(turn.messages[:-1]):
+            following = node.step(message) if node is not None else None
+            if node is not None and following is not None and count >= first:
+                node.alias(said[count - first], following)
+            node = following
+
     def known(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
         """These tools as they were offered last, where they were: kept once, and compared at a glance."""
         return self._latest[0] if self._latest is not None and self._latest[0] == tools else tools

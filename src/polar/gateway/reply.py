@@ -6,15 +6,12 @@ import os
 import time
 from dataclasses import replace
 
-import numpy as np
-
 from polar.engines.base import ChatChunk, EngineError, TokenChunk
 from polar.models.chat import Message, Role, ToolCall, Usage
-from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, UNROUTED, Ids, Routing
+from polar.models.completion import CACHED, COUNTED, COUNTED_PROMPT, NO_IDS, UNROUTED, Ids, Routing
 from polar.rendering.base import MessageDelta
 from polar.rendering.tool_calls import overlap
 
-_NO_IDS: Ids = np.empty(0, np.int32)
 _NO_USAGE = Usage(0, 0)
 
 
@@ -22,7 +19,7 @@ class SampledTokens:
     """What the engine has sampled so far."""
 
     def __init__(self) -> None:
-        self.prompt_ids: Ids = _NO_IDS
+        self.prompt_ids: Ids = NO_IDS
         """As far as the engine has told them."""
         self.ids: list[int] = []
         self.logprobs: list[float] = []

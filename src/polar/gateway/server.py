@@ -50,7 +50,7 @@ from polar.gateway.source import AnswerSource, ChatSource, TokenSource
 from polar.models.chat import ChatRequest
 from polar.models.completion import Completion
 from polar.models.policy import PauseMode
-from polar.models.session import AgentEnd, Progress
+from polar.models.session import AgentEnd, Progress, ReplayReport
 from polar.recordings.capture import CaptureError
 from polar.rendering.base import MessageDelta, Renderer
 from polar.telemetry import logs, tracing
@@ -153,11 +153,16 @@ class Gateway:
         """Whether an answer in the session, which is open, could not be recorded."""
         return self._sessions.get(session_id).has_lost_call
 
+    def replay_report(self, session_id: str) -> ReplayReport | None:
+        """How far the session, which is open, followed the recording that it began with, if it did."""
+        playback = self._sessions.get(session_id).grant.playback
+        return playback.report if playback is not None else None
+
     async def budget_spent(self, session_id: str) -> tuple[AgentEnd, str]:
         """Return once a budget of the session is used up: how its agent ends, and which budget it was."""
         session = self._sessions.get(session_id)
         await session.budget_spent.wait()
-        return AgentEnd.TIMEOUT if session.clock.is_spent else AgentEnd.BUDGET, session.spent_reason
+        return session.agent_end, session.spent_reason
 
     @property
     def is_paused(self) -> bool:
@@ -251,6 +256,8 @@ class Gateway:
             session.count_failure(error)
 
     def _watch(self, grant: SessionGrant, completion: Completion) -> None:
+        if completion.is_replayed:
+            return  # It was counted where it was sampled.
         self.metrics.recorded(completion)
         tracing.completion(
             completion, session_id=grant.session_id, model=self._model.name, parent=grant.traceparent

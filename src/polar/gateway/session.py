@@ -7,7 +7,7 @@ import hashlib
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import AnyStr, TypeVar
@@ -16,11 +16,12 @@ from polar.config.settings import GatewaySettings
 from polar.dialects.base import Refusal, RequestRefused
 from polar.errors import Conflict, NotFound
 from polar.gateway.conversation import Conversations, Extension
+from polar.gateway.playback import Playback, ReplayEnded
 from polar.gateway.quota import GatewayMemory, SessionQuota
 from polar.gateway.request_coalescer import RequestCoalescer
-from polar.models.chat import ChatRequest, FinishReason, Usage
+from polar.models.chat import ChatRequest, FinishReason, Message, Usage
 from polar.models.completion import Completion
-from polar.models.session import Progress
+from polar.models.session import AgentEnd, Progress
 from polar.models.task import Budgets, SamplingPin
 from polar.recordings.capture import CaptureWriter
 
@@ -42,6 +43,10 @@ class SessionGrant:
     """Whether the model answers to any name: a program that is wrapped as it is may have one built in."""
     deadline_seconds: float | None = None
     """Wall time from opening to the end of all calls; None where whoever opens it also ends it in time."""
+    playback: Playback | None = None
+    """The recording that answers its first calls; None: the model answers them all."""
+    grown: Callable[[Completion, int], None] | None = None
+    """Told of every completion that was recorded, and how long the capture is with it."""
 
 
 Watch = Callable[[SessionGrant, Completion], None]
@@ -131,6 +136,7 @@ class Session:
         self.budget_spent = asyncio.Event()
         self.spent_reason = ""
         """Which budget was used up first, once one is."""
+        self._is_replayed = False
         self.ended = False
         self.has_lost_call = False
         self.sampled_tokens = 0
@@ -147,6 +153,13 @@ class Session:
     @property
     def progress(self) -> Progress:
         return Progress(completions=self._completions, sampled_tokens=self.sampled_tokens)
+
+    @property
+    def agent_end(self) -> AgentEnd:
+        """How its agent ends, once it is to end before it does so by itself."""
+        if self._is_replayed:
+            return AgentEnd.REPLAYED
+        return AgentEnd.TIMEOUT if self.clock.is_spent else AgentEnd.BUDGET
 
     def begin_calls(self, count: int) -> range:
         """Admit `count` calls at once; returns their places in the order of beginning, from 0."""
@@ -203,10 +216,23 @@ class Session:
         limit = self.grant.budgets.max_sampled_tokens
         return None if limit is None else max(limit - self.sampled_tokens, 0)
 
-    def record(self, completion: Completion, usage: Usage, *, is_whole: bool) -> None:
-        """Commit a completion; one that is whole is found by requests that continue it."""
+    def end_replay(self, ended: ReplayEnded) -> RequestRefused:
+        """What a call is told after which the agent is to go no further."""
+        self._is_replayed = self._is_replayed or not self.budget_spent.is_set()
+        self._spend(ended.message)
+        return RequestRefused(Refusal.SESSION_ENDED, f"The replay has ended: {ended.message}.")
+
+    def record(
+        self, completion: Completion, usage: Usage, *, is_whole: bool, said: Sequence[Message] = ()
+    ) -> None:
+        """Commit a completion; one that is whole is found by requests that continue it.
+
+        `said` is what the client sent for its last messages, where recorded ones stand for them.
+        """
         turn = self._capture.append(completion)
         self.quota.capture_bytes = self._capture.length
+        if self.grant.grown is not None:
+            self.grant.grown(completion, self._capture.length)
         self.recorded += 1
         self._watch(self.grant, completion)
         self._contexts[completion.id] = usage.prompt_tokens + usage.sampled_tokens
@@ -214,6 +240,7 @@ class Session:
             self._completions += 1
         if is_whole:
             self.conversations.add(turn, completion.tools)
+            self.conversations.alias(turn, completion.tools, said)
         self._end_when_wasted()
 
     def count_failure(self, error: RequestRefused) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from polar.models.chat import FinishReason, Message, Sampling, ToolDefinition
 
 Ids = NDArray[np.int32]
+NO_IDS: Ids = np.empty(0, np.int32)
 Logprobs = NDArray[np.float32]
 Versions = NDArray[np.int32]
 Routing = NDArray[np.unsignedinteger[Any]]
@@ -46,6 +47,15 @@ OUTAGE = "outage"
 
 UNROUTED = "unrouted_tokens"
 """In `Completion.extra`: of how many tokens that it added the engine was to tell the experts, and did not."""
+
+REPLAYED = "replayed_from"
+"""In `Completion.extra`: the session in which this very completion, under the same id, was sampled."""
+RESUMED = "resumed"
+"""In `Completion.extra`, with any value: an earlier attempt at the same session sampled it."""
+CHOICE = "choice"
+"""In `Completion.extra`, where a request asked for several answers: which of them it is, from 0."""
+STOP_SEQUENCE = "stop_sequence"
+"""In `Completion.extra`: the stop string of the request that ended the answer, if one did."""
 
 CACHED = "cached_tokens"
 """In `Completion.extra`: how much of the prompt the engine took from its prefix cache, where it says so."""
@@ -101,6 +111,11 @@ class Completion:
     def prompt_tokens(self) -> int:
         """How long the prompt was, also where the engine only counted it."""
         return len(self.prompt_ids) or int(self.extra.get(COUNTED_PROMPT, 0))
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether it was sampled before its session, or this attempt at it, began."""
+        return REPLAYED in self.extra or RESUMED in self.extra
 
     @property
     def omitted(self) -> dict[str, int]:

@@ -153,7 +153,7 @@ class SampleView(Frozen):
 
 
 class GroupView(Frozen):
-    """All samples of one task, with what was asked."""
+    """All samples and branches of one task, with what was asked."""
 
     id: Id
     """The task's."""
@@ -173,6 +173,8 @@ class GroupView(Frozen):
     """What makes traces."""
     priority: int
     """0 to 100, higher first."""
+    branching: str | None = None
+    """What chooses where branches leave its sessions; None: nothing does."""
     early_stop: int | None = None
     """The number of usable samples after which the others are cancelled; None: never."""
     files: tuple[str, ...] = ()
@@ -225,6 +227,8 @@ class CompletionLine(Frozen):
     """Unix seconds."""
     untrainable: str | None = None
     """Why it can never be trained; None: it can."""
+    replayed_from: str | None = None
+    """The session in which it was sampled; None: this one."""
     tools_called: tuple[str, ...] = ()
     """Names, in order."""
     excerpt: str = ""
@@ -294,7 +298,7 @@ class SessionDetail(Frozen):
     evaluator: str
     """Its name."""
     group: tuple[SessionRow, ...]
-    """All samples of its task."""
+    """All samples and branches of its task."""
     events: tuple[SessionEvent, ...]
     outline: Outline | None = None
     unreadable: str | None = None

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from polar.models.component import Frozen
-from polar.models.task import Id, TaskSpec
+from polar.models.task import Id, OnDivergence, TaskSpec
 
 PROCESSED = "processed_logprobs"
 RAW = "raw_logprobs"
@@ -51,6 +51,8 @@ class AgentEnd(StrEnum):
     """A completion or token budget ended it."""
     CANCELLED = "cancelled"
     """The session was."""
+    REPLAYED = "replayed"
+    """The recording that it followed was used up, or it left it."""
     NOT_STARTED = "not_started"
     """It never ran."""
 
@@ -170,6 +172,65 @@ class Verdict(Frozen):
     """Completion id → the reward of the trace that trains it, instead of its share of `reward`."""
 
 
+class Origin(Frozen):
+    """The session whose recorded answers another one begins with."""
+
+    session_id: Id
+    """Which session: another one of the same task, the one that a replay repeats, or this one in an earlier
+    attempt."""
+    calls: int | None = Field(default=None, ge=0)
+    """How many of its model calls are answered from the recording: the first ones, in the order in which they
+    ended. None: all."""
+    samples_on: bool = True
+    """Whether the model answers what is asked after these calls; otherwise the agent is ended there."""
+    on_divergence: OnDivergence = OnDivergence.LIVE
+    depth: int = Field(default=1, ge=0)
+    """1: a branch of a sample; 2: a branch of such a branch, and so on."""
+
+
+MOST_BRANCH_POINTS = 1024
+"""Places at which branches leave a session, at most."""
+LONGEST_DIFFERENCE = 16_384
+"""Characters that are kept of how two requests differ."""
+MOST_DIVERGENCES = 16
+"""How many divergences of a session are described; all are counted."""
+
+
+class Divergence(Frozen):
+    """A request that was not the recorded one."""
+
+    call: int = Field(ge=0)
+    """Its place among the session's model calls, from 0, in the order in which they began."""
+    taken: OnDivergence
+    """What was done about it."""
+    difference: str = Field(max_length=LONGEST_DIFFERENCE)
+    """Between the recorded request and this one, as a unified diff."""
+
+
+class ReplayReport(Frozen):
+    """How far a session followed the recording that it began with."""
+
+    origin: Id
+    """Whose recording it was; its own id where a later attempt took up an earlier one."""
+    calls: int = 0
+    """Model calls that were answered from the recording."""
+    sampled_tokens: int = 0
+    """Tokens in those answers."""
+    unused_calls: int = 0
+    """Answers of the recording that were never asked for."""
+    varied_messages: int = 0
+    """Messages that came with another time, duration or made-up name, for which the recorded ones stand."""
+    divergence_count: int = 0
+    """Requests that were not the recorded ones."""
+    divergences: tuple[Divergence, ...] = Field(default=(), max_length=MOST_DIVERGENCES)
+    """The first of them."""
+
+    @property
+    def is_faithful(self) -> bool:
+        """Whether every recorded answer was asked for, and nothing else before them."""
+        return not self.divergence_count and not self.unused_calls
+
+
 class SessionResult(Frozen):
     """What came of a session; the tokens themselves are in its recording."""
 
@@ -190,7 +251,8 @@ class SessionResult(Frozen):
     failure: FailureReason | None = None
     """What kind of failure it is; None: it did not fail."""
     warnings: tuple[str, ...] = ()
-    """What else went wrong and left the verdict as it is: an artifact that could not be collected."""
+    """What else went wrong and left the verdict as it is: an artifact that could not be collected, a
+    branching strategy that failed."""
     verdict: Verdict | None = None
     stats: TrajectoryStats = TrajectoryStats()
     seconds: StageSeconds = StageSeconds()
@@ -210,6 +272,10 @@ class SessionResult(Frozen):
     renderer: str | None = None
     """What made the prompts, `template` or a family, and what it said beyond the model's chat template, as in
     `template+tool_prompt`. None: the engine rendered them, or it is not known."""
+    replay: ReplayReport | None = None
+    """How far it followed the recording that it began with; None: it began with none."""
+    branch_at: tuple[int, ...] = Field(default=(), max_length=MOST_BRANCH_POINTS)
+    """After how many of its model calls branches leave it, as its task's strategy chose."""
     has_recording: bool = False
     """Whether its tokens are stored."""
     has_artifacts: bool = False
@@ -248,6 +314,8 @@ class Lease(Frozen):
     """What authorises the node to speak for the session."""
     expires_at: float
     """Unix seconds by the server's clock."""
+    origin: Origin | None = None
+    """Where its first answers come from; None: the model gives them all."""
 
     @property
     def fencing_token(self) -> int:

@@ -12,7 +12,9 @@ from pydantic import AfterValidator, Field, JsonValue
 from polar.models.component import Component, Frozen, Named
 from polar.models.webhook import Webhook
 
-Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+MAX_ID = 128
+"""The longest id, of a task or anything else."""
+Id = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID - 1}}}$")]
 
 
 class TaskStatus(StrEnum):
@@ -127,6 +129,29 @@ class Solution(Frozen):
     """What the script needs, in the directory that `$POLAR_SOLUTION` names."""
 
 
+class OnDivergence(StrEnum):
+    """What becomes of a request that a session makes instead of the recorded one."""
+
+    STOP = "stop"
+    """The agent is ended there."""
+    LIVE = "live"
+    """The model answers it, and what follows from it."""
+    RECORDED = "recorded"
+    """It gets the answer that was recorded for the other request, which is never trained."""
+
+
+class Branching(Frozen):
+    """Sessions that share a sample's beginning and go on from there by themselves."""
+
+    at: Named
+    """The strategy that chooses the model calls before which branches leave a session."""
+    samples: int = Field(default=1, ge=1, le=64)
+    """Branches at each of these calls."""
+    depth: int = Field(default=1, ge=1, le=8)
+    """1: branches leave the samples alone; 2: they leave branches too, and so on."""
+    on_divergence: OnDivergence = OnDivergence.LIVE
+
+
 class TaskSpec(Frozen):
     """A task as a user writes it."""
 
@@ -142,6 +167,8 @@ class TaskSpec(Frozen):
     """Sessions: attempts that make up its group."""
     early_stop: int | None = Field(default=None, ge=1)
     """Once this number of samples have completed with trainable tokens, the others are cancelled."""
+    branching: Branching | None = None
+    """Which sessions the group has besides the samples; None: none."""
     files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
     """Put into the workspace before the agent starts."""
     prepare: tuple[PrepareStep, ...] = Field(default=(), max_length=100)
@@ -159,3 +186,16 @@ class TaskSpec(Frozen):
     """Where its results are sent as they come."""
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
     """Kept and handed back with the results; Polar does not read it."""
+
+    @property
+    def components(self) -> tuple[tuple[str, str, Component], ...]:
+        """What it names: each kind of extension, the field that names one, and which."""
+        named = (
+            ("harnesses", "harness", self.harness),
+            ("runtimes", "runtime", self.runtime),
+            ("evaluators", "evaluator", self.evaluator),
+            ("builders", "builder", self.builder),
+        )
+        return (
+            named if self.branching is None else (*named, ("branchings", "branching.at", self.branching.at))
+        )

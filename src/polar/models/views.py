@@ -10,13 +10,14 @@ from polar.models.component import Frozen
 from polar.models.session import (
     Lease,
     LeaseKey,
+    Origin,
     Progress,
     SessionEvent,
     SessionResult,
     SessionStatus,
     StageEntry,
 )
-from polar.models.task import Id, TaskSpec, TaskStatus
+from polar.models.task import Id, OnDivergence, TaskSpec, TaskStatus
 from polar.models.webhook import WebhookEvent
 
 
@@ -52,6 +53,8 @@ class SessionHead(Frozen):
     """Unix seconds, as every time here."""
     updated_at: float
     """When anything of it changed last, a heartbeat included."""
+    origin: Origin | None = None
+    """The session whose recorded answers it begins with; None: it begins with none."""
 
 
 class SessionView(SessionHead):
@@ -108,6 +111,30 @@ class ResultPage(Frozen):
         return tuple(result for result in self.results if result.session_id not in stale)
 
 
+class BranchRequest(Frozen):
+    """Asks for sessions of the same task that begin with an ended one's recorded answers."""
+
+    calls: int = Field(ge=0)
+    """How many of its model calls are answered from the recording; then the model samples."""
+    samples: int = Field(default=1, ge=1, le=1024)
+    """How many branches."""
+    on_divergence: OnDivergence = OnDivergence.LIVE
+    request_id: Id | None = None
+    """The same request again, by this id, adds nothing and answers the same; None: it adds new ones."""
+
+
+class ReplayRequest(Frozen):
+    """Asks for a session that repeats an ended one from its recording, in a task of its own."""
+
+    calls: int | None = Field(default=None, ge=0)
+    """How many of its model calls; None: all that were recorded."""
+    on_divergence: OnDivergence = OnDivergence.STOP
+    samples_on: bool = False
+    """Whether the model answers what is asked after these calls; otherwise the agent is ended there."""
+    request_id: Id | None = None
+    """The same request again, by this id, changes nothing and answers the same; None: it replays anew."""
+
+
 class EventPage(Frozen):
     """A piece of the feed of events, in the order they were stored."""
 
@@ -116,7 +143,7 @@ class EventPage(Frozen):
     """Pass as `cursor` to get what comes after; unchanged when nothing came."""
 
 
-NODE_PROTOCOL = 4
+NODE_PROTOCOL = 6
 """What nodes and servers must agree on: raised whenever one of another number would be misunderstood.
 
 A field more in what either reads is such a case, since unknown keys are errors; so is a task's.
@@ -147,6 +174,9 @@ class Joined(Frozen):
     """Of Polar on the server."""
     lease_seconds: float
     """How long a lease lasts without a heartbeat."""
+    resume_bytes: int = 0
+    """How many bytes of a running session's captures the server keeps, so that another node can continue it;
+    0: none."""
     is_draining: bool = False
     """Whether it will be leased nothing until it is resumed."""
 

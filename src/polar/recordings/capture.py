@@ -109,7 +109,10 @@ class CaptureWriter:
 
 
 def parse_capture(data: bytes, path: Path = Path("capture")) -> TokenTree:
-    """The tree in a log; CaptureError if the bytes are no log at all. `path` only names them."""
+    """The tree in a log; CaptureError if the bytes are no log at all. `path` only names them.
+
+    Logs of one session may follow one another.
+    """
     if not data.startswith(MAGIC):
         if MAGIC.startswith(data):
             return TokenTree()
@@ -185,6 +188,9 @@ def frames(data: bytes) -> Iterator[Stretch]:
     """The frames of a log and what lies between them; a last frame that was not finished, too."""
     offset = len(MAGIC)
     while offset < len(data):
+        if data.startswith(MAGIC, offset):
+            offset += len(MAGIC)
+            continue
         found = _sound(data, offset) or Stretch(offset, _next_sound(data, offset + 1) or len(data), None)
         yield found
         offset = found.end

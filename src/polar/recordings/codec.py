@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolCall, ToolDefinition
-from polar.models.completion import Completion, Ids, Logprobs, Routing, Versions
+from polar.models.completion import NO_IDS, Completion, Ids, Logprobs, Routing, Versions
 from polar.models.session import Fault
 from polar.recordings.growth import Context, extended
 from polar.recordings.tree import Continuation, Link, TokenTree, lacking_experts
@@ -27,7 +27,6 @@ LOST_CONTEXT = "its context is lost"
 _ROLES = {role.value: role for role in Role}
 _REASONS = {reason.value: reason for reason in FinishReason}
 _CONTINUATIONS = {kind.value: kind for kind in Continuation}
-_NO_IDS: Ids = np.empty(0, np.int32)
 _LENGTH = struct.Struct("<I")
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -36,11 +35,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Columns(NamedTuple):
     """The numbers of a completion."""
 
-    given: Ids = _NO_IDS
+    given: Ids = NO_IDS
     """What its prompt adds."""
-    sampled: Ids = _NO_IDS
-    logprobs: Logprobs = _NO_IDS.view(np.float32)
-    versions: Versions = _NO_IDS
+    sampled: Ids = NO_IDS
+    logprobs: Logprobs = NO_IDS.view(np.float32)
+    versions: Versions = NO_IDS
     routing: Routing | None = None
     """Of the last tokens but one, at most as many as it adds: its own last token is computed by whoever
     follows it, and the last of the completion before it by this one. Where the first who asked the same
@@ -212,7 +211,7 @@ class TreeReader:
         return Completion(
             **read.plain,
             index=place,
-            prompt_ids=_NO_IDS if read.context is None else read.context.first(read.length),
+            prompt_ids=NO_IDS if read.context is None else read.context.first(read.length),
             sampled_ids=numbers.sampled,
             logprobs=numbers.logprobs,
             policy_versions=numbers.versions,

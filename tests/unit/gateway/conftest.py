@@ -13,12 +13,14 @@ from tokenizers import Tokenizer
 
 from polar.config.settings import DEFAULT_MODEL, GatewaySettings
 from polar.engines.embedded.weights import ensure_model
+from polar.gateway.playback import Playback
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.completion import Completion
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import parse_capture
+from polar.recordings.tree import TokenTree
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
-from tests.captures import read_capture
 from tests.fakes.scripted_engine import Script, ScriptedEngine
 
 
@@ -51,8 +53,14 @@ class Scene:
         return self.http.post(self.url, json=body, headers=headers)
 
     async def captured(self) -> list[Completion]:
+        return list((await self.tree()).completions)
+
+    async def tree(self) -> TokenTree:
+        """What was recorded; ends the session. Nothing may be lost."""
         await self.gateway.close_session(self.grant.session_id)
-        return read_capture(self.grant.capture)
+        tree = parse_capture(self.grant.capture.read_bytes())
+        assert not tree.faults, tree.faults
+        return tree
 
 
 SetScene = Callable[..., Awaitable[Scene]]
@@ -71,6 +79,7 @@ async def set_scene(tokenizer: Tokenizer, renderer: Renderer, tmp_path: Path) ->
             max_context: int = 8192,
             sample: int = 0,
             records_routing: bool = False,
+            playback: Playback | None = None,
         ) -> Scene:
             engine = ScriptedEngine(
                 tokenizer, script, max_context=max_context, records_routing=records_routing
@@ -85,6 +94,7 @@ async def set_scene(tokenizer: Tokenizer, renderer: Renderer, tmp_path: Path) ->
                 sampling or SamplingPin(),
                 budgets or Budgets(),
                 sample,
+                playback=playback,
             )
             gateway.open_session(grant)
             return Scene(gateway, engine, grant, http)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import aiohttp
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from polar.engines.base import EngineError
+from polar.gateway.server import new_key
 from polar.models.chat import FinishReason
 from polar.rendering.base import Renderer
 from polar.trajectory.per_request import PerRequest
@@ -263,3 +266,22 @@ async def test_what_the_model_is_not_shown_is_counted_by_name(set_scene: SetScen
     shown, plain = await scene.captured()
     assert (shown.omitted, plain.omitted) == ({"image": 2}, {})
     assert PerRequest(PerRequest.Options()).build(grow([shown, plain])).stats.omitted == {"image": 1}
+
+
+async def test_whoever_follows_a_capture_is_told_how_long_it_is(set_scene: SetScene, tmp_path: Path) -> None:
+    scene = await set_scene(["One.", "Two."])
+    told: list[tuple[str, int]] = []
+    followed = replace(
+        scene.grant,
+        session_id="s2",
+        key=new_key(),
+        capture=tmp_path / "s2.log",
+        grown=lambda completion, length: told.append((completion.response.content, length)),
+    )
+    scene.gateway.open_session(followed)
+    lengths = []
+    for content in ("Hi", "Hello"):
+        async with scene.post(scene.body(content), key=followed.key) as response:
+            assert response.status == 200
+        lengths.append(followed.capture.stat().st_size)
+    assert told == [("One.", lengths[0]), ("Two.", lengths[1])]

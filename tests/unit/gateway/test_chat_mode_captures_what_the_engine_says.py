@@ -18,10 +18,13 @@ from polar.config.settings import GatewaySettings
 from polar.engines.openai import OpenAIEngine
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
+from polar.gateway.playback import Playback
 from polar.gateway.server import Gateway, SessionGrant, new_key
 from polar.models.chat import FinishReason
 from polar.models.completion import Completion
+from polar.models.session import Origin
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.capture import parse_capture
 from tests.captures import read_capture
 from tests.fakes.character_chat import END, ROLES, Said, logprob_of, prompt_ids
 from tests.fakes.sglang_wire import SglangWire, sglang_wire
@@ -81,7 +84,12 @@ async def set_scene(tmp_path: Path) -> AsyncIterator[SetScene]:
             await stack.enter_async_context(gateway)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             granted = SessionGrant(
-                "s1", new_key(), tmp_path / "capture", SamplingPin(), budgets or Budgets(), **grant
+                "s1",
+                new_key(),
+                tmp_path / f"{gateway.port}.capture",
+                SamplingPin(),
+                budgets or Budgets(),
+                **grant,
             )
             gateway.open_session(granted)
             return Scene(gateway, wire, granted, http)
@@ -344,3 +352,43 @@ async def test_a_text_without_turns_is_refused_by_name(set_scene: SetScene) -> N
     async with scene.http.post(url, json=body, headers={"api-key": scene.grant.key}) as response:
         assert response.status == 400
         assert (await response.json())["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_recorded_answers_are_given_again(set_scene: SetScene, kind: str) -> None:
+    async def talk(scene: Scene, told: str) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+        for content in (f"Took {told}.", "Go on."):
+            messages.append((await scene.said(messages))["choices"][0]["message"])
+            messages.append({"role": "user", "content": content})
+        return messages
+
+    first = await set_scene(Said("One."), Said("Two."), kind=kind)
+    said = await talk(first, "0.5 s")
+    await first.gateway.close_session("s1")
+    tree = parse_capture(first.grant.capture.read_bytes())
+    playback = Playback(tree, Origin(session_id="parent", samples_on=False), "branch")
+    again = await set_scene(kind=kind, playback=playback)  # whose engine knows no answer
+    assert [message["content"] for message in await talk(again, "0.7 s")][1::2] == ["One.", "Two."]
+    assert playback.report.is_faithful
+    assert playback.report.varied_messages == 1
+    given = await again.captured()
+    assert [it.id for it in given] == [it.id for it in tree.completions]
+    assert [it.prompt_ids.tolist() for it in given] == [it.prompt_ids.tolist() for it in tree.completions]
+    assert said[2]["content"] == "Took 0.5 s."
+
+
+async def test_requests_that_differ_in_a_name_get_their_own_answers_in_any_order(
+    set_scene: SetScene,
+) -> None:
+    asked = [[user(f"Work in /tmp/tmp{name * 8}.")] for name in "ab"]
+    first = await set_scene(Said("One."), Said("Two."))
+    for messages in asked:
+        await first.said(messages)
+    await first.gateway.close_session("s1")
+    tree = parse_capture(first.grant.capture.read_bytes())
+    playback = Playback(tree, Origin(session_id="parent", samples_on=False), "branch")
+    again = await set_scene(playback=playback)
+    said = [await again.said(messages) for messages in reversed(asked)]
+    assert [answer["choices"][0]["message"]["content"] for answer in said] == ["Two.", "One."]
+    assert playback.report.varied_messages == 0
