@@ -29,6 +29,8 @@ COMMANDS = {
     "tasks": "List tasks, show or cancel one, or try files of tasks out before they are submitted.",
     "sessions": "List sessions, show the state of one, or cancel one.",
     "show": "Show what one session's agent said and did, token by token.",
+    "replay": "Run an ended session again, with its model calls answered from its recording.",
+    "branch": "Add sessions to a task that begin as one of its ended sessions did, and go on by themselves.",
     "artifacts": "List what was kept of a session's files and logs, print one, or unpack them all.",
     "results": "Print the results of ended sessions, or write parquet.",
     "db": "Bring a server's database up to date, back it up, or restore it.",
@@ -44,7 +46,14 @@ COMMANDS = {
 """Each with the first line of its help. It is a function, or a group of sub-commands, of its own name in the
 module of its own name beside this one, or in the one that `_WITH` names. Modules are imported when their
 command is asked for, so that `polar --help` need not wait for them."""
-_WITH = {"examples": "quickstart", "nodes": "node", "artifacts": "sessions"}
+_WITH = {
+    "examples": "quickstart",
+    "nodes": "node",
+    "artifacts": "sessions",
+    "replay": "branch",
+    "webhooks": "results",
+    "compare": "eval",
+}
 
 
 class _Commands(TyperGroup):

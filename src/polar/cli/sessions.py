@@ -14,10 +14,10 @@ import typer
 from rich.table import Table
 
 from polar.cli.options import AsJson, Server, Token, command_group
-from polar.cli.output import clock, print_json, print_list, print_parts, table, visible
+from polar.cli.output import clock, counted, print_json, print_list, print_parts, table, visible
 from polar.client import Client
 from polar.errors import InvalidInput, NotFound
-from polar.models.session import AgentEnd, SessionEvent, SessionStatus
+from polar.models.session import AgentEnd, Origin, SessionEvent, SessionStatus
 from polar.models.task import TaskStatus
 from polar.models.views import SessionView
 
@@ -152,6 +152,18 @@ def session_table(sessions: Iterable[SessionView]) -> Table:
 
 
 def _note(session: SessionView) -> str:
+    """Where the session came from, if from another one, and how it is."""
+    beginning = "" if session.origin is None else _beginning(session.origin)
+    return "; ".join(filter(None, (beginning, _state(session))))
+
+
+def _beginning(origin: Origin) -> str:
+    kind = "branch" if origin.samples_on else "replay"
+    calls = "" if origin.calls is None else f" after {counted(origin.calls, 'call')}"
+    return f"{kind} of {origin.session_id}{calls}"
+
+
+def _state(session: SessionView) -> str:
     result = session.result
     if result is None:
         return f"on {session.node}" if session.node else ""

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
+from polar.cli.branch import divergence_parts, replay_summary
 from polar.cli.options import AsJson, Server, Token
 from polar.cli.output import clock, console, print_json, print_parts, table, visible
 from polar.client import Client
@@ -177,6 +178,7 @@ def _header(result: SessionResult, full: bool) -> RenderableType:
         ("status", result.status + (f": {result.error}" if result.error else "")),
         ("reward", reward),
         ("agent", result.agent_end + ("" if result.exit_code is None else f", exit code {result.exit_code}")),
+        ("began with", result.replay and replay_summary(result.replay)),
         ("model", result.model),
         ("logprobs", result.logprobs_mode),
         ("harness", result.harness_version),
@@ -201,6 +203,8 @@ def _header(result: SessionResult, full: bool) -> RenderableType:
     if verdict and verdict.report.strip():
         report = _inset(_text(verdict.report.strip(), full), 2)
         parts += [Text("\nEvaluator's report", style="bold"), report]
+    if result.replay is not None:
+        parts += divergence_parts(result.replay, full=full)
     return Group(*parts)
 
 

@@ -20,11 +20,12 @@ from polar.client.connection import Connection, error_of, segment
 from polar.errors import Conflict, InvalidInput, PolarError, Unavailable, explain
 from polar.models.access import MadeToken, NewToken, TokenPage, TokenRole, TokenView
 from polar.models.dashboard import NodeList, NodeOverview, Overview
-from polar.models.delivery import SIZES, Delivery, DeliveryAnswer
+from polar.models.delivery import SIZES, CaptureGrowth, CaptureLengths, Delivery, DeliveryAnswer
 from polar.models.policy import Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView, Resume, Update
-from polar.models.session import SessionEvent, SessionResult, SessionStatus
-from polar.models.task import TaskSpec, TaskStatus
+from polar.models.session import LeaseKey, SessionEvent, SessionResult, SessionStatus
+from polar.models.task import OnDivergence, TaskSpec, TaskStatus
 from polar.models.views import (
+    BranchRequest,
     EventPage,
     Health,
     Heartbeat,
@@ -34,6 +35,7 @@ from polar.models.views import (
     LeaseRequest,
     Leases,
     Release,
+    ReplayRequest,
     ResultPage,
     SessionPage,
     SessionView,
@@ -124,6 +126,42 @@ class AsyncClient(Connection):
 
     async def cancel_session(self, id: str) -> SessionView:
         return await self._post(f"/sessions/{segment(id)}/cancel", None, SessionView)
+
+    async def branch(
+        self,
+        session_id: str,
+        calls: int,
+        samples: int = 1,
+        *,
+        on_divergence: OnDivergence = OnDivergence.LIVE,
+        request_id: str | None = None,
+    ) -> tuple[SessionView, ...]:
+        """Add sessions to the task of one that has ended: its first `calls` model calls are answered from its
+        recording, and then they sample on.
+
+        With a `request_id`, the same request again adds nothing.
+        """
+        asked = {"calls": calls, "samples": samples, "on_divergence": on_divergence, "request_id": request_id}
+        path = f"/sessions/{segment(session_id)}/branches"
+        return (await self._post(path, _checked(BranchRequest, asked), SessionPage)).sessions
+
+    async def replay(
+        self,
+        session_id: str,
+        calls: int | None = None,
+        *,
+        on_divergence: OnDivergence = OnDivergence.STOP,
+        samples_on: bool = False,
+        request_id: str | None = None,
+    ) -> SessionView:
+        """Run an ended session again in a copy of its task: its first `calls` model calls, or all of them,
+        are answered from its recording.
+
+        With a `request_id`, the same request again changes nothing.
+        """
+        ways = {"on_divergence": on_divergence, "samples_on": samples_on}
+        asked = _checked(ReplayRequest, {"calls": calls, "request_id": request_id, **ways})
+        return await self._post(f"/sessions/{segment(session_id)}/replay", asked, SessionView)
 
     async def recording(self, session_id: str) -> bytes:
         """The recording of an ended session, as its node packed it."""
@@ -347,6 +385,15 @@ class AsyncClient(Connection):
         answer = await self._post(path, _body(deliveries), DeliveryAnswer)
         return [None if problem is None else error_of(problem) for problem in answer.problems]
 
+    async def ship_captures(self, node: str, grown: Sequence[CaptureGrowth]) -> tuple[int | None, ...]:
+        """Send what captures have grown by; for each, how much the server has. See `CaptureUploader`."""
+        path = f"/nodes/{segment(node)}/captures"
+        return (await self._post(path, _body(grown), CaptureLengths)).lengths
+
+    async def capture(self, session_id: str, key: LeaseKey) -> bytes:
+        """What earlier attempts at a session captured, for the node whose lease has this key."""
+        return await self._send("POST", f"/sessions/{segment(session_id)}/capture", key)
+
     async def release(self, session_id: str, given_back: Release) -> None:
         await self._send("POST", f"/sessions/{segment(session_id)}/release", given_back)
 
@@ -363,11 +410,11 @@ class AsyncPaused:
         return await self._client.update_policy(path, version=version, holder=self.holder)
 
 
-async def _body(deliveries: Sequence[Delivery]) -> AsyncIterator[bytes]:
-    """The deliveries as `SIZES` describes them, with many small parts in one piece."""
+async def _body(deliveries: Sequence[Delivery | CaptureGrowth]) -> AsyncIterator[bytes]:
+    """What is sent as `SIZES` describes it, with many small parts in one piece."""
     piece = bytearray()
     for delivery in deliveries:
-        text, parts = delivery.model_dump_json().encode(), (delivery.recording, delivery.artifacts)
+        text, parts = delivery.model_dump_json().encode(), delivery.parts
         piece += SIZES.pack(len(text), *map(size_of, parts)) + text
         for part in parts:
             async for data in _pieces(part):

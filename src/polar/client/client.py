@@ -94,6 +94,8 @@ class Client:
     session = _blocking(AsyncClient.session)
     sessions = _iterating(AsyncClient.sessions)
     cancel_session = _blocking(AsyncClient.cancel_session)
+    branch = _blocking(AsyncClient.branch)
+    replay = _blocking(AsyncClient.replay)
     recording = _blocking(AsyncClient.recording)
     artifacts = _blocking(AsyncClient.artifacts)
     session_events = _blocking(AsyncClient.session_events)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from polar.client.uploader import GrowingCapture
+from polar.gateway.playback import Playback
 from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
 from polar.harnesses.base import Harness, HarnessContext, Installation
-from polar.models.session import AgentEnd, Lease
+from polar.models.session import AgentEnd, Lease, ReplayReport
 from polar.runtimes.base import Output, Sandbox
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class AgentRun:
     harness_version: str | None = None
     traceparent: str | None = None
     """The span of its stage, where there are spans."""
+    replay: ReplayReport | None = None
+    """How far it followed the recording that it began with, if it did."""
 
     async def run(
         self,
@@ -46,7 +49,8 @@ class AgentRun:
         sandbox: Sandbox,
         harness: Harness,
         installation: Installation,
-        capture: Path,
+        capture: GrowingCapture,
+        playback: Playback | None = None,
     ) -> None:
         """Open the session's key, run the harness, and leave no process of it behind."""
         task, gateway = lease.task, services.gateway
@@ -58,19 +62,22 @@ class AgentRun:
             SessionGrant(
                 session_id=lease.session_id,
                 key=key,
-                capture=capture,
+                capture=capture.path,
+                grown=capture.add,
                 sampling=task.sampling,
                 budgets=task.budgets,
                 sample=lease.sample,
                 traceparent=self.traceparent,
                 serves_any_name=harness.asks_by_any_name,
                 deadline_seconds=task.budgets.run_seconds,
+                playback=playback,
             )
         )
         try:
             await self._exec(lease, gateway, sandbox, harness, context)
         finally:
             self.lost_call = gateway.has_lost_call(lease.session_id)
+            self.replay = gateway.replay_report(lease.session_id)
             try:
                 await gateway.close_session(lease.session_id)
             finally:

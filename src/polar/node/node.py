@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from polar import __version__
 from polar.client import AsyncClient
-from polar.client.uploader import ResultUploader
+from polar.client.uploader import CaptureUploader, ResultUploader
 from polar.config import plugins
 from polar.config.settings import NodeSettings
 from polar.engines.base import ModelInfo
@@ -44,7 +44,8 @@ PROMPT_SECONDS = 0.5
 """Within which the server answers if it has work; a longer silence means that there is none."""
 ENDINGS_AT_ONCE = 16
 LAST_DELIVERY_SECONDS = 5.0
-"""How long a node that is asked to stop still tries to deliver a finished session."""
+"""How long a node that is asked to stop still tries to deliver a finished session, or to send what was
+captured of one that it gives back."""
 SWEEP_SECONDS = 3600.0
 """How often the node looks for what leases left here long ago."""
 LONGEST_TROUBLE = 2_000
@@ -65,13 +66,16 @@ class Node:
         model: ModelInfo,
         *,
         lease_seconds: float,
+        resume_bytes: int,
     ) -> None:
+        """`resume_bytes`: how much of a running session's capture the server keeps."""
         self._settings = settings
         self._client = client
         self._uploader = ResultUploader(client, settings.name)
+        self._captures = CaptureUploader(client, settings.name, is_on=resume_bytes > 0)
         self._gateway = gateway
         self._lease_seconds = lease_seconds
-        self._services = NodeServices.below(data_dir, settings, gateway, model)
+        self._services = NodeServices.below(data_dir, settings, gateway, client, model)
         roots = weight_roots(settings.weight_roots, data_dir)
         self._policy = PolicyFollower(settings.name, client, gateway, roots)
         self._runs: dict[str, SessionRun] = {}
@@ -92,7 +96,12 @@ class Node:
         await self._reap()
         try:
             async with asyncio.TaskGroup() as group:
-                chores = (self._heartbeats(), self._policy.run(), self._sweep_forever())
+                chores = (
+                    self._heartbeats(),
+                    self._policy.run(),
+                    self._captures.run(),
+                    self._sweep_forever(),
+                )
                 running = [group.create_task(chore) for chore in chores]
                 await self._work_until_drained()
                 for chore in running:
@@ -185,7 +194,12 @@ class Node:
         if former is not None and former.task is not None:
             log.warning("session %s: leased anew, ending what its lost lease began", session_id)
             former.is_lost = True
-        run = SessionRun(lease=lease, services=self._services, changed=lambda: self._tell_soon(session_id))
+        run = SessionRun(
+            lease=lease,
+            services=self._services,
+            captures=self._captures,
+            changed=lambda: self._tell_soon(session_id),
+        )
         self._runs[session_id] = run
         self._admission.breaker.began(run.name)
         with logs.about(session=session_id, task=lease.task.id):
@@ -219,6 +233,7 @@ class Node:
             )
         finally:
             run.close()
+            self._captures.drop(run.growth)
             self._admission.ended(run.name, run.lease.task.id, result)
             if self._is_latest(run):
                 del self._runs[run.lease.session_id]
@@ -237,8 +252,18 @@ class Node:
                 return None
             if run.is_called_off:
                 return run.result(SessionStatus.CANCELLED)
+            await self._send_rest(run)
             await self._give_back(run.lease)
             raise
+
+    async def _send_rest(self, run: SessionRun) -> None:
+        """Send the rest of the session's capture, from which another node continues it."""
+        try:
+            async with asyncio.timeout(LAST_DELIVERY_SECONDS):
+                await self._captures.finish(run.growth)
+        except (PolarError, TimeoutError) as error:
+            told = str(error) or "no answer in time"
+            log.warning("session %s: its capture was not sent completely: %s", run.lease.session_id, told)
 
     async def _deliver_even_if_cancelled(self, run: SessionRun, ended: SessionResult) -> SessionResult:
         """A finished session is not thrown away because the node is asked to stop just now."""

@@ -7,15 +7,17 @@ alone: `worker_processes.py` has it done in processes of its own.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polar.config import plugins
 from polar.errors import PolarError
+from polar.gateway.session import without_keys
 from polar.models.component import Component
 from polar.models.delivery import Delivery
-from polar.models.session import TrajectoryStats
+from polar.models.session import MOST_BRANCH_POINTS, TrajectoryStats
 from polar.models.trace import Trajectory
 from polar.node.artifacts import Artifacts
 from polar.node.failures import ModelCalls
@@ -23,6 +25,7 @@ from polar.recordings import recording
 from polar.recordings.capture import parse_capture
 from polar.recordings.tree import TokenTree
 from polar.trajectory.base import Builder
+from polar.trajectory.branching import BranchingStrategy
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +38,38 @@ class Built:
     calls: ModelCalls
     trace_ends: tuple[str, ...]
     """For each trace, the completion whose transcript holds all of it."""
+    branch_at: tuple[int, ...] = ()
+    """After how many of the calls branches leave the session."""
+    warnings: tuple[str, ...] = ()
+    """What went wrong and costs the session nothing."""
 
 
-def build(capture: Path, builder: Component) -> Built:
-    """Read a session's capture and make its traces, of which only the numbers are handed on."""
+def build(capture: Path, builder: Component, branching: Component | None = None) -> Built:
+    """Read a session's capture and make its traces, of which only the numbers are handed on.
+
+    `branching` is the strategy that says where branches leave the session; None: none does.
+    """
     tree = captured(capture)
     trajectory = _builder(builder).build(tree)
-    return Built(trajectory.stats, ModelCalls.of(tree.completions), tuple(_trace_ends(trajectory)))
+    branch_at, warnings = _branch_points(tree, branching) if branching else ((), ())
+    calls, trace_ends = ModelCalls.of(tree.completions), tuple(_trace_ends(trajectory))
+    return Built(trajectory.stats, calls, trace_ends, branch_at, warnings)
+
+
+def _branch_points(tree: TokenTree, branching: Component) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """What the strategy chose, and what is wrong with it: a strategy that fails costs no session."""
+    try:
+        strategy: BranchingStrategy = plugins.create("branchings", "branching.at", branching)
+        points = tuple(sorted(set(map(operator.index, strategy.points(tree)))))
+        if points and not 0 <= points[0] <= points[-1] < len(tree.completions):
+            raise ValueError(f"it chose {points} of {len(tree.completions)} model calls")
+        if len(points) > MOST_BRANCH_POINTS:
+            raise ValueError(f"it chose {len(points)} model calls, and {MOST_BRANCH_POINTS} are the most")
+    except Exception as error:
+        log.exception("branching strategy %s failed", branching.name)
+        told = str(error) if isinstance(error, PolarError) else repr(error)
+        return (), (without_keys(f"no branches: strategy {branching.name}: {told}"),)
+    return points, ()
 
 
 def captured(path: Path) -> TokenTree:
@@ -83,7 +111,7 @@ def pack(
             "policy_version_max": max(versions, default=None),
             "has_recording": trajectory.stats.completions > 0,
             "has_artifacts": is_archived,
-            "warnings": tuple(artifacts.problems),
+            "warnings": (*result.warnings, *artifacts.problems),
         }
     )
     if result.has_recording:

@@ -9,8 +9,12 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from polar.client import AsyncClient
 from polar.config.settings import NodeSettings, environment_secret
 from polar.engines.base import ModelInfo
 from polar.errors import PolarError
@@ -18,13 +22,15 @@ from polar.evaluators.base import JudgeEndpoint
 from polar.files import locked
 from polar.gateway.server import Gateway
 from polar.harnesses.base import Harness, Installation
-from polar.node.metrics import Metrics
+from polar.node.admission import Admission
 from polar.node.pools import Pools
 from polar.node.sandboxes import SandboxPlace, Snapshots
 from polar.node.worker_processes import WorkerProcesses
 from polar.runtimes.base import Host
 
 log = logging.getLogger(__name__)
+
+_STAGE_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 1800, 3600, 14400)
 
 
 class Installations:
@@ -43,25 +49,62 @@ class Installations:
             return self._done[name]
 
 
+class NodeMetrics:
+    """One registry a node, so that several nodes in one process do not count each other's sessions."""
+
+    def __init__(self, pools: Pools) -> None:
+        self.registry = CollectorRegistry()
+        gauge = partial(Gauge, namespace="polar_node", registry=self.registry)
+        counter = partial(Counter, namespace="polar_node", registry=self.registry)
+        occupied = gauge("pool_occupied", "Sessions in a pool.", ["pool"])
+        size = gauge("pool_size", "Places of a pool.", ["pool"])
+        for pool in pools.all:
+            occupied.labels(pool.name).set_function(partial(getattr, pool, "sessions"))
+            size.labels(pool.name).set(pool.size)
+        self.stage_seconds = Histogram(
+            "polar_node_stage_seconds",
+            "How long a session stayed in a stage.",
+            ["stage"],
+            registry=self.registry,
+            buckets=_STAGE_BUCKETS,
+        )
+        self.ended = counter("sessions_ended", "Sessions that ended here.", ["status"])
+        self.deliveries = counter("deliveries", "Results taken to the server.", ["outcome"])
+        """stored; refused, because the lease had passed on; failed, with the capture kept here."""
+        self._taking = gauge(
+            "takes_sessions",
+            "1 while the node takes more sessions, 0 while its disk is short or everything fails on it.",
+        )
+
+    def watch(self, admission: Admission) -> None:
+        self._taking.set_function(lambda: admission.trouble is None)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeServices(SandboxPlace):
     """One a node; everything a session needs that is not its own."""
 
     pools: Pools
     gateway: Gateway
+    client: AsyncClient
     model: ModelInfo
-    metrics: Metrics
+    metrics: NodeMetrics
     judges: Mapping[str, JudgeEndpoint]
     installations: Installations = field(default_factory=Installations)
     workers: WorkerProcesses = field(default_factory=WorkerProcesses)
 
     @classmethod
     def below(
-        cls, data_dir: Path, settings: NodeSettings, gateway: Gateway, model: ModelInfo
+        cls,
+        data_dir: Path,
+        settings: NodeSettings,
+        gateway: Gateway,
+        client: AsyncClient,
+        model: ModelInfo,
     ) -> NodeServices:
         directory, pools = node_directory(data_dir, settings.name), Pools(settings)
         snapshots, judges = Snapshots(Host(directory)), judge_endpoints(settings)
-        return cls(settings, directory, snapshots, pools, gateway, model, Metrics(pools), judges)
+        return cls(settings, directory, snapshots, pools, gateway, client, model, NodeMetrics(pools), judges)
 
     @property
     def captures_dir(self) -> Path:

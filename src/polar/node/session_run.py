@@ -11,16 +11,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from polar.client.uploader import CaptureUploader, GrowingCapture
 from polar.config import plugins
-from polar.errors import PolarError
+from polar.errors import NotFound, PolarError, retry_forever
 from polar.evaluators.base import EvaluationContext, Evaluator
+from polar.gateway.playback import Playback
 from polar.gateway.session import without_keys
 from polar.harnesses.base import Harness, Installation
 from polar.models.completion import Completion
+from polar.models.component import Component
 from polar.models.delivery import Delivery
 from polar.models.session import (
+    AgentEnd,
     FailureReason,
     Lease,
+    Origin,
     SessionResult,
     SessionStatus,
     StageEntry,
@@ -35,6 +40,8 @@ from polar.node.failures import reason_for, refuse_disturbed, refuse_full_disk
 from polar.node.pools import Seat
 from polar.node.sandboxes import Prewarmed, Sandboxes
 from polar.node.services import NodeServices
+from polar.recordings.capture import CaptureError, parse_capture
+from polar.recordings.recording import DamagedRecording, decode
 from polar.runtimes.base import Sandbox
 from polar.telemetry import tracing
 
@@ -49,10 +56,13 @@ class SessionRun:
 
     lease: Lease
     services: NodeServices
+    captures: CaptureUploader
     changed: Callable[[], None]
     """Called on every change of status, so that the server hears of it at once."""
     status: SessionStatus = SessionStatus.INIT
     agent: AgentRun = field(default_factory=AgentRun)
+    built: packing.Built | None = None
+    """Once the agent is gone."""
     verdict: Verdict | None = None
     task: asyncio.Task[None] | None = None
     """What runs it; None once it has ended, and is only to be delivered."""
@@ -60,6 +70,8 @@ class SessionRun:
     """Whether it is no longer this node's."""
     is_called_off: bool = False
     """Whether its task, or it, was cancelled."""
+    growth: GrowingCapture = field(init=False)
+    """Sends what it captures to the server."""
     _artifacts: Artifacts = field(init=False)
     _span: tracing.SessionSpan = field(init=False)
     _entered: float = field(default_factory=time.monotonic)
@@ -67,6 +79,7 @@ class SessionRun:
     _unreported: list[tuple[SessionStatus, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.growth = self.captures.follow(self.lease, self.capture)
         self._artifacts = Artifacts(self.services.settings.artifact_bytes, self._beside("artifacts"))
         self._span = tracing.session(
             self.lease, node=self.services.settings.name, model=self.services.model.name
@@ -110,16 +123,21 @@ class SessionRun:
             self._prepared(sandboxes) as (sandbox, harness, installation),
             Prewarmed(sandboxes.sandbox) as fresh,
         ):
+            playback = await self._playback()
             self._enter(SessionStatus.READY)
             await seat.move(self.services.pools.run)
             self._enter(SessionStatus.RUNNING)
             self.agent.traceparent = self._span.traceparent
             if evaluator.wants_fresh_sandbox:
                 fresh.begin()
-            await self.agent.run(self.lease, self.services, sandbox, harness, installation, self.capture)
+            await self.agent.run(
+                self.lease, self.services, sandbox, harness, installation, self.growth, playback
+            )
             await seat.move(self.services.pools.postrun)
             self._enter(SessionStatus.POSTRUN)
-            built = await self.services.workers.run(packing.build, self.capture, self.lease.task.builder)
+            self.built = built = await self.services.workers.run(
+                packing.build, self.capture, self.lease.task.builder, self._branching
+            )
             refuse_disturbed(self.agent, built.calls, self.lease.task)
             refuse_full_disk(self.services.directory)
             await collect(self._artifacts, sandbox, self.lease.task)
@@ -136,6 +154,39 @@ class SessionRun:
                 self.agent.harness_version = installation.version
                 sandbox = await stack.enter_async_context(sandboxes.sandbox(installation.tools))
             yield sandbox, harness, installation
+
+    async def _playback(self) -> Playback | None:
+        """What answers the agent's first model calls, where the session begins with another's recording."""
+        origin = self.lease.origin
+        if origin is None:
+            return None
+        if origin.session_id == self.lease.session_id:
+            return await self._earlier_attempts(origin)
+        try:
+            data = await self.services.client.recording(origin.session_id)
+            recorded = await asyncio.to_thread(decode, data)
+        except (NotFound, DamagedRecording) as error:
+            raise PolarError(f"the recording of {origin.session_id} cannot be read: {error}") from error
+        is_whole = recorded.result.agent_end is AgentEnd.EXITED
+        return Playback(recorded.tree, origin, self.lease.session_id, is_whole=is_whole)
+
+    async def _earlier_attempts(self, origin: Origin) -> Playback | None:
+        """What answers the calls that earlier attempts at this session made; None: it begins anew."""
+        fetch = self.services.client.capture
+        data = await retry_forever("fetch a capture", fetch, origin.session_id, self.lease.key)
+        try:
+            tree = await asyncio.to_thread(parse_capture, data)
+        except CaptureError as error:
+            log.warning("session %s begins anew: %s", origin.session_id, error)
+            return None
+        return Playback(tree, origin, self.lease.session_id)
+
+    @property
+    def _branching(self) -> Component | None:
+        """The strategy that says where branches leave this session; None: none does."""
+        branching, origin = self.lease.task.branching, self.lease.origin
+        depth = origin.depth if origin else 0
+        return branching.at if branching and depth < branching.depth else None
 
     def _completions(self) -> list[Completion]:
         return list(packing.captured(self.capture).completions)
@@ -170,6 +221,7 @@ class SessionRun:
     ) -> SessionResult:
         """How the session has ended, without what only its recording tells."""
         self._close_stage()
+        is_completed, built = status is SessionStatus.COMPLETED, self.built
         return SessionResult(
             session_id=self.lease.session_id,
             task_id=self.lease.task.id,
@@ -180,12 +232,15 @@ class SessionRun:
             exit_code=self.agent.exit_code,
             error=without_keys(error) if error else None,
             failure=failure,
-            verdict=self._shown_verdict() if status is SessionStatus.COMPLETED else None,
+            warnings=built.warnings if built else (),
+            verdict=self._shown_verdict() if is_completed else None,
             seconds=StageSeconds(**{stage: self._seconds.get(stage, 0.0) for stage in STAGES}),
             harness_version=self.agent.harness_version,
             model=self.services.model.name,
             logprobs_mode=self.services.model.logprobs_mode,
             renderer=self.services.model.renderer,
+            replay=self.agent.replay,
+            branch_at=built.branch_at if is_completed and built else (),
         )
 
     async def pack(self, result: SessionResult) -> Delivery:

@@ -36,7 +36,7 @@ class WorkerProcesses:
     def __init__(self) -> None:
         count = min(len(os.sched_getaffinity(0)), MOST)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="worker")
-        self._idle: list[_Worker] = []
+        self._idle: list[_WorkerProcess] = []
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class WorkerProcesses:
         try:
             worker = self._idle.pop()
         except IndexError:
-            worker = _Worker()
+            worker = _WorkerProcess()
         value, error = worker.call(function, arguments)
         self._idle.append(worker)
         if error is not None:
@@ -61,7 +61,7 @@ class WorkerProcesses:
         return value
 
 
-class _Worker:
+class _WorkerProcess:
     def __init__(self) -> None:
         self._calls, theirs = Pipe()
         command = [sys.executable, "-P", "-m", "polar.node.worker_processes"]

@@ -16,12 +16,8 @@ def check_components(task: TaskSpec, rules: TaskRules = TaskRules()) -> None:
     """InvalidInput, naming every field that is wrong, unless each component may be named, exists, and takes
     its options."""
     problems = []
-    for kind, field, component, allowed in (
-        ("harnesses", "harness", task.harness, rules.harnesses),
-        ("runtimes", "runtime", task.runtime, rules.runtimes),
-        ("evaluators", "evaluator", task.evaluator, rules.evaluators),
-        ("builders", "builder", task.builder, rules.builders),
-    ):
+    for kind, field, component in task.components:
+        allowed = getattr(rules, kind)
         try:
             if allowed is not None and component.name not in allowed:
                 raise InvalidInput(

@@ -8,13 +8,15 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from polar import __version__
-from polar.models.access import MadeToken, NewToken, TokenPage
+from polar.errors import NotFound
+from polar.models.access import MadeToken, NewToken, TokenPage, TokenRole
 from polar.models.dashboard import NodeList, NodeOverview
-from polar.models.delivery import DeliveryAnswer
+from polar.models.delivery import CaptureLengths, DeliveryAnswer
 from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
-from polar.models.session import SessionEvent, SessionStatus
+from polar.models.session import LeaseKey, SessionEvent, SessionStatus
 from polar.models.task import Id, TaskSpec, TaskStatus
 from polar.models.views import (
+    BranchRequest,
     EventPage,
     Health,
     Heartbeat,
@@ -24,6 +26,7 @@ from polar.models.views import (
     LeaseRequest,
     Leases,
     Release,
+    ReplayRequest,
     ResultPage,
     SessionPage,
     SessionView,
@@ -39,6 +42,7 @@ from polar.rollout.access import (
     LARGE,
     NODES,
     READERS,
+    RECORDING_READERS,
     STREAMED,
     TRAINERS,
     allow,
@@ -154,14 +158,35 @@ def _add_session_routes(router: APIRouter, service: RolloutService) -> None:
         """Cancel a session; one that has ended stays as it is."""
         return await service.cancel_session(session_id)
 
+    @router.post("/sessions/{session_id}/branches", status_code=201, dependencies=[allow(TRAINERS)])
+    async def branch_session(session_id: str, body: BranchRequest) -> SessionPage:
+        """Add sessions to an ended session's task that begin with its recorded answers and sample on.
+
+        They are numbered after the task's last one, and the task has not ended before they have. A task has
+        at most 1024 sessions.
+        """
+        return await service.branch(session_id, body)
+
+    @router.post("/sessions/{session_id}/replay", status_code=201, dependencies=[allow(TRAINERS)])
+    async def replay_session(session_id: str, body: ReplayRequest) -> SessionView:
+        """Run an ended session again, its model calls answered from its recording.
+
+        It is the one session of a copy of its task, which sends no webhooks.
+        """
+        return await service.replay(session_id, body)
+
     @router.get(
         "/sessions/{session_id}/recording",
         response_class=FileResponse,
         responses={200: {"content": _BINARY}},
-        dependencies=[allow(READERS)],
+        dependencies=[allow(RECORDING_READERS)],
     )
-    async def get_recording(session_id: str) -> Response:
-        """The recording of an ended session."""
+    async def get_recording(session_id: str, request: Request) -> Response:
+        """The recording of an ended session. Nodes get it while they hold a session that begins with it."""
+        holder = caller_of(request).holder
+        is_node = holder is not None and holder.role is TokenRole.NODE
+        if is_node and not await store.branches.is_needed(session_id):
+            raise NotFound(f"no session that a node holds begins with session {session_id!r}")
         return _bytes(await store.recording(session_id), "application/octet-stream")
 
     @router.get("/sessions/{session_id}/events", dependencies=[allow(READERS)])
@@ -213,6 +238,7 @@ def _add_feed_routes(router: APIRouter, service: RolloutService) -> None:
 def node_routes(service: RolloutService) -> APIRouter:
     """Which nodes there are; what they ask: leasing sessions and delivering what came of them."""
     router = guarded("node")
+    _add_capture_routes(router, service)
 
     @router.post("/nodes/{node}/policy", dependencies=[allow(NODES, audited=False)])
     async def follow_policy(node: Id, body: PolicyReport, request: Request) -> PolicyOrder:
@@ -270,6 +296,33 @@ def node_routes(service: RolloutService) -> APIRouter:
         await service.release(session_id, body)
 
     return router
+
+
+def _add_capture_routes(router: APIRouter, service: RolloutService) -> None:
+    @router.post(
+        "/nodes/{node}/captures",
+        openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
+        dependencies=[allow(NODES, audited=False)],
+    )
+    async def ship_captures(node: Id, request: Request) -> CaptureLengths:
+        """Keep what the captures of leased sessions have grown by, until they end; the same again changes
+        nothing.
+
+        The body has the form of one with deliveries: each is a `CaptureGrowth` as JSON, with the new bytes in
+        the place of a recording.
+        """
+        return await service.keep_captures(request.stream())
+
+    @router.post(
+        "/sessions/{session_id}/capture",
+        response_class=StreamingResponse,
+        responses={200: {"content": _BINARY}},
+        dependencies=[allow(NODES, audited=False)],
+    )
+    async def get_capture(session_id: str, key: LeaseKey) -> Response:
+        """What earlier attempts at a leased session captured, for the node that holds the lease."""
+        captured = await service.capture(session_id, key)
+        return StreamingResponse(captured, media_type="application/octet-stream")
 
 
 def token_routes(tokens: TokenStore, authenticator: Authenticator) -> APIRouter:

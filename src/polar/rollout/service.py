@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, nullcontext
 
@@ -11,10 +13,12 @@ from polar import __version__
 from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, PolarError, Unavailable, concerning
 from polar.models.dashboard import NodeOverview
-from polar.models.delivery import DeliveryAnswer
-from polar.models.task import TaskSpec
+from polar.models.delivery import CaptureLengths, DeliveryAnswer
+from polar.models.session import LeaseKey, Origin
+from polar.models.task import MAX_ID, OnDivergence, TaskSpec
 from polar.models.views import (
     NODE_PROTOCOL,
+    BranchRequest,
     Heartbeat,
     HeartbeatAnswer,
     Join,
@@ -23,7 +27,9 @@ from polar.models.views import (
     Leases,
     Problem,
     Release,
+    ReplayRequest,
     ResultPage,
+    SessionPage,
     SessionView,
     TaskBatchView,
     TaskView,
@@ -35,11 +41,11 @@ from polar.rollout.long_poll import Gone, Notifier
 from polar.rollout.metrics import ServerMetrics
 from polar.rollout.policy import PolicyService, mark_stale
 from polar.rollout.problems import problem_of
-from polar.rollout.uploads import uploaded
+from polar.rollout.uploads import uploaded, uploaded_growth
 from polar.rollout.webhooks import WebhookSender, check_webhook, tried_again
 from polar.runtimes.allow_list import AllowList
 from polar.store.delivery import Retries
-from polar.store.leases import CLOCK_SECONDS
+from polar.store.leases import CLOCK_SECONDS, fenced_off
 from polar.store.retention import Retention, Swept, sweep
 from polar.store.store import Store
 from polar.telemetry.page import MetricsPage
@@ -97,6 +103,32 @@ class RolloutService:
         self._ended.notify()
         return view
 
+    async def branch(self, session_id: str, asked: BranchRequest) -> SessionPage:
+        """Add sessions to a task that begin with the recorded answers of one of its own."""
+        session = await self.store.recorded(session_id, asked.calls)
+        origin = _origin(session, asked.calls, asked.on_divergence, samples_on=True)
+        added, is_new = await self.store.branches.add(
+            session.task_id, origin, asked.samples, asked.request_id
+        )
+        if is_new:
+            self._queued.notify()
+        return SessionPage(sessions=added)
+
+    async def replay(self, session_id: str, asked: ReplayRequest) -> SessionView:
+        """Submit a copy of a session's task whose one session follows the recording."""
+        session = await self.store.recorded(session_id, asked.calls)
+        original = await self.store.tasks.get(session.task_id)
+        task = replay_of(original.spec, session, asked.request_id)
+        check_components(task, self._settings.tasks)
+        check_runtime(task, await self.store.nodes.runtimes())
+        origin = _origin(session, asked.calls, asked.on_divergence, samples_on=asked.samples_on)
+        _, is_new = await self.store.tasks.submit(task, origin)
+        if is_new:
+            self._metrics.submitted.inc()
+            self._queued.notify()
+        (replayed,) = (await self.store.sessions.page(task_id=task.id, limit=1)).sessions
+        return replayed
+
     async def results(
         self, cursor: int, *, limit: int, task_ids: Collection[str] | None, wait_seconds: float, gone: Gone
     ) -> ResultPage:
@@ -131,7 +163,10 @@ class RolloutService:
         log.debug("node %s of version %s has joined", node, join.version)
         is_draining = await self.store.nodes.join(node, join.places, join.runtimes)
         return Joined(
-            version=__version__, lease_seconds=self._settings.lease_seconds, is_draining=is_draining
+            version=__version__,
+            lease_seconds=self._settings.lease_seconds,
+            resume_bytes=self._settings.resume_bytes,
+            is_draining=is_draining,
         )
 
     async def resume_node(self, name: str) -> NodeOverview:
@@ -184,7 +219,7 @@ class RolloutService:
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             is_retried = self._retries.allows(delivery.result, delivery.result.attempt)
             self._metrics.delivered(delivery.result, outcome, is_retried=is_retried)
-            if is_retried:
+            if is_retried or delivery.result.branch_at:
                 self._queued.notify()
             problem = None
             if isinstance(outcome, PolarError):
@@ -195,6 +230,18 @@ class RolloutService:
         if refused := len(problems) - problems.count(None):
             log.warning("node %s: %d of %d deliveries refused", node, refused, len(deliveries))
         return DeliveryAnswer(problems=tuple(problems))
+
+    async def keep_captures(self, chunks: AsyncIterator[bytes]) -> CaptureLengths:
+        """Keep what the captures of running sessions have grown by."""
+        grown = await uploaded_growth(chunks)
+        stored = await self.store.captures.append(grown, most_bytes=self._settings.resume_bytes)
+        return CaptureLengths(lengths=tuple(stored))
+
+    async def capture(self, session_id: str, key: LeaseKey) -> AsyncIterator[bytes]:
+        """What earlier attempts at a session captured, for the node that holds it; Conflict for others."""
+        if not all(await self.store.leases.find_leased([(session_id, key)])):
+            raise fenced_off(session_id)
+        return self.store.captures.read(session_id)
 
     async def release(self, session_id: str, given_back: Release) -> None:
         self._metrics.given_back.inc()
@@ -275,6 +322,37 @@ class RolloutService:
             if count:
                 log.warning("%d sessions of silent nodes were %s", count, outcome)
                 news.notify()
+
+
+def _origin(
+    session: SessionView, calls: int | None, on_divergence: OnDivergence, *, samples_on: bool
+) -> Origin:
+    return Origin(
+        session_id=session.id,
+        calls=calls,
+        samples_on=samples_on,
+        on_divergence=on_divergence,
+        depth=1 if session.origin is None else session.origin.depth + 1,
+    )
+
+
+def replay_of(task: TaskSpec, session: SessionView, request_id: str | None) -> TaskSpec:
+    """The task of which a replay is the only session, with the seed that the session had; under an id that
+    follows from the request's, if it has one."""
+    mark = hashlib.sha256(request_id.encode()).hexdigest() if request_id else secrets.token_hex()
+    ending = f"-replay-{mark[:12]}"
+    sampling = task.sampling
+    if sampling.seed is not None:
+        sampling = sampling.model_copy(update={"seed": (sampling.seed + session.sample) % 2**63})
+    changes = {
+        "id": session.id[: MAX_ID - len(ending)] + ending,
+        "samples": 1,
+        "early_stop": None,
+        "branching": None,
+        "webhook": None,
+        "sampling": sampling,
+    }
+    return task.model_copy(update=changes)
 
 
 async def repeat(purpose: str, act: Callable[[], Awaitable[None]], seconds: float) -> None:

@@ -1,4 +1,5 @@
-"""What nodes upload: deliveries one after another in a body, read without holding much of it in memory."""
+"""What nodes upload: deliveries one after another in a body, read without holding much of it in memory; and
+what captures have grown by."""
 
 from __future__ import annotations
 
@@ -8,13 +9,16 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from polar.errors import InvalidInput, explain
-from polar.models.delivery import MOST_DELIVERIES, SIZES, Delivery
+from polar.models.delivery import MOST_DELIVERIES, SIZES, CaptureGrowth, Delivery
 from polar.store.blobs import CHUNK, PART, Blobs
 from polar.store.store import Store
+
+M = TypeVar("M", bound=BaseModel)
 
 MOST_JSON_BYTES = 64 << 20
 """Of all deliveries in a body: they are in memory together."""
@@ -44,13 +48,30 @@ async def _delivery(body: _UploadBody, store: Store) -> Delivery:
     body.json_bytes += text_bytes
     if body.json_bytes > MOST_JSON_BYTES:
         raise InvalidInput(f"body: the JSON of deliveries may have at most {MOST_JSON_BYTES} bytes together")
-    try:
-        delivery = Delivery.model_validate_json(await body.read(text_bytes))
-    except ValidationError as error:
-        raise InvalidInput(explain(error)) from None
+    delivery = _parsed(Delivery, await body.read(text_bytes))
     recording = await _part(body, recording_bytes, store.recordings, delivery)
     artifacts = await _part(body, artifacts_bytes, store.artifacts, delivery)
     return delivery.model_copy(update={"recording": recording, "artifacts": artifacts})
+
+
+async def uploaded_growth(chunks: AsyncIterator[bytes]) -> list[CaptureGrowth]:
+    """What captures have grown by, from a body that is small enough to be in memory."""
+    body = _UploadBody(chunks)
+    grown: list[CaptureGrowth] = []
+    while not await body.has_ended():
+        if len(grown) == MOST_DELIVERIES:
+            raise InvalidInput(f"body: tells of more than {MOST_DELIVERIES} captures")
+        text_bytes, data_bytes, _ = SIZES.unpack(await body.read(SIZES.size))
+        one = _parsed(CaptureGrowth, await body.read(text_bytes))
+        grown.append(one.model_copy(update={"data": await body.read(data_bytes)}))
+    return grown
+
+
+def _parsed(kind: type[M], text: bytes) -> M:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise InvalidInput(explain(error)) from None
 
 
 async def _part(body: _UploadBody, size: int, blobs: Blobs, delivery: Delivery) -> bytes | Path | None:

@@ -1,23 +1,35 @@
-"""Taking results from nodes: each exactly once, and only under the lease that is its session's own."""
+"""Storing what nodes send: what their sessions capture, and results. Each is stored once, and only under the
+lease that is its session's own.
+
+What running sessions capture is kept as it grows, for their next attempt, until they end. Each answer of the
+model is sent once, under the lease that it was sampled under: an attempt that continues an earlier one sends
+only what is new. So what all leases of a session have sent is together one capture, and an attempt that is
+lost takes nothing with it that was stored before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, func, insert, select, tuple_, update
 
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError
-from polar.models.delivery import Delivery
+from polar.models.delivery import CaptureGrowth, Delivery
 from polar.models.session import FailureReason, SessionResult, SessionStatus
+from polar.store.branches import branch_out, lock_tasks
+from polar.store.database import Repository, batches, reads, writes
 from polar.store.feeds import record
 from polar.store.leases import entries, fenced_off, is_held, is_newest, requeue, rows_of
-from polar.store.sessions import IS_OPEN, LEASED, cancel_rows, end, ended_by_server
-from polar.store.tables import results, sessions, tasks
+from polar.store.sessions import IS_OPEN, LEASED, cancel_rows, drop_captures, end, ended_by_server
+from polar.store.tables import captures, results, sessions, tasks
 
 LONGEST_PAUSE_SECONDS = 300.0
 """However often a session has failed, it is not kept back for longer."""
+_READ_TOGETHER = 64
+"""Pieces that are in memory at once when a capture is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,7 @@ def complete_rows(
     connection: Connection, deliveries: Sequence[Delivery], now: float, retries: Retries
 ) -> list[bool | PolarError]:
     """For each: True if it is taken now, False if this very result was taken before, or what is wrong."""
-    enough = _early_stops(connection, deliveries)
+    changed = _lock_changed_tasks(connection, deliveries)
     rows = {row.id: row for row in rows_of(connection, [delivery.session_id for delivery in deliveries])}
     known = _stored(connection, rows)
     outcomes: list[bool | PolarError] = []
@@ -58,22 +70,27 @@ def complete_rows(
             (failed if retries.allows(result, row.attempt) else ended).append((row, result))
         outcomes.append(outcome)
     record(connection, entered)
-    end(connection, ended, now)
+    end(connection, ended, now, _branch_out(connection, changed, ended, now))
     for row, result in failed:
         _run_again(connection, row, result, now, retries)
-    for task_id in sorted({result.task_id for _, result in ended if result.is_usable} & enough.keys()):
-        _stop_early(connection, task_id, enough[task_id], now)
+    for task_id in sorted({result.task_id for _, result in ended if result.is_usable} & changed.keys()):
+        if (enough := changed[task_id].early_stop) is not None:
+            _stop_early(connection, task_id, enough, now)
     return outcomes
 
 
 def _run_again(
     connection: Connection, row: Row[Any], result: SessionResult, now: float, retries: Retries
 ) -> None:
-    """Queue a session whose attempt failed through no fault of its agent, unless it is no longer wanted."""
+    """Queue a session whose attempt failed through no fault of its agent, unless it is no longer wanted.
+
+    It begins anew: what failed after the same answers of the model could fail again.
+    """
     if row.cancel_requested:
         cancelled = ended_by_server(row, SessionStatus.CANCELLED, result.error or "cancelled")
         end(connection, [(row, cancelled)], now)
     else:
+        drop_captures(connection, [row])
         requeue(connection, [row], now, result.error or "", pause=retries.pause(row.attempt))
 
 
@@ -117,25 +134,47 @@ def _stored(connection: Connection, rows: Mapping[str, Row[Any]]) -> dict[str, S
     return {id: SessionResult.model_validate_json(text) for id, text in connection.execute(query)}
 
 
-def _early_stops(connection: Connection, deliveries: Sequence[Delivery]) -> dict[str, int]:
-    """Of the tasks that may have enough now: how many samples are enough.
+def _lock_changed_tasks(connection: Connection, deliveries: Sequence[Delivery]) -> dict[str, Row[Any]]:
+    """The tasks that may have enough samples now, or get branches.
 
     Locked before their sessions, so that of two last results the later one counts both.
     """
-    ids = {delivery.result.task_id for delivery in deliveries if delivery.result.is_usable}
-    if not ids:
+    delivered = [delivery.result for delivery in deliveries]
+    usable = {result.task_id for result in delivered if result.is_usable}
+    branching = {result.task_id for result in delivered if result.branch_at}
+    if not usable and not branching:
         return {}
-    query = select(tasks.c.id, tasks.c.early_stop).where(tasks.c.id.in_(ids), tasks.c.early_stop.is_not(None))
-    found = connection.execute(query.order_by(tasks.c.seq).with_for_update(key_share=True))
-    return {row.id: row.early_stop for row in found}
+    may_stop = tasks.c.id.in_(usable) & tasks.c.early_stop.is_not(None)
+    may_branch = tasks.c.id.in_(branching) & tasks.c.branching.is_not(None)
+    return {row.id: row for row in lock_tasks(connection, may_stop | may_branch)}
+
+
+def _branch_out(
+    connection: Connection,
+    changed: Mapping[str, Row[Any]],
+    ended: Sequence[tuple[Row[Any], SessionResult]],
+    now: float,
+) -> dict[str, str]:
+    """Add the branches of sessions that have completed; which of them were left out, by session."""
+    left_out = {
+        row.id: branch_out(connection, changed[row.task_id], row, result, now)
+        for row, result in ended
+        if row.task_id in changed
+    }
+    return {id: said for id, said in left_out.items() if said is not None}
 
 
 def _stop_early(connection: Connection, task_id: str, enough: int, now: float) -> None:
-    """Cancel what is left of a task that has as many usable samples as it asked for."""
-    counted = select(func.count()).where(results.c.task_id == task_id, results.c.usable)
+    """Cancel the samples that are left of a task which has as many usable ones as it asked for.
+
+    Branches are no samples: those of the samples that it has are still wanted.
+    """
+    is_sample = (sessions.c.task_id == task_id) & sessions.c.origin_id.is_(None)
+    ended = results.join(sessions, sessions.c.id == results.c.session_id)
+    counted = select(func.count()).select_from(ended).where(is_sample, results.c.usable)
     if connection.execute(counted).scalar_one() < enough:
         return
-    rest = select(sessions).where(sessions.c.task_id == task_id, IS_OPEN).order_by(sessions.c.seq)
+    rest = select(sessions).where(is_sample, IS_OPEN).order_by(sessions.c.seq)
     rows = connection.execute(rest.with_for_update(key_share=True)).all()
     cancel_rows(connection, rows, now, f"early_stop: {enough} samples are enough")
 
@@ -151,3 +190,73 @@ def _problem(row: Row[Any], result: SessionResult) -> PolarError | None:
     if (result.task_id, result.sample) != (row.task_id, row.sample):
         return InvalidInput(f"result: must name task {row.task_id!r} and sample {row.sample}")
     return None
+
+
+class Captures(Repository):
+    """What is kept of sessions that have not ended."""
+
+    @writes
+    def append(
+        self, connection: Connection, grown: Sequence[CaptureGrowth], *, most_bytes: int
+    ) -> list[int | None]:
+        """Keep what captures have grown by, under the leases that are their sessions' own.
+
+        For each, how many bytes are stored of what its lease has sent. None: no more of it is taken, since
+        the lease has passed on or the session would have more than `most_bytes`. What is stored already
+        changes nothing, and nothing is stored behind a gap.
+        """
+        rows = {row.id: row for row in rows_of(connection, [one.session_id for one in grown])}
+        stored = _lengths(connection, rows)
+        new: list[dict[str, Any]] = []
+        answers: list[int | None] = []
+        for one in grown:
+            row, lengths, token = rows.get(one.session_id), stored[one.session_id], one.key.fencing_token
+            length = lengths[token]
+            data = one.data[length - one.offset :] if one.offset <= length else b""
+            if row is None or not is_held(row, one.key) or sum(lengths.values()) + len(data) > most_bytes:
+                answers.append(None)
+                continue
+            if data:
+                length = lengths[token] = length + len(data)
+                key = {"session_id": row.id, "fencing_token": token, "length": length}
+                new.append({**key, "data": data})
+            answers.append(length)
+        _insert(connection, new, rows.values())
+        return answers
+
+    async def read(self, session_id: str) -> AsyncIterator[bytes]:
+        """All that is kept of a session, piece by piece."""
+        token = length = 0
+        while pieces := await self._after(session_id, token, length):
+            for _, _, data in pieces:
+                yield data
+            token, length, _ = pieces[-1]
+
+    @reads
+    def _after(
+        self, connection: Connection, session_id: str, token: int, length: int
+    ) -> list[tuple[int, int, bytes]]:
+        place = captures.c.fencing_token, captures.c.length
+        is_next = (captures.c.session_id == session_id) & (tuple_(*place) > tuple_(token, length))
+        query = select(*place, captures.c.data).where(is_next).order_by(*place).limit(_READ_TOGETHER)
+        return [tuple(row) for row in connection.execute(query)]
+
+
+def _lengths(connection: Connection, ids: Collection[str]) -> defaultdict[str, defaultdict[int, int]]:
+    """Session → fencing token → how many bytes are stored."""
+    found: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
+    key = captures.c.session_id, captures.c.fencing_token
+    for some in batches(list(ids)):
+        query = select(*key, func.max(captures.c.length)).where(captures.c.session_id.in_(some))
+        for id, token, length in connection.execute(query.group_by(*key)):
+            found[id][token] = length
+    return found
+
+
+def _insert(connection: Connection, new: Sequence[dict[str, Any]], rows: Collection[Row[Any]]) -> None:
+    if not new:
+        return
+    connection.execute(insert(captures), new)
+    ids = {piece["session_id"] for piece in new}
+    if first := [row.seq for row in rows if row.id in ids and not row.has_capture]:
+        connection.execute(update(sessions).where(sessions.c.seq.in_(first)).values(has_capture=True))

@@ -20,6 +20,7 @@ from polar.errors import Conflict, NotFound
 from polar.models.session import (
     Lease,
     LeaseKey,
+    Origin,
     Progress,
     SessionResult,
     SessionStatus,
@@ -30,7 +31,7 @@ from polar.models.views import HeartbeatAnswer, SessionBeat
 from polar.store.database import BATCH, Repository, batches, reads, writes
 from polar.store.feeds import event, record
 from polar.store.nodes import is_drained, report_trouble
-from polar.store.sessions import LEASED, cancel_rows, end, ended_by_server
+from polar.store.sessions import LEASED, cancel_rows, end, ended_by_server, origin_of
 from polar.store.tables import IS_QUEUED, sessions, tasks
 
 _STAGES = tuple(SessionStatus)
@@ -41,6 +42,9 @@ _HOLD = (sessions.c.id, sessions.c.status, sessions.c.fencing_token, sessions.c.
 
 CLOCK_SECONDS = 1.0
 """By how much the clocks of servers may differ without anyone noticing."""
+
+
+CONTINUES = "continues from what earlier attempts captured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,8 @@ class LeaseStore(Repository):
 
     @writes
     def release(self, connection: Connection, session_id: str, key: LeaseKey) -> None:
-        """Put a session back into the queue as if it had not been leased; again: nothing happens."""
+        """Put a session back into the queue as if it had not been leased; again: nothing happens. What was
+        captured is kept."""
         now, row = self._database.now(), _row(connection, session_id)
         if is_newest(row, key) and row.status == SessionStatus.QUEUED:
             return
@@ -265,7 +270,17 @@ def _claim(
     )
     record(
         connection,
-        [event(row, SessionStatus.INIT, now, attempt=row.attempt + 1, node=node) for row in rows],
+        [
+            event(
+                row,
+                SessionStatus.INIT,
+                now,
+                attempt=row.attempt + 1,
+                node=node,
+                detail=CONTINUES if row.has_capture else None,
+            )
+            for row in rows
+        ],
     )
     wanted = {row.task_id for row in rows}
     found = connection.execute(select(tasks.c.id, tasks.c.spec).where(tasks.c.id.in_(wanted)))
@@ -278,9 +293,17 @@ def _claim(
             attempt=row.attempt + 1,
             key=LeaseKey(fencing_token=row.fencing_token + 1, secret=secret),
             expires_at=now + seconds,
+            origin=_origin(row),
         )
         for row in rows
     )
+
+
+def _origin(row: Row[Any]) -> Origin | None:
+    """Where the first answers of a session's next attempt come from: what earlier ones captured, which holds
+    what a branch began with, or else what it is a branch of."""
+    own = origin_of(row)
+    return Origin(session_id=row.id, depth=own.depth if own else 0) if row.has_capture else own
 
 
 def _renew(

@@ -14,7 +14,7 @@ from polar.models.dashboard import Minute, Reward, SessionRow, SessionRows, Task
 from polar.models.session import Progress, SessionStatus
 from polar.models.task import TaskStatus
 from polar.store.database import Repository, reads
-from polar.store.sessions import count_by_status, next_page, page_start
+from polar.store.sessions import count_by_status, next_page, origin_of, page_start
 from polar.store.tables import results, sessions, tasks
 from polar.store.tasks import has_status, status_of
 
@@ -116,7 +116,13 @@ _HAS_REWARD = {
 
 def _session(row: Any) -> SessionRow:
     progress = Progress.model_validate_json(row.progress)
-    return view(SessionRow, row, completions=progress.completions, sampled_tokens=progress.sampled_tokens)
+    return view(
+        SessionRow,
+        row,
+        origin=origin_of(row),
+        completions=progress.completions,
+        sampled_tokens=progress.sampled_tokens,
+    )
 
 
 def _tasks(connection: Connection, rows: Sequence[Any]) -> tuple[TaskRow, ...]:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, delete, exists, func, select
 
 from polar.store.blobs import BlobName, Blobs
 from polar.store.database import batches
-from polar.store.sessions import LEASED
+from polar.store.sessions import IS_OPEN, LEASED
 from polar.store.store import Store
-from polar.store.tables import events, results, sessions
+from polar.store.tables import captures, events, results, sessions
 
 _ROWS_AT_ONCE = 5_000
 """Rows deleted by one transaction, so that writers wait little."""
@@ -37,6 +37,7 @@ class Swept:
     artifacts: int = 0
     orphans: int = 0
     events: int = 0
+    captures: int = 0
 
 
 async def sweep(store: Store, keep: Retention) -> Swept:
@@ -44,7 +45,14 @@ async def sweep(store: Store, keep: Retention) -> Swept:
     recordings, lost_recordings = await _sweep_blobs(store, store.recordings, keep.recordings, keep.orphans)
     artifacts, lost_artifacts = await _sweep_blobs(store, store.artifacts, keep.artifacts, keep.orphans)
     dropped = await _sweep_events(store, keep.events)
-    return Swept(recordings, artifacts, lost_recordings + lost_artifacts, dropped)
+    captured = await store.database.write(_drop_captures)
+    return Swept(recordings, artifacts, lost_recordings + lost_artifacts, dropped, captured)
+
+
+def _drop_captures(connection: Connection) -> int:
+    """Drop what is left of sessions that have ended, should there be something: they drop it themselves."""
+    has_ended = exists().where(sessions.c.id == captures.c.session_id, ~IS_OPEN)
+    return connection.execute(delete(captures).where(has_ended)).rowcount
 
 
 async def _sweep_blobs(store: Store, blobs: Blobs, keep: float | None, grace: float) -> tuple[int, int]:
@@ -54,11 +62,11 @@ async def _sweep_blobs(store: Store, blobs: Blobs, keep: float | None, grace: fl
     old: list[BlobName] = []
     orphaned: list[BlobName] = []
     for batch in batches(list(found)):
-        ended, held = await store.database.read(partial(_known, batch=batch))
+        ended, held, begun_with = await store.database.read(partial(_known, batch=batch))
         for name in batch:
             at = found[name]
             if name in ended:
-                if keep is not None and ended[name] < now - keep:
+                if keep is not None and ended[name] < now - keep and name.session_id not in begun_with:
                     old.append(name)
             # A lease that has ended never comes back: what it delivered can become no one's result.
             elif name not in held and (at is None or at < now - grace):
@@ -70,8 +78,9 @@ async def _sweep_blobs(store: Store, blobs: Blobs, keep: float | None, grace: fl
 
 def _known(
     connection: Connection, batch: Sequence[BlobName]
-) -> tuple[dict[BlobName, float], frozenset[BlobName]]:
-    """The names that belong to a result, and when it was stored; those under which a node may deliver now."""
+) -> tuple[dict[BlobName, float], frozenset[BlobName], frozenset[str]]:
+    """The names that belong to a result, and when it was stored; those under which a node may deliver now;
+    the sessions whose recorded answers another one has still to begin with."""
     ids = {name.session_id for name in batch}
     # First what is held: what a node delivers between the two is then found among the results.
     held = connection.execute(
@@ -84,7 +93,14 @@ def _known(
             results.c.session_id.in_(ids)
         )
     )
-    return {BlobName(id, token): at for id, token, at in ended}, frozenset(BlobName(*row) for row in held)
+    begun_with = connection.execute(
+        select(sessions.c.origin_id).where(sessions.c.origin_id.in_(ids), IS_OPEN)
+    )
+    return (
+        {BlobName(id, token): at for id, token, at in ended},
+        frozenset(BlobName(*row) for row in held),
+        frozenset(begun_with.scalars()),
+    )
 
 
 async def _sweep_events(store: Store, keep: float | None) -> int:

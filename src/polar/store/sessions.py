@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from polar.errors import InvalidInput, NotFound
 from polar.models.component import view
-from polar.models.session import FailureReason, Progress, SessionResult, SessionStatus
+from polar.models.session import FailureReason, Origin, Progress, SessionResult, SessionStatus
 from polar.models.views import SessionPage, SessionView
 from polar.store.database import Repository, reads, writes
 from polar.store.feeds import Feed, announce, event, record
-from polar.store.tables import results, sessions, tasks
+from polar.store.tables import captures, results, sessions, tasks
 
 LEASED = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN})
 """The statuses of a session that a node holds a lease on."""
@@ -23,7 +34,9 @@ LEASED = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNI
 IS_OPEN = sessions.c.status.not_in([status for status in SessionStatus if status.ended])
 """Of a session that has not ended."""
 
-_LONGEST_PLAIN_TASK_ID = 128 - len(".1023")
+MOST_SESSIONS = 1024
+"""Of one task, branches included."""
+_LONGEST_PLAIN_TASK_ID = 128 - len(f".{MOST_SESSIONS - 1}")
 
 
 def session_id(task_id: str, sample: int) -> str:
@@ -61,8 +74,16 @@ def count_by_status(
     return counts
 
 
-def end(connection: Connection, ended: Sequence[tuple[Row[Any], SessionResult]], now: float) -> None:
-    """Store results and end their sessions, in the caller's transaction."""
+def end(
+    connection: Connection,
+    ended: Sequence[tuple[Row[Any], SessionResult]],
+    now: float,
+    notes: Mapping[str, str] | None = None,
+) -> None:
+    """Store results and end their sessions, in the caller's transaction.
+
+    `notes`: what else the event of a session tells, by its id.
+    """
     if not ended:
         return
     announce(connection, Feed.RESULTS)
@@ -104,10 +125,25 @@ def end(connection: Connection, ended: Sequence[tuple[Row[Any], SessionResult]],
     record(
         connection,
         [
-            event(row, result.status, now, attempt=result.attempt, detail=result.error)
+            event(
+                row,
+                result.status,
+                now,
+                attempt=result.attempt,
+                detail=result.error or (notes or {}).get(row.id),
+            )
             for row, result in ended
         ],
     )
+    drop_captures(connection, [row for row, _ in ended])
+
+
+def drop_captures(connection: Connection, rows: Sequence[Row[Any]]) -> None:
+    """Forget what the attempts at sessions have captured, in the caller's transaction, which has locked
+    them: they have ended, or begin anew."""
+    if captured := [row.id for row in rows if row.has_capture]:
+        connection.execute(delete(captures).where(captures.c.session_id.in_(captured)))
+        connection.execute(update(sessions).where(sessions.c.id.in_(captured)).values(has_capture=False))
 
 
 def _credited(result: SessionResult) -> float | None:
@@ -165,13 +201,13 @@ class Sessions(Repository):
         after: str | None = None,
     ) -> SessionPage:
         """Sessions in the order in which they were submitted."""
-        query = _views().where(sessions.c.seq > page_start(after)).order_by(sessions.c.seq).limit(limit + 1)
+        query = views().where(sessions.c.seq > page_start(after)).order_by(sessions.c.seq).limit(limit + 1)
         if task_id is not None:
             query = query.where(sessions.c.task_id == task_id)
         if status is not None:
             query = query.where(sessions.c.status == status)
         rows = connection.execute(query).all()
-        return SessionPage(sessions=tuple(map(_view, rows[:limit])), next=next_page(rows, limit))
+        return SessionPage(sessions=tuple(map(view_of, rows[:limit])), next=next_page(rows, limit))
 
     @writes
     def cancel(self, connection: Connection, id: str) -> SessionView:
@@ -188,22 +224,30 @@ class Sessions(Repository):
 
 
 def _get(connection: Connection, id: str) -> SessionView:
-    row = connection.execute(_views().where(sessions.c.id == id)).one_or_none()
+    row = connection.execute(views().where(sessions.c.id == id)).one_or_none()
     if row is None:
         raise NotFound(f"no session {id!r}", hint="`polar sessions` lists them")
-    return _view(row)
+    return view_of(row)
 
 
-def _views() -> Select[Any]:
+def views() -> Select[Any]:
+    """Sessions with their results."""
     return select(sessions, results.c.result).select_from(
         sessions.outerjoin(results, results.c.session_id == sessions.c.id)
     )
 
 
-def _view(row: Row[Any]) -> SessionView:
+def origin_of(row: Any) -> Origin | None:
+    """Whose recorded answers a stored session begins with."""
+    return None if row.origin is None else Origin.model_validate_json(row.origin)
+
+
+def view_of(row: Any) -> SessionView:
+    """A session with its result, as `views` reads them."""
     return view(
         SessionView,
         row,
+        origin=origin_of(row),
         progress=Progress.model_validate_json(row.progress),
         result=SessionResult.model_validate_json(row.result) if row.result is not None else None,
     )

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar.errors import InvalidInput, NotFound, PolarError
+from polar.errors import Conflict, InvalidInput, NotFound, PolarError
 from polar.models.delivery import Delivery
+from polar.models.views import SessionView
 from polar.store.blobs import ARTIFACTS, RECORDINGS, BlobName, Blobs, open_blobs
+from polar.store.branches import Branches
 from polar.store.database import Database
-from polar.store.delivery import Retries, complete_rows
+from polar.store.delivery import Captures, Retries, complete_rows
 from polar.store.feeds import Events, Results
 from polar.store.leases import LeaseStore
 from polar.store.listing import Listing
@@ -47,7 +49,9 @@ class Store:
         self.database = database
         self.tasks = Tasks(database)
         self.sessions = Sessions(database)
+        self.branches = Branches(database)
         self.leases = LeaseStore(database)
+        self.captures = Captures(database)
         self.results = Results(database)
         self.events = Events(database)
         self.policy = Policies(database)
@@ -124,6 +128,22 @@ class Store:
         except PolarError as error:
             return error
         return None
+
+    async def recorded(self, session_id: str, calls: int | None = None) -> SessionView:
+        """A session whose recorded answers others can begin with, the first `calls` of them or all."""
+        view = await self.sessions.get(session_id)
+        if view.result is None:
+            raise Conflict(
+                f"session {session_id!r} is {view.status.value}: it has no recording before it has ended",
+                hint="`polar sessions` says how far it is",
+            )
+        if not view.result.has_recording:
+            raise Conflict(f"session {session_id!r} {view.status.value} without a recording")
+        recorded = view.result.stats.completions
+        if calls is not None and calls > recorded:
+            raise InvalidInput(f"calls: session {session_id!r} has {recorded} model calls, not {calls}")
+        await self.recording(session_id)
+        return view
 
     async def recording(self, session_id: str) -> Blob:
         """The recording that belongs to a session's result."""

@@ -10,6 +10,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -72,8 +73,9 @@ tasks = Table(
     Column("spec_digest", String(64), nullable=False),
     Column("priority", Integer, nullable=False),
     Column("runtime", String(64), nullable=False),
-    # Copied from the task, so that a result need not read the whole of it.
+    # These two are copied from the task, so that a result need not read the whole of it.
     Column("early_stop", Integer),
+    Column("branching", Text),
     # Copied from the task, so that a list need not read the whole of it.
     Column("harness", String(64)),
     # Where its results are sent, if anywhere, and on which events.
@@ -91,6 +93,12 @@ sessions = Table(
     Column("id", String(128), nullable=False, unique=True),
     Column("task_id", String(128), ForeignKey("tasks.id"), nullable=False),
     Column("sample", Integer, nullable=False),
+    # Whose recorded answers it begins with, as JSON; None: nobody's.
+    Column("origin", Text),
+    # Copied from the origin, so that it is found by an index.
+    Column("origin_id", String(128), ForeignKey("sessions.id")),
+    # The request that added it to its task, as the client named it: the same again adds nothing.
+    Column("request_id", String(128)),
     # Copied from the task, so that the queue's order is one index.
     Column("priority", Integer, nullable=False),
     Column("runtime", String(64), nullable=False),
@@ -107,6 +115,8 @@ sessions = Table(
     # Set while it waits for its next attempt after a failure; it is leased no sooner.
     Column("not_before", Double),
     Column("progress", Text, nullable=False),
+    # Whether `captures` has something of it.
+    Column("has_capture", Boolean, nullable=False, server_default=false()),
     # Copied from the result of a completed session, so that a list can be filtered by it.
     Column("reward", Double),
     Column("cancel_requested", Boolean, nullable=False),
@@ -133,11 +143,29 @@ Index(
     sqlite_where=text("lease_expires_at IS NOT NULL"),
     postgresql_where=text("lease_expires_at IS NOT NULL"),
 )
+Index(
+    "ix_sessions_origin_id",
+    sessions.c.origin_id,
+    sqlite_where=text("origin_id IS NOT NULL"),
+    postgresql_where=text("origin_id IS NOT NULL"),
+)
 Index("ix_sessions_status_seq", sessions.c.status, sessions.c.seq)
 Index("ix_sessions_task_id_status", sessions.c.task_id, sessions.c.status)
 
 # A bound parameter would keep the planner from seeing that the partial index applies.
 IS_QUEUED = sessions.c.status == literal(SessionStatus.QUEUED.value, literal_execute=True)
+
+# What the attempts at a session that has not ended have captured, as it grew: the next one begins with it.
+captures = Table(
+    "captures",
+    metadata,
+    Column("session_id", String(128), ForeignKey("sessions.id"), primary_key=True),
+    # Of the lease under which it was captured.
+    Column("fencing_token", BigInteger, primary_key=True, autoincrement=False),
+    # How many bytes this lease has sent with these, the last ones.
+    Column("length", BigInteger, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)
 
 results = Table(
     "results",

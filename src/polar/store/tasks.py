@@ -3,7 +3,8 @@
 Tasks of one priority take turns in the queue. The sessions of a task are cut into pieces of SAMPLES_PER_TURN,
 one per turn; the queue goes by turn, then by age. A new task begins at the turn that the queue has come to,
 not at the first one: so a large task cannot hold up those that come after it, and a stream of new tasks
-cannot hold up the rest of a large one. A group no larger than a turn runs in one piece.
+cannot hold up the rest of a large one. A group no larger than a turn runs in one piece. Branches, which are
+added to a task later, wait as a new task does.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, insert, or_, select, update
 
 from polar.errors import Conflict, NotFound
-from polar.models.session import Progress, SessionStatus
+from polar.models.session import Origin, Progress, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import TaskPage, TaskView
 from polar.store.database import Repository, batches, reads, writes
@@ -28,29 +29,36 @@ SAMPLES_PER_TURN = 64
 """Larger than the groups that trainers use, small beside the sessions of a day."""
 
 
-def digest(spec: TaskSpec) -> str:
+def digest(spec: TaskSpec, origin: Origin | None = None) -> str:
     """Equal for two ways of writing the same task: key order, defaults, a bare component name.
 
     Defaults are left out, so that a field added later does not change the digest of older tasks.
     """
     document = spec.model_dump(mode="json", exclude_defaults=True)
+    if origin is not None:
+        document["origin"] = origin.model_dump(mode="json", exclude_defaults=True)
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 class Tasks(Repository):
     """All tasks that were ever acknowledged."""
 
-    async def submit(self, spec: TaskSpec) -> tuple[TaskView, bool]:
-        """Store a task with its sessions, all or nothing; False: the same task was there already."""
-        ((view, is_new),) = await self.submit_all([spec])
+    async def submit(self, spec: TaskSpec, origin: Origin | None = None) -> tuple[TaskView, bool]:
+        """Store a task with its sessions, all or nothing; False: the same task was there already.
+
+        With an origin, its sessions begin with the answers recorded there.
+        """
+        ((view, is_new),) = await self.submit_all([spec], origin)
         return view, is_new
 
-    async def submit_all(self, specs: Sequence[TaskSpec]) -> list[tuple[TaskView, bool]]:
+    async def submit_all(
+        self, specs: Sequence[TaskSpec], origin: Origin | None = None
+    ) -> list[tuple[TaskView, bool]]:
         """`submit` for several tasks in one transaction: a conflict of one stores none."""
         # Not in the transaction: it takes its time, and nobody else may write meanwhile.
-        digests = [digest(spec) for spec in specs]
+        digests = [digest(spec, origin) for spec in specs]
         return await self._database.write(
-            lambda connection: _submit(connection, specs, digests, self._database.now())
+            lambda connection: _submit(connection, specs, digests, origin, self._database.now())
         )
 
     @reads
@@ -78,6 +86,8 @@ class Tasks(Repository):
     def cancel(self, connection: Connection, id: str) -> TaskView:
         """Cancel every session of the task that has not ended."""
         now = self._database.now()
+        # Locked before its sessions, as everyone does who adds branches: none is added unseen.
+        connection.execute(select(tasks.c.seq).where(tasks.c.id == id).with_for_update(key_share=True))
         query = select(sessions).where(sessions.c.task_id == id, IS_OPEN)
         rows = connection.execute(query.order_by(sessions.c.seq).with_for_update(key_share=True)).all()
         if cancel_rows(connection, rows, now):
@@ -87,7 +97,11 @@ class Tasks(Repository):
 
 
 def _submit(
-    connection: Connection, specs: Sequence[TaskSpec], digests: Sequence[str], now: float
+    connection: Connection,
+    specs: Sequence[TaskSpec],
+    digests: Sequence[str],
+    origin: Origin | None,
+    now: float,
 ) -> list[tuple[TaskView, bool]]:
     known = _digests(connection, [spec.id for spec in specs])
     before = frozenset(known)
@@ -97,7 +111,7 @@ def _submit(
             new.append((spec, its_digest))
         if known.setdefault(spec.id, its_digest) != its_digest:
             raise Conflict(f"task {spec.id!r} exists with other content", hint="choose another id")
-    _insert(connection, new, now)
+    _insert(connection, new, origin, now)
     views = {spec.id: _fresh(spec, now) for spec, _ in new}
     views |= {id: _get(connection, id) for id in before}
     return [(views[spec.id], spec.id not in before) for spec in specs]
@@ -111,7 +125,9 @@ def _digests(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _insert(connection: Connection, new: Sequence[tuple[TaskSpec, str]], now: float) -> None:
+def _insert(
+    connection: Connection, new: Sequence[tuple[TaskSpec, str]], origin: Origin | None, now: float
+) -> None:
     if not new:
         return
     targets = target_ids(connection, sorted({spec.webhook.url for spec, _ in new if spec.webhook}))
@@ -123,54 +139,77 @@ def _insert(connection: Connection, new: Sequence[tuple[TaskSpec, str]], now: fl
                 "spec": spec.model_dump_json(),
                 "spec_digest": its_digest,
                 "early_stop": spec.early_stop,
+                "branching": spec.branching.model_dump_json() if spec.branching else None,
                 "webhook_id": targets[spec.webhook.url] if spec.webhook else None,
                 "webhook_events": ",".join(spec.webhook.events) if spec.webhook else None,
                 "harness": spec.harness.name,
-                **_queue(spec, now),
+                "priority": spec.priority,
+                "runtime": spec.runtime.name,
+                "created_at": now,
             }
             for spec, its_digest in new
         ],
     )
-    blank = {
-        "status": SessionStatus.QUEUED,
-        "attempt": 0,
-        "fencing_token": 0,
-        "progress": Progress().model_dump_json(),
-        "cancel_requested": False,
-        "updated_at": now,
-    }
-    first: dict[tuple[str, int], int] = {}
+    turns: dict[Queue, int] = {}
     rows: list[dict[str, Any]] = []
     for spec, _ in new:
-        queue = spec.runtime.name, spec.priority
-        if queue not in first:
-            first[queue] = _first_turn(connection, spec)
-        shared = {"task_id": spec.id, **blank, **_queue(spec, now)}
-        rows += (
-            {
-                "id": session_id(spec.id, sample),
-                "sample": sample,
-                "turn": first[queue] + sample // SAMPLES_PER_TURN,
-                **shared,
-            }
-            for sample in range(spec.samples)
-        )
+        queue = Queue(spec.runtime.name, spec.priority)
+        if queue not in turns:
+            turns[queue] = queue.turn(connection)
+        rows += queue.rows(spec.id, [origin] * spec.samples, now, first_turn=turns[queue])
     connection.execute(insert(sessions), rows)
 
 
-def _first_turn(connection: Connection, spec: TaskSpec) -> int:
-    """The turn that the task's queue has come to; one index lookup."""
-    query = (
-        select(sessions.c.turn)
-        .where(IS_QUEUED, sessions.c.runtime == spec.runtime.name, sessions.c.priority == spec.priority)
-        .order_by(sessions.c.turn)
-        .limit(1)
-    )
-    return connection.execute(query).scalar_one_or_none() or 0
+class Queue(NamedTuple):
+    """The sessions of one runtime and priority, which wait for each other."""
 
+    runtime: str
+    priority: int
 
-def _queue(spec: TaskSpec, now: float) -> dict[str, Any]:
-    return {"priority": spec.priority, "runtime": spec.runtime.name, "created_at": now}
+    def turn(self, connection: Connection) -> int:
+        """The turn that the queue has come to; one index lookup."""
+        query = (
+            select(sessions.c.turn)
+            .where(IS_QUEUED, sessions.c.runtime == self.runtime, sessions.c.priority == self.priority)
+            .order_by(sessions.c.turn)
+            .limit(1)
+        )
+        return connection.execute(query).scalar_one_or_none() or 0
+
+    def rows(
+        self,
+        task_id: str,
+        origins: Sequence[Origin | None],
+        now: float,
+        *,
+        first_turn: int,
+        first_sample: int = 0,
+        request_id: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Sessions of a task that begin to wait, one for each origin."""
+        shared = {
+            "task_id": task_id,
+            **self._asdict(),
+            "status": SessionStatus.QUEUED,
+            "attempt": 0,
+            "fencing_token": 0,
+            "progress": Progress().model_dump_json(),
+            "cancel_requested": False,
+            "request_id": request_id,
+            "created_at": now,
+            "updated_at": now,
+        }
+        return [
+            {
+                "id": session_id(task_id, first_sample + place),
+                "sample": first_sample + place,
+                "turn": first_turn + place // SAMPLES_PER_TURN,
+                "origin": None if origin is None else origin.model_dump_json(),
+                "origin_id": None if origin is None else origin.session_id,
+                **shared,
+            }
+            for place, origin in enumerate(origins)
+        ]
 
 
 def _fresh(spec: TaskSpec, now: float) -> TaskView:

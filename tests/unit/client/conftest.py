@@ -6,11 +6,12 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from polar.config.settings import ServerSettings
+from polar.models.session import TrajectoryStats
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.control_plane import complete, result_of
@@ -29,14 +30,16 @@ class Plane:
         self._store = store
         self._loop = loop
 
-    def finish(self, count: int, reward: float = 1.0) -> None:
+    def finish(self, count: int, reward: float = 1.0, calls: int = 0) -> None:
         """Complete the next `count` waiting sessions as a node would, behind the server's back."""
+        told: dict[str, Any] = {"stats": TrajectoryStats(completions=calls), "has_recording": calls > 0}
+        recording = b"recorded" if calls else None
 
         async def work() -> None:
             leases = await self._store.leases.claim("node", limit=count, runtimes=["idle"], seconds=60)
             assert len(leases) == count
             for lease in leases:
-                await complete(self._store, lease.key, result_of(lease, reward))
+                await complete(self._store, lease.key, result_of(lease, reward, **told), recording=recording)
 
         self.do(work)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,46 +13,18 @@ import polar
 from polar.client import AsyncClient, Client, async_client, connection
 from polar.errors import Conflict, InvalidInput, NotFound, Unavailable
 from polar.models.delivery import Delivery
-from polar.models.session import LeaseKey, SessionStatus
-from polar.models.task import TaskStatus
+from polar.models.session import LeaseKey, Origin, SessionStatus
+from polar.models.task import OnDivergence, TaskStatus
 from polar.models.views import Heartbeat, LeaseRequest, Release, SessionBeat
+from tests.fakes.blocking_client import Blocking
 from tests.fakes.control_plane import idle_task, result_of
 
 
-class Blocking:
-    """The async client behind the sync client's methods, so that one test covers both."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._runner = asyncio.Runner()
-        self._client = AsyncClient(*arguments, **options)
-
-    def __enter__(self) -> Blocking:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.run(self._client.close())
-        self._runner.close()
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            answer = method(*arguments, **options)
-            return self._runner.run(answer) if inspect.iscoroutine(answer) else self._iterate(answer)
-
-        return call
-
-    def _iterate(self, items: AsyncIterator[Any]) -> Iterator[Any]:
-        async def step() -> Any:
-            return await anext(items, None)
-
-        while (item := self._runner.run(step())) is not None:
-            yield item
-
-
-@pytest.fixture(params=[Client, Blocking], ids=["sync", "async"])
+@pytest.fixture(params=["sync", "async"])
 def client(request: pytest.FixtureRequest, plane: Any) -> Iterator[Any]:
-    with request.param(plane.url, plane.token) as connected:
+    """Both, by the methods of the synchronous one."""
+    arguments = (plane.url, plane.token)
+    with Client(*arguments) if request.param == "sync" else Blocking(AsyncClient(*arguments)) as connected:
         yield connected
 
 
@@ -62,7 +33,9 @@ def test_package_offers_both_clients() -> None:
     assert polar.AsyncClient is AsyncClient
 
 
-NODES_OWN = {"deliver", "follow_policy", "heartbeat", "join", "lease", "release"}
+NODES_OWN = {
+    *("capture", "deliver", "follow_policy", "heartbeat", "join", "lease", "release", "ship_captures"),
+}
 """What a node asks, which is asynchronous."""
 
 
@@ -180,6 +153,41 @@ def test_cancel(client: Any) -> None:
     assert client.cancel_session("a.0").status is SessionStatus.CANCELLED
     assert client.cancel("a").status is TaskStatus.CANCELLED
     assert [result.status for result in client.wait("a")] == [SessionStatus.CANCELLED] * 2
+
+
+def test_branches_are_waited_for_with_their_task(client: Any, plane: Any) -> None:
+    client.submit(idle_task("a"))
+    plane.finish(1, calls=5)
+    first = client.branch("a.0", 3, 2, request_id="mine")
+    assert client.branch("a.0", 3, 2, request_id="mine") == first
+    origin = Origin(session_id="a.0", calls=3)
+    assert [(view.id, view.origin) for view in first] == [("a.1", origin), ("a.2", origin)]
+    (later,) = client.branch("a.0", 0, on_divergence=OnDivergence.STOP)
+    assert later.origin == Origin(session_id="a.0", calls=0, on_divergence=OnDivergence.STOP)
+    with ThreadPoolExecutor(1) as pool:
+        finishing = pool.submit(plane.finish, 3)
+        assert [result.sample for result in client.wait("a")] == [0, 1, 2, 3]
+        finishing.result()
+    with pytest.raises(InvalidInput, match="has 5 model calls, not 6"):
+        client.branch("a.0", 6)
+    with pytest.raises(InvalidInput, match="samples: Input should be"):
+        client.branch("a.0", 1, 0)
+
+
+def test_a_replay_is_a_task_of_its_own(client: Any, plane: Any) -> None:
+    client.submit(idle_task("a"))
+    plane.finish(1, calls=5)
+    replayed = client.replay("a.0", request_id="mine")
+    assert client.replay("a.0", request_id="mine") == replayed
+    stop = {"on_divergence": OnDivergence.STOP, "samples_on": False}
+    assert replayed.origin == Origin(session_id="a.0", **stop)
+    another = client.replay("a.0", 2, on_divergence=OnDivergence.LIVE, samples_on=True)
+    assert another.origin == Origin(session_id="a.0", calls=2)
+    assert len({"a", replayed.task_id, another.task_id}) == 3
+    plane.finish(2)
+    assert [result.session_id for result in client.wait(replayed.task_id)] == [replayed.id]
+    with pytest.raises(Conflict, match="completed without a recording"):
+        client.replay(replayed.id)
 
 
 def test_errors_are_types(client: Any) -> None:

@@ -91,7 +91,9 @@ async def test_an_agent_that_faces_a_penalty_gains_nothing_by_silencing_its_grad
 
 
 async def test_a_reward_that_silence_would_beat_is_refused_as_the_task_s() -> None:
-    with pytest.raises(PolarError, match=r"gives -1, its lowest_reward is 0 \(set lowest_reward") as failed:
+    with pytest.raises(
+        PolarError, match=r"gave -1, which is below its lowest_reward of 0 \(set lowest_reward"
+    ) as failed:
         await verdict(-1.0)
     assert reason_for(failed.value) is FailureReason.TASK
 

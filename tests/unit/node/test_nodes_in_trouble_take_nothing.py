@@ -14,7 +14,7 @@ from polar.models.session import FailureReason, SessionResult, SessionStatus
 from polar.models.views import MOST_LEASES
 from polar.node.admission import Admission, Breaker
 from polar.runtimes.base import SandboxUnavailable
-from polar.runtimes.disk import SMALLEST_BYTES, fitting
+from polar.runtimes.disk import SMALLEST_BYTES, fitting_size
 from tests.fakes.control_plane import Clock
 
 
@@ -126,13 +126,13 @@ async def test_a_node_whose_disk_is_short_takes_nothing_and_says_so(tmp_path: Pa
 @given(st.integers(1, 1 << 40), st.integers(-(1 << 40), 1 << 40))
 def test_no_sandbox_s_disk_reaches_into_the_reserve(size: int, room: int) -> None:
     try:
-        assert fitting(size, room) <= min(size, room)
+        assert fitting_size(size, room) <= min(size, room)
     except SandboxUnavailable:
         assert room < max(SMALLEST_BYTES, min(size, SMALLEST_BYTES))
 
 
 def test_a_disk_that_has_room_is_as_large_as_its_task_asks() -> None:
-    assert fitting(10 << 30, 10 << 30) == 10 << 30
-    assert fitting(10 << 30, 6 << 30) == 5 << 30
+    assert fitting_size(10 << 30, 10 << 30) == 10 << 30
+    assert fitting_size(10 << 30, 6 << 30) == 5 << 30
     with pytest.raises(SandboxUnavailable, match="too full"):
-        fitting(10 << 30, 1 << 20)
+        fitting_size(10 << 30, 1 << 20)

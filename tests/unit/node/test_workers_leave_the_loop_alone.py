@@ -14,6 +14,8 @@ import pytest
 from polar.errors import PolarError
 from polar.node.worker_processes import WorkerEnded, WorkerProcesses
 from polar.recordings.capture import parse_capture
+from tests.fakes.noting_builder import install_noting_builder
+from tests.systems import ASK, shell_task, system
 
 
 @pytest.fixture
@@ -54,3 +56,18 @@ async def test_nothing_is_left_of_workers_that_were_closed(workers: WorkerProces
     pid = await workers.run(os.getpid)
     workers.close()
     assert not psutil.pid_exists(pid)
+
+
+async def test_a_session_is_built_and_packed_by_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_noting_builder(tmp_path, monkeypatch)
+    notes = tmp_path / "notes"
+    builder = {"name": "noting", "options": {"notes": str(notes)}}
+    async with system(tmp_path / "data", ["An answer."]) as running, running.node():
+        await running.client.submit(shell_task("t", ASK, builder=builder, artifacts=["answer.txt"]))
+        (result,) = await running.client.wait(["t"], timeout=60)
+    assert (result.reward, result.has_recording, result.has_artifacts) == (1.0, True, True), result.error
+    done = [line.split() for line in notes.read_text().splitlines()]
+    assert [what for _, what in done] == ["build", "pack"]
+    assert str(os.getpid()) not in {process for process, _ in done}

@@ -23,6 +23,19 @@ def task(**changes: Any) -> dict[str, Any]:
         ({"evaluator": "oracle"}, "evaluator.name: unknown evaluator 'oracle' (known: idle, other)"),
         ({"builder": "mason"}, "builder.name: unknown builder 'mason' (known: idle, other)"),
         (
+            {"branching": {"at": "chance"}},
+            "branching.at.name: unknown branching.at 'chance' (known: idle, other)",
+        ),
+        (
+            {"branching": {"at": {"name": "idle", "options": {"seconds": 0}}}},
+            "branching.at.options.seconds: Input should be greater than 0",
+        ),
+        (
+            {"branching": {"at": "idle", "depth": 9}},
+            "branching.depth: Input should be less than or equal to 8",
+        ),
+        ({"branching": {"samples": 2}}, "branching.at: is required"),
+        (
             {"harness": {"name": "idle", "options": {"seconds": -1}}},
             "harness.options.seconds: Input should be greater than 0",
         ),

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import zipfile
+from typing import Any
 
 import httpx
 import pytest
@@ -17,9 +18,9 @@ from tests.fakes.control_plane import body_of, idle_task, result_of
 from tests.fakes.recordings import encoded, recording
 
 
-async def end_with_recording(http: httpx.AsyncClient) -> str:
+async def end_with_recording(http: httpx.AsyncClient, **changes: Any) -> str:
     """One session with a recording and artifacts."""
-    await http.post("/tasks", json=idle_task("seen", samples=2).model_dump(mode="json"))
+    await http.post("/tasks", json=idle_task("seen", samples=2, **changes).model_dump(mode="json"))
     answer = await http.post("/nodes/north/lease", json={"max_sessions": 1, "runtimes": ["idle"]})
     (lease,) = Leases.model_validate_json(answer.content).leases
     archive = io.BytesIO()
@@ -59,6 +60,20 @@ async def test_session_is_outlined_and_its_tokens_come_in_pages(http: httpx.Asyn
     missing = await http.get(f"/dashboard/sessions/{id}/tokens", params={"segment": 99})
     assert missing.status_code == 404
     assert (await http.get(f"/dashboard/sessions/{id}/completions/7")).status_code == 404
+
+
+async def test_branches_are_shown_with_the_session_that_they_left(http: httpx.AsyncClient) -> None:
+    id = await end_with_recording(http, branching={"at": "idle"})
+    added = await http.post(f"/sessions/{id}/branches", json={"calls": 2, "samples": 2})
+    assert added.status_code == 201, added.text
+    group = (await http.get("/dashboard/tasks/seen")).json()
+    assert group["branching"] == "idle"
+    origins = [sample["session"]["origin"] for sample in group["samples"]]
+    assert origins[:2] == [None, None]
+    assert [(origin["session_id"], origin["calls"]) for origin in origins[2:]] == [(id, 2)] * 2
+    detail = (await http.get("/dashboard/sessions/seen.2")).json()
+    assert detail["session"]["origin"] == origins[2]
+    assert [row["origin"] for row in detail["group"]] == origins
 
 
 async def test_artifacts_are_listed_and_read_as_text(http: httpx.AsyncClient) -> None:

@@ -22,6 +22,7 @@ from polar.store.store import Store
 from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 from tests.fakes.scripted_node import ScriptedNode
 from tests.unit.rollout.conftest import TOKEN
+from tests.waiting import still_waits
 
 
 @pytest.fixture
@@ -42,8 +43,7 @@ async def test_a_pause_is_answered_when_the_node_has_paused(client: AsyncClient,
     pausing = asyncio.create_task(client.pause_policy("trainer", PauseMode.DRAIN))
     order = await node.report(wait=10)
     assert (order.is_paused, order.mode) == (True, PauseMode.DRAIN)
-    done, _ = await asyncio.wait({pausing}, timeout=0.1)
-    assert not done
+    assert await still_waits(pausing)
     await node.report()
     view = await asyncio.wait_for(pausing, 30)
     assert (view.is_paused, view.holder, view.is_settled) == (True, "trainer", True)

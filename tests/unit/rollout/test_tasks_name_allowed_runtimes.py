@@ -88,4 +88,4 @@ async def test_the_quickstart_says_that_it_goes_on_without_isolation(monkeypatch
     with pytest.raises(InvalidInput, match="far enough"):
         await quickstart.run(Settings(), [task(runtime="bubblewrap")], Console(file=said, width=200))
     assert "no namespaces" in said.getvalue()
-    assert "nothing keeps it from your files" in said.getvalue()
+    assert "with your user's access to your files" in said.getvalue()

@@ -66,7 +66,7 @@ async def test_what_webhooks_are_signed_with_is_made_once_and_kept_private(tmp_p
     shared = ServerSettings(
         database_url="postgresql://nowhere/polar", webhooks=WebhookSettings(allow=("hooks.example:443",))
     )
-    with pytest.raises(InvalidInput, match="must sign with one secret"):
+    with pytest.raises(InvalidInput, match="must use the same secret"):
         async with serving(Settings(data_dir=tmp_path, server=shared), lambda _step: None):
             pass
 

@@ -12,11 +12,14 @@ import pytest
 
 from polar.config.settings import ServerSettings
 from polar.models.delivery import Delivery
-from polar.models.session import SessionStatus
+from polar.models.session import SessionStatus, TrajectoryStats
+from polar.models.task import Branching
+from polar.models.views import Leases
 from polar.rollout import long_poll
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.control_plane import body_of, idle_task, result_of
+from tests.waiting import still_waits
 
 LEASE = {"max_sessions": 4, "runtimes": ["idle"], "wait_seconds": 60}
 
@@ -30,8 +33,7 @@ def _only_notifications(monkeypatch: pytest.MonkeyPatch) -> None:
 async def begin(request: Coroutine[Any, Any, httpx.Response]) -> asyncio.Task[httpx.Response]:
     """Start a request and let it reach its wait."""
     task = asyncio.create_task(request)
-    done, _ = await asyncio.wait({task}, timeout=0.2)
-    assert not done
+    assert await still_waits(task)
     return task
 
 
@@ -41,6 +43,24 @@ async def test_lease_wakes_when_a_task_is_submitted(http: httpx.AsyncClient) -> 
     await http.post("/tasks", json=idle_task().model_dump(mode="json"))
     async with asyncio.timeout(10):
         assert len((await waiting).json()["leases"]) == 1
+
+
+@pytest.mark.usefixtures("_only_notifications")
+@pytest.mark.parametrize("by_strategy", [True, False])
+async def test_lease_wakes_when_a_session_branches(http: httpx.AsyncClient, by_strategy: bool) -> None:
+    branching = Branching.model_validate({"at": "idle"}) if by_strategy else None
+    await http.post("/tasks", json=idle_task(branching=branching).model_dump(mode="json"))
+    answer = await http.post("/nodes/south/lease", json=LEASE)
+    (lease,) = Leases.model_validate_json(answer.content).leases
+    waiting = await begin(http.post("/nodes/north/lease", json=LEASE, timeout=90))
+    result = result_of(lease, stats=TrajectoryStats(completions=2), has_recording=True, branch_at=(1,))
+    delivery = Delivery(key=lease.key, result=result, recording=b"recorded")
+    await http.post("/nodes/south/deliveries", content=body_of(delivery))
+    if not by_strategy:
+        await http.post("/sessions/task.0/branches", json={"calls": 1})
+    async with asyncio.timeout(10):
+        (branch,) = (await waiting).json()["leases"]
+    assert branch["origin"]["session_id"] == "task.0"
 
 
 @pytest.mark.usefixtures("_only_notifications")
@@ -69,8 +89,7 @@ async def test_feed_of_one_task_sleeps_through_the_end_of_another(http: httpx.As
         await http.post("/tasks", json=idle_task(id).model_dump(mode="json"))
     waiting = await begin(http.get("/results", params={"wait_seconds": 60, "task_id": "b"}, timeout=90))
     await http.post("/tasks/a/cancel")
-    await asyncio.wait({waiting}, timeout=0.2)
-    assert not waiting.done()
+    assert await still_waits(waiting)
     await http.post("/tasks/b/cancel")
     async with asyncio.timeout(10):
         assert [result["task_id"] for result in (await waiting).json()["results"]] == ["b"]

@@ -25,6 +25,7 @@ from polar.webhooks import DELIVERY
 from tests.databases import fresh_postgres
 from tests.fakes.control_plane import body_of, idle_task, result_of
 from tests.fakes.webhook_receiver import Receiver, receiving
+from tests.waiting import eventually
 
 TOKEN = "a token for tests only"
 SECRET = "shared between two"
@@ -80,11 +81,12 @@ async def metrics(http: httpx.AsyncClient) -> dict[str, float]:
 
 async def until(store: Store, is_so: Callable[[WebhookView], bool]) -> WebhookView:
     """The one webhook, once it is so."""
-    async with asyncio.timeout(30):
-        while True:
-            (view,) = await store.webhooks.all()
-            if is_so(view):
-                return view
+
+    async def seen() -> WebhookView | None:
+        (view,) = await store.webhooks.all()
+        return view if is_so(view) else None
+
+    return await eventually(seen)
 
 
 async def test_the_receiver_gets_a_result_that_it_can_verify(store: Store, receiver: Receiver) -> None:
@@ -171,7 +173,8 @@ async def test_what_is_claimed_when_the_server_ends_is_sent_at_once_by_the_next(
         target = await claim(self, seconds=seconds)
         if target is not None:
             is_claimed.set()
-            await asyncio.sleep(0.2)
+            # The server has begun to end.
+            await eventually(lambda: any(task.cancelling() for task in asyncio.all_tasks()))
         return target
 
     with monkeypatch.context() as patched:

@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
 
 from polar.errors import NotFound
 from polar.models.session import Lease
 from polar.store.blobs import BlobName, open_blobs
 from polar.store.retention import Retention, Swept, sweep
 from polar.store.store import Store
+from polar.store.tables import captures
 from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 
 DAY = 86_400.0
@@ -76,6 +78,19 @@ async def test_cursor_of_events_goes_on_after_old_ones_are_gone(store: Store, cl
     await sweep(store, Retention(events=DAY))
     await finished(store, "new")
     assert [event.task_id for event in (await store.events.after(cursor)).events] == ["new", "new"]
+
+
+async def test_what_is_left_of_the_captures_of_ended_sessions_goes(store: Store) -> None:
+    ended = await finished(store, "ended")
+    await store.tasks.submit(idle_task("open"))
+    (held,) = await store.leases.claim("node", limit=1, runtimes=["idle"], seconds=10)
+    pieces = [
+        {"session_id": lease.session_id, "fencing_token": 1, "length": 4, "data": b"left"}
+        for lease in (ended, held)
+    ]
+    await store.database.write(lambda connection: connection.execute(insert(captures), pieces) and None)
+    assert await sweep(store, Retention()) == Swept(captures=1)
+    assert [data async for data in store.captures.read(held.session_id)] == [b"left"]
 
 
 async def test_memory_and_file_urls_are_places_too(tmp_path: Path) -> None:

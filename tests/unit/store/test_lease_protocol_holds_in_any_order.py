@@ -1,4 +1,5 @@
-"""Whatever order things happen in: no session is lost, each ends once, old leases are refused."""
+"""Whatever order things happen in: no session is lost, each ends once, old leases are refused, and the next
+one goes on from all that was captured."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from polar.errors import Conflict
-from polar.models.session import FailureReason, Lease, SessionResult, SessionStatus
+from polar.models.delivery import CaptureGrowth
+from polar.models.session import FailureReason, Lease, Origin, SessionResult, SessionStatus, TrajectoryStats
 from polar.models.task import TaskStatus
 from polar.models.views import SessionBeat, SessionView
 from polar.store.delivery import Retries
@@ -31,7 +33,10 @@ T = TypeVar("T")
 
 LEASE_SECONDS = 10.0
 MAX_ATTEMPTS = 2
+MOST_CAPTURED = 8
 RETRIES = Retries(MAX_ATTEMPTS, 0.0)
+DEPTH = 2
+"""Of the branches of the task with two samples."""
 PLACES = st.integers(0, 5)
 NODES = st.sampled_from(["north", "south"])
 STAGES = [SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN]
@@ -51,6 +56,11 @@ class Expected:
     stored_under: int | None = None
     """The fencing token of the lease that delivered the result."""
     cancel_requested: bool = False
+    origin: Origin | None = None
+    captured: bytes = b""
+    """Under all its leases, for the next one."""
+    sent: int = 0
+    """How much of it under the lease that is its own."""
     seen: list[SessionStatus] = field(default_factory=lambda: [SessionStatus.QUEUED])
 
 
@@ -115,6 +125,7 @@ class LeaseProtocol(RuleBasedStateMachine):
         self.store: Store
         self.sessions: dict[str, Expected] = {}
         self.tasks: set[str] = set()
+        self.asked = 0
         self.ever_leased: list[Lease] = []
         self.open()
 
@@ -147,7 +158,9 @@ class LeaseProtocol(RuleBasedStateMachine):
     @rule(samples=st.integers(1, 3))
     def submit(self, samples: int) -> None:
         id = f"t{samples}"
-        view, is_new = self.do(self.store.tasks.submit(idle_task(id, samples=samples, priority=samples)))
+        branching = {"at": "idle", "depth": DEPTH} if samples == 2 else None
+        task = idle_task(id, samples=samples, priority=samples, branching=branching)
+        view, is_new = self.do(self.store.tasks.submit(task))
         assert is_new == (id not in self.tasks)
         self.tasks.add(id)
         if is_new:
@@ -168,6 +181,10 @@ class LeaseProtocol(RuleBasedStateMachine):
             assert lease.fencing_token > max(older, default=0)
             known.attempts += 1
             assert lease.attempt == known.attempts
+            depth = known.origin.depth if known.origin else 0
+            own = Origin(session_id=lease.session_id, depth=depth)
+            assert lease.origin == (own if known.captured else known.origin)
+            known.sent = 0
             known.holder, known.node, known.expires_at = lease.fencing_token, node, lease.expires_at
         self.ever_leased += claimed
 
@@ -185,6 +202,23 @@ class LeaseProtocol(RuleBasedStateMachine):
             known.expires_at = self.clock.now + LEASE_SECONDS
 
     @precondition(lambda self: self.ever_leased)
+    @rule(place=PLACES, data=st.binary(min_size=1, max_size=3), overlap=st.integers(0, 3))
+    def capture_grows(self, place: int, data: bytes, overlap: int) -> None:
+        lease = self.pick(place)
+        known = self.sessions[lease.session_id]
+        overlap = min(overlap, known.sent)
+        repeated = known.captured[len(known.captured) - overlap :]
+        growth = CaptureGrowth(
+            session_id=lease.session_id, key=lease.key, offset=known.sent - overlap, data=repeated + data
+        )
+        (length,) = self.do(self.store.captures.append([growth], most_bytes=MOST_CAPTURED))
+        is_taken = self.is_current(lease) and len(known.captured) + len(data) <= MOST_CAPTURED
+        assert length == (known.sent + len(data) if is_taken else None)
+        if is_taken:
+            known.captured += data
+            known.sent += len(data)
+
+    @precondition(lambda self: self.ever_leased)
     @rule(place=PLACES)
     def infrastructure_fails(self, place: int) -> None:
         lease = self.pick(place)
@@ -199,7 +233,7 @@ class LeaseProtocol(RuleBasedStateMachine):
         if not self.is_current(lease):
             return
         assert deliver() is True
-        known.holder = None
+        known.holder, known.captured = None, b""
         if known.attempts >= MAX_ATTEMPTS:
             known.result, known.stored_under = failed, lease.fencing_token
         elif known.cancel_requested:
@@ -207,14 +241,20 @@ class LeaseProtocol(RuleBasedStateMachine):
         assert deliver() is False
 
     @precondition(lambda self: self.ever_leased)
-    @rule(place=PLACES, status=st.sampled_from(ENDS), reward=st.sampled_from([0.0, 1.0]))
-    def complete(self, place: int, status: SessionStatus, reward: float) -> None:
+    @rule(
+        place=PLACES,
+        status=st.sampled_from(ENDS),
+        reward=st.sampled_from([0.0, 1.0]),
+        branch_at=st.sampled_from([(), (1,)]),
+    )
+    def complete(self, place: int, status: SessionStatus, reward: float, branch_at: tuple[int, ...]) -> None:
         lease = self.pick(place)
         known = self.sessions[lease.session_id]
-        result = result_of(lease, reward, status)
+        stats = TrajectoryStats(completions=2)
+        result = result_of(lease, reward, status, stats=stats, has_recording=True, branch_at=branch_at)
 
         def deliver() -> bool:
-            return self.do(complete(self.store, lease.key, result))
+            return self.do(complete(self.store, lease.key, result, recording=b"recorded"))
 
         forged = lease.key.model_copy(update={"secret": "guessed"})
         with pytest.raises(Conflict):
@@ -222,6 +262,11 @@ class LeaseProtocol(RuleBasedStateMachine):
         if self.is_current(lease):
             assert deliver() is True
             known.result, known.stored_under, known.holder = result, lease.fencing_token, None
+            depth = known.origin.depth + 1 if known.origin else 1
+            has_branches = lease.task.branching and depth <= DEPTH and not known.cancel_requested
+            if has_branches and status is SessionStatus.COMPLETED and branch_at:
+                origin = Origin(session_id=lease.session_id, calls=1, depth=depth)
+                self.sessions[self.next_id(lease.task.id)] = Expected(origin=origin)
             assert deliver() is False
         elif known.result == result and known.stored_under == lease.fencing_token:
             assert deliver() is False
@@ -247,6 +292,20 @@ class LeaseProtocol(RuleBasedStateMachine):
             known.attempts -= 1
             if known.cancel_requested:
                 self.expect_end(lease.session_id, SessionStatus.CANCELLED)
+
+    @rule(place=PLACES, again=st.booleans())
+    def branch(self, place: int, again: bool) -> None:
+        id = sorted(self.sessions)[place % len(self.sessions)]
+        task = id.rpartition(".")[0]
+        self.asked += 1
+        origin = Origin(session_id=id, calls=1)
+        for _ in range(1 + again):
+            added, _ = self.do(self.store.branches.add(task, origin, 1, f"request-{self.asked}"))
+        assert [view.id for view in added] == [self.next_id(task)]
+        self.sessions[added[0].id] = Expected(origin=origin)
+
+    def next_id(self, task: str) -> str:
+        return f"{task}.{sum(id.rpartition('.')[0] == task for id in self.sessions)}"
 
     @rule(seconds=st.sampled_from([LEASE_SECONDS, LEASE_SECONDS / 2]))
     def expire(self, seconds: float) -> None:
@@ -309,6 +368,7 @@ class LeaseProtocol(RuleBasedStateMachine):
             view = views[id]
             assert view.result == known.result
             assert view.attempt == known.attempts
+            assert view.origin == known.origin
             assert view.status in reachable(known.seen[-1])
             known.seen.append(view.status)
             if known.result:
@@ -319,6 +379,14 @@ class LeaseProtocol(RuleBasedStateMachine):
             else:
                 assert view.status is SessionStatus.QUEUED
         assert self.do(self.store.sessions.counts()) == Counter(view.status for view in views.values())
+
+    @invariant()
+    def captures_are_kept_until_the_end(self) -> None:
+        async def kept(id: str) -> bytes:
+            return b"".join([data async for data in self.store.captures.read(id)])
+
+        for id, known in self.sessions.items():
+            assert self.do(kept(id)) == (b"" if known.result else known.captured)
 
     @invariant()
     def feed_has_every_result_once(self) -> None:

@@ -32,7 +32,7 @@ LATER = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "9999", "0002"
+revision, down_revision = "9999", "0003"
 
 
 def upgrade() -> None:

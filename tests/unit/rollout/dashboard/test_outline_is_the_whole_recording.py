@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 
-from polar.models.completion import Completion
+from polar.models.completion import REPLAYED, Completion
 from polar.models.session import SessionResult, SessionStatus
 from polar.recordings.recording import Recording
 from polar.rollout.dashboard.outline import OutlinedRecording
@@ -62,3 +64,10 @@ def test_call_shows_what_is_new_to_it() -> None:
     assert [message.content for message in second.messages[second.new_from :]] == [TOOL.content]
     assert made.completion(0).new_from == 0
     assert [call.name for call in made.completion(0).response.calls] == [CALL.tool_calls[0].name]
+
+
+def test_calls_say_in_which_session_they_were_sampled() -> None:
+    first, *others = recording().completions
+    outline = outlined([replace(first, extra={REPLAYED: "other.0"}), *others]).outline
+    assert [line.replayed_from for line in outline.completions] == ["other.0", None, None]
+    assert outline.completions[0].trained_tokens == 0

@@ -1,6 +1,6 @@
 """Where migrations begin: a new database is not migrated, it gets the newest tables at once."""
 
-revision = "0002"
+revision = "0003"
 down_revision = None
 
 

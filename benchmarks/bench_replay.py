@@ -1,0 +1,193 @@
+"""Sessions of every harness on the example tasks, and which of their replays follow the recording.
+
+The model is a teacher that knows the tasks' solutions and plays them with each harness's own shell tool; the
+harnesses, their sandboxes and the tools are real. A replay has no engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from polar_file_shell.puzzle import Call, as_script
+from polar_file_shell.source import FileShell
+
+from benchmarks.report import Row, at_most, report
+from polar.client import AsyncClient
+from polar.engines.base import GenerateRequest
+from polar.models.session import SessionResult
+from polar.models.task import TaskSpec
+from polar.recordings.recording import decode
+from polar.tasksets import rows as tasksets
+from tests.rollouts import MAX_CONTEXT, scripted_call
+from tests.systems import System, system
+
+TASKS = 26
+"""One of each family."""
+MOST_MILLISECONDS = 5.0
+LEAST_SHARE = 95.0
+TURN = "<|im_start|>assistant"
+
+Shell = Callable[[str], str]
+"""How a harness's model runs a command."""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What a teacher must know of a harness."""
+
+    shell: Shell
+    ends_with: str = "Done."
+    options: Mapping[str, Any] | None = None
+
+
+def _tool(name: str, argument: str = "command", **others: Any) -> Shell:
+    return lambda command: scripted_call(name, **{argument: command}, **others)
+
+
+AGENTS = {
+    "claude_code": Agent(_tool("Bash", description="Work"), options={"bare": True}),
+    "codex": Agent(_tool("exec_command", "cmd")),
+    "gemini_cli": Agent(_tool("run_shell_command", description="Work")),
+    "mini_swe_agent": Agent(
+        _tool("bash"), scripted_call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+    ),
+    "opencode": Agent(_tool("bash", description="Work")),
+    "pi": Agent(_tool("bash")),
+    "qwen_code": Agent(_tool("run_shell_command", is_background=False, description="Work")),
+}
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A task, and the commands that solve it."""
+
+    task: dict[str, Any]
+    commands: tuple[str, ...]
+
+
+def exercises(count: int) -> Iterator[Exercise]:
+    source = FileShell(FileShell.Options())
+    for row in islice(source.rows(None, "train"), count):
+        assert isinstance(row, tasksets.Row)
+        assert row.task is not None
+        calls = [Call(call["tool"], call["arguments"]) for call in row.columns["solutions"][-1]]
+        # It looks around first, as agents do: what it sees then is what replays may differ in.
+        commands = ("ls -la && date", *(as_script((call,)) for call in calls), "ls -la")
+        yield Exercise({key: value for key, value in row.task.items() if key != "solution"}, commands)
+
+
+class Teacher:
+    """Plays the next command of whichever task a prompt is about."""
+
+    def __init__(
+        self, decode_ids: Callable[[list[int]], str], solutions: list[Exercise], agent: Agent
+    ) -> None:
+        self._decode = decode_ids
+        self._agent = agent
+        self._commands = {one.task["instruction"]: one.commands for one in solutions}
+
+    def answer(self, request: GenerateRequest) -> str:
+        prompt = self._decode([int(id) for id in request.prompt_ids])
+        asked = max(
+            (text for text in self._commands if text in prompt),
+            key=lambda text: (prompt.rindex(text) + len(text), len(text)),
+            default=None,
+        )
+        if asked is None:
+            return self._agent.ends_with
+        turns = prompt[prompt.rindex(asked) :].count(TURN) - 1
+        commands = self._commands[asked]
+        return self._agent.shell(commands[turns]) if turns < len(commands) else self._agent.ends_with
+
+
+async def measure(name: str, agent: Agent, count: int) -> list[Row]:
+    given = list(exercises(count))
+    script: list[Any] = []
+    with tempfile.TemporaryDirectory() as directory:
+        async with system(Path(directory), script, max_context=MAX_CONTEXT) as running:
+            tokenizer = running.engine.tokenizer
+            teacher = Teacher(lambda ids: tokenizer.decode(ids, skip_special_tokens=False), given, agent)
+            running.engine.script.append(teacher.answer)
+            async with running.node():
+                return await _rows(name, agent, given, running)
+
+
+async def _rows(name: str, agent: Agent, given: list[Exercise], running: System) -> list[Row]:
+    client = running.client
+    harness = {"name": name, "options": dict(agent.options or {})}
+    specs = [TaskSpec.model_validate({**one.task, "harness": harness}) for one in given]
+    for spec in specs:
+        await client.submit(spec)
+    recorded = await client.wait([spec.id for spec in specs], timeout=1800)
+    sampled = len(running.engine.requests)
+    replays = [await client.replay(result.session_id) for result in recorded]
+    again = await client.wait([view.task_id for view in replays], timeout=1800)
+    assert len(running.engine.requests) == sampled, "a replay asked the engine"
+    return [
+        _share(name, recorded, again),
+        at_most(
+            f"{name}: Polar's time for a replayed call",
+            await _milliseconds(client, again),
+            "ms",
+            MOST_MILLISECONDS,
+        ),
+        Row(
+            f"{name}: seconds of a replayed session (peer: recorded)",
+            statistics.median(result.seconds.running for result in again),
+            "s",
+            statistics.median(result.seconds.running for result in recorded),
+        ),
+    ]
+
+
+def _share(name: str, recorded: list[SessionResult], again: list[SessionResult]) -> Row:
+    faithful = [result for result in again if result.replay is not None and result.replay.is_faithful]
+    for result in again:
+        for divergence in result.replay.divergences if result.replay else ():
+            print(
+                f"{result.session_id} diverged at call {divergence.call}:\n{divergence.difference}",
+                file=sys.stderr,
+            )
+    share = 100 * len(faithful) / len(again)
+    calls = sum(result.stats.completions for result in recorded)
+    what = f"{name}: {len(again)} sessions with {calls} calls that replay to the end"
+    return Row(what, share, "%", None, f"≥ {LEAST_SHARE:g}", share >= LEAST_SHARE)
+
+
+async def _milliseconds(client: AsyncClient, results: list[SessionResult]) -> float:
+    """The median of what a replayed call takes in the gateway, from the request to the answer."""
+    taken = [
+        (completion.ended_at - completion.started_at) * 1000
+        for result in results
+        for completion in decode(await client.recording(result.session_id)).completions
+    ]
+    return statistics.median(taken)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=TASKS, help="how many tasks of each harness")
+    parser.add_argument(
+        "--harness", action="append", choices=sorted(AGENTS), help="only this one; repeatable"
+    )
+    asked = parser.parse_args()
+    names = asked.harness or list(AGENTS)
+    rows: list[Row] = []
+    for name in names:
+        print(f"{name} …", file=sys.stderr)
+        rows += asyncio.run(measure(name, AGENTS[name], asked.tasks))
+    is_whole = asked.tasks == TASKS and asked.harness is None
+    report("replay", rows, is_whole=is_whole)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Branches and replays through the whole chain: server, node, gateway and an agent in its sandbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from polar.app.verification import verify
+from polar.models.completion import REPLAYED
+from polar.models.session import AgentEnd, SessionResult, SessionStatus
+from polar.models.task import TaskStatus
+from polar.recordings.recording import Recording, decode
+from polar.trajectory.accounting import Exclusion
+from polar.trajectory.materialise import materialise
+from tests.systems import TALK, System, shell_task, system
+
+SCRIPT = ["First.", "Second.", "Third.", "Fourth.", "Fifth."]
+
+
+async def recording(running: System, result: SessionResult) -> Recording:
+    return decode(await running.client.recording(result.session_id))
+
+
+async def test_branches_share_a_beginning_and_go_on_by_themselves(tmp_path: Path) -> None:
+    async with system(tmp_path, SCRIPT) as running, running.node():
+        client = running.client
+        await client.submit(shell_task("talk", TALK))
+        (sample,) = await client.wait(["talk"], timeout=60)
+        views = await client.branch("talk.0", calls=1, samples=3)
+        assert [view.id for view in views] == ["talk.1", "talk.2", "talk.3"]
+        sample, *branches = sorted(await client.wait(["talk"], timeout=60), key=lambda one: one.sample)
+        assert (await client.task("talk")).status is TaskStatus.FINISHED
+        recordings = [await recording(running, one) for one in (sample, *branches)]
+    assert len(running.engine.requests) == 5
+    first, *others = recordings
+    shared = first.completions[0]
+    for result, branch in zip(branches, others, strict=True):
+        again, new = branch.completions
+        assert again.extra[REPLAYED] == "talk.0"
+        assert (again.id, again.response) == (shared.id, shared.response)
+        assert np.array_equal(again.logprobs, shared.logprobs)
+        assert np.array_equal(new.prompt_ids, first.completions[1].prompt_ids)
+        assert result.stats.excluded == {Exclusion.REPLAYED: len(shared.sampled_ids)}
+        (trace,) = (materialise(branch.trajectory, ref) for ref in branch.trajectory.traces)
+        assert trace.completion_ids == (new.id,)
+        assert not (await verify("branch", branch, None, None, lambda _: None)).problems
+        report = result.replay
+        assert report is not None
+        assert (report.origin, report.calls, report.divergence_count) == ("talk.0", 1, 0)
+    assert {one.completions[1].response.content for one in recordings} == set(SCRIPT[1:])
+
+
+async def test_a_task_branches_by_itself_before_it_is_finished(tmp_path: Path) -> None:
+    at = {"name": "calls", "options": {"calls": [1]}}
+    task = shell_task("talk", TALK, samples=2, branching={"at": at, "samples": 2})
+    async with system(tmp_path, SCRIPT) as running, running.node():
+        await running.client.submit(task)
+        results = await running.client.wait(["talk"], timeout=60)
+        origins = [view.origin async for view in running.client.sessions("talk")]
+    assert len(results) == 6
+    assert {result.status for result in results} == {SessionStatus.COMPLETED}
+    assert sorted(origin.session_id for origin in origins if origin) == ["talk.0"] * 2 + ["talk.1"] * 2
+    assert all(result.replay is not None for result in results if result.sample >= 2)
+
+
+async def test_a_replay_asks_no_engine_and_leaves_the_group_alone(tmp_path: Path) -> None:
+    async with system(tmp_path, SCRIPT) as running, running.node():
+        client = running.client
+        await client.submit(shell_task("talk", TALK))
+        (sample,) = await client.wait(["talk"], timeout=60)
+        whole = await client.replay("talk.0")
+        part = await client.replay("talk.0", calls=1)
+        (again,) = await client.wait([whole.task_id], timeout=60)
+        (begun,) = await client.wait([part.task_id], timeout=60)
+        assert len(running.engine.requests) == 2
+        assert len([view async for view in client.sessions("talk")]) == 1
+    assert (again.reward, again.agent_end) == (sample.reward, AgentEnd.EXITED)
+    assert again.replay is not None
+    assert again.replay.is_faithful
+    assert (begun.agent_end, begun.stats.completions) == (AgentEnd.REPLAYED, 1)
+
+
+async def test_a_divergence_is_told_with_what_differs(tmp_path: Path) -> None:
+    talk = TALK.replace('"And then?"', 'open("/proc/uptime").read()')
+    async with system(tmp_path, SCRIPT) as running, running.node():
+        client = running.client
+        await client.submit(shell_task("talk", talk))
+        await client.wait(["talk"], timeout=60)
+        view = await client.replay("talk.0")
+        (again,) = await client.wait([view.task_id], timeout=60)
+        assert len(running.engine.requests) == 2
+    assert again.agent_end is AgentEnd.REPLAYED
+    assert again.replay is not None
+    (divergence,) = again.replay.divergences
+    assert divergence.call == 1
+    assert "--- recorded" in divergence.difference

@@ -1,0 +1,179 @@
+"""A session whose node is lost or stopped goes on elsewhere: no answer is sampled twice, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from sqlalchemy import update
+
+from polar.models.completion import REPLAYED, RESUMED
+from polar.models.session import SessionResult, SessionStatus
+from polar.recordings import recording
+from polar.store.store import Store
+from polar.store.tables import captures
+from tests.fakes.scripted_engine import Answer, Script
+from tests.systems import ASK, System, shell_task, system
+from tests.waiting import eventually
+
+TURNS = f"""{sys.executable} - <<'PY'
+import json, os, urllib.request
+messages = [{{"role": "user", "content": os.environ["POLAR_INSTRUCTION"]}}]
+for turn in range(4):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({{"model": os.environ["POLAR_MODEL"], "messages": messages}}).encode(),
+        {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}},
+    )
+    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages += [said, {{"role": "user", "content": f"And then, {{turn}}?"}}]
+    print(said["content"], file=open("answer.txt", "a"))
+PY
+"""
+"""A shell agent with four turns."""
+
+
+async def kept(running: System, session_id: str) -> int:
+    """How many bytes of a session's capture the server has."""
+    async with Store.open(running.data_dir) as store:
+        return sum([len(data) async for data in store.captures.read(session_id)])
+
+
+async def lose_leases(running: System) -> None:
+    """Another server of the store, an hour later, has not heard of the node for too long."""
+    async with Store.open(running.data_dir, lambda: time.time() + 3600) as later:
+        assert (await later.leases.expire(max_attempts=9)).requeued == 1
+
+
+async def reached(running: System, session_id: str, status: SessionStatus) -> None:
+    async def is_there() -> bool:
+        return (await running.client.session(session_id)).status is status
+
+    await eventually(is_there)
+
+
+async def assert_went_on(running: System, result: SessionResult, answers: list[str], resumed: int) -> None:
+    """The recording holds these answers, the first ones from earlier attempts, and all are trained."""
+    assert (result.status, result.error, result.reward) == (SessionStatus.COMPLETED, None, 1.0)
+    recorded = recording.decode(await running.client.recording(result.session_id))
+    assert [it.response.content for it in recorded.completions] == answers
+    assert [RESUMED in it.extra for it in recorded.completions] == [
+        place < resumed for place in range(len(answers))
+    ]
+    assert result.replay is not None
+    assert (result.replay.origin, result.replay.calls) == (result.session_id, resumed)
+    assert (result.replay.divergence_count, result.replay.unused_calls) == (0, 0)
+    assert (result.stats.completions, result.stats.excluded) == (len(answers), {})
+    assert result.stats.sampled_tokens == result.stats.trainable_tokens
+    assert await kept(running, result.session_id) == 0
+
+
+async def test_a_session_of_a_node_that_is_stopped_goes_on_on_the_next(tmp_path: Path) -> None:
+    script: list[Script] = ["One.", "Two.", Answer("Never.", gate=asyncio.Event()), "Three.", "Four."]
+    async with system(tmp_path / "data", script) as running:
+        await running.client.submit(shell_task("moved", TURNS))
+        async with running.node(name="first"):
+            await running.engine.waiting.wait()
+        assert await kept(running, "moved.0") > 0
+        async with running.node(name="second"):
+            (result,) = await running.client.wait(["moved"], timeout=120)
+        assert result.attempt == 1
+        await assert_went_on(running, result, ["One.", "Two.", "Three.", "Four."], resumed=2)
+        assert len(running.engine.requests) == 5
+
+
+async def test_a_session_whose_node_falls_silent_twice_loses_only_its_calls_in_flight(tmp_path: Path) -> None:
+    script: list[Script] = ["One.", Answer("Never.", gate=asyncio.Event()), "Two."]
+    script += [Answer("Never.", gate=asyncio.Event()), "Three.", "Four."]
+    async with system(tmp_path / "data", script) as running, running.node():
+        await running.client.submit(shell_task("back", TURNS))
+        for _ in range(2):
+            await running.engine.waiting.wait()
+            running.engine.waiting.clear()
+            await lose_leases(running)
+        (result,) = await running.client.wait(["back"], timeout=120)
+        assert result.attempt == 3
+        await assert_went_on(running, result, ["One.", "Two.", "Three.", "Four."], resumed=2)
+        assert len(running.engine.requests) == 6
+
+
+async def test_a_session_that_dies_while_it_is_replayed_still_has_all(tmp_path: Path) -> None:
+    """The second attempt ends before its agent has asked for anything."""
+    script: list[Script] = ["One.", "Two.", Answer("Never.", gate=asyncio.Event()), "Three.", "Four."]
+    async with system(tmp_path / "data", script) as running:
+        await running.client.submit(shell_task("twice", f"test -f {tmp_path}/go || sleep 60\n{TURNS}"))
+        (tmp_path / "go").touch()
+        async with running.node(name="first"):
+            await running.engine.waiting.wait()
+        (tmp_path / "go").unlink()
+        async with running.node(name="second"):
+            await reached(running, "twice.0", SessionStatus.RUNNING)
+        (tmp_path / "go").touch()
+        async with running.node(name="third"):
+            (result,) = await running.client.wait(["twice"], timeout=120)
+        await assert_went_on(running, result, ["One.", "Two.", "Three.", "Four."], resumed=2)
+
+
+async def test_a_session_that_is_lost_while_it_is_scored_asks_the_model_nothing_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    scoring = f"while [ ! -e {gate} ]; do sleep 0.05; done; test -s answer.txt"
+    evaluator = {"name": "command", "options": {"command": scoring}}
+    async with system(tmp_path / "data", ["One.", "Two.", "Three.", "Four."]) as running:
+        await running.client.submit(shell_task("scored", TURNS, evaluator=evaluator))
+        async with running.node(name="first"):
+            await reached(running, "scored.0", SessionStatus.POSTRUN)
+        gate.touch()
+        async with running.node(name="second"):
+            (result,) = await running.client.wait(["scored"], timeout=120)
+        await assert_went_on(running, result, ["One.", "Two.", "Three.", "Four."], resumed=4)
+        assert len(running.engine.requests) == 4
+
+
+async def test_a_capture_that_cannot_be_read_costs_no_session(tmp_path: Path) -> None:
+    script: list[Script] = ["One.", Answer("Never.", gate=asyncio.Event()), "Again."]
+    async with system(tmp_path / "data", script) as running:
+        await running.client.submit(shell_task("anew", ASK + ASK))
+        async with running.node(name="first"):
+            await running.engine.waiting.wait()
+        async with Store.open(running.data_dir) as store:
+            change = update(captures).values(data=b"no capture")
+            await store.database.write(lambda connection: connection.execute(change) and None)
+        async with running.node(name="second"):
+            (result,) = await running.client.wait(["anew"], timeout=120)
+    assert (result.status, result.replay, result.stats.completions) == (SessionStatus.COMPLETED, None, 2)
+
+
+async def test_without_captures_on_the_server_a_session_begins_anew(tmp_path: Path) -> None:
+    script: list[Script] = ["One.", Answer("Never.", gate=asyncio.Event()), "Again."]
+    async with system(tmp_path / "data", script) as running:
+        await running.client.submit(shell_task("anew", ASK + ASK))
+        async with running.node(name="first", resume_bytes=0):
+            await running.engine.waiting.wait()
+        assert await kept(running, "anew.0") == 0
+        async with running.node(name="second"):
+            (result,) = await running.client.wait(["anew"], timeout=120)
+    assert (result.status, result.replay, result.stats.completions) == (SessionStatus.COMPLETED, None, 2)
+
+
+async def test_a_branch_continues_with_what_it_began_with_and_what_it_sampled(tmp_path: Path) -> None:
+    script: list[Script] = ["One.", "Two.", "Three.", "Four."]
+    script += ["Other three.", Answer("Never.", gate=asyncio.Event()), "Other four."]
+    async with system(tmp_path / "data", script) as running:
+        await running.client.submit(shell_task("tree", TURNS))
+        async with running.node(name="first"):
+            await running.client.wait(["tree"], timeout=120)
+            await running.client.branch("tree.0", 2)
+            await running.engine.waiting.wait()
+        async with running.node(name="second"):
+            _, result = await running.client.wait(["tree"], timeout=120)
+        recorded = recording.decode(await running.client.recording("tree.1"))
+        answers = [it.response.content for it in recorded.completions]
+        assert answers == ["One.", "Two.", "Other three.", "Other four."]
+        assert [REPLAYED in it.extra for it in recorded.completions] == [True, True, False, False]
+        trained = sum(it.sampled_tokens for it in recorded.completions[2:])
+        assert (result.session_id, result.stats.trainable_tokens) == ("tree.1", trained)
+        assert result.replay is not None
+        assert (result.replay.origin, result.replay.calls) == ("tree.1", 3)
+        assert len(running.engine.requests) == 7
