@@ -30,7 +30,7 @@ from benchmarks.training.figure import chart
 from benchmarks.training.gradients import Agreement, compare_gradients
 from benchmarks.training.layouts import LAYOUTS, read_recordings, reduced
 from benchmarks.training.speed import Measurement, measure
-from polar.app.stack import connected
+from polar.app.stack import connect_engine
 from polar.config.settings import DEFAULT_MODEL, load_settings
 from polar.engines.base import WeightUpdate
 from polar.recordings.recording import Recording
@@ -274,7 +274,7 @@ async def rescored(rows: Sequence[TrainingRow], model: ModelSettings) -> list[Tr
     """The rows with the logprobs of the embedded engine with the same weights, started for this."""
     with tempfile.TemporaryDirectory() as scratch:
         settings = load_settings(None, {"data_dir": scratch, "engine": {"model": model.name}})
-        async with connected(settings, print) as engine:
+        async with connect_engine(settings, print) as engine:
             if model.start is not None:
                 await engine.update_weights(WeightUpdate(1, str(model.start.absolute())))
             return await faithfulness.rescored(rows, engine)

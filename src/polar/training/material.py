@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev
@@ -10,8 +10,9 @@ from statistics import fmean, pstdev
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.models.trace import Trace
+from polar.models.trace import Trace, Trajectory
 from polar.training.settings import BatchSettings, Level, ObjectiveSettings, Pack
+from polar.trajectory.group_tree import group_tree
 from polar.trajectory.learnable import (
     Baseline,
     EndedSession,
@@ -19,10 +20,9 @@ from polar.trajectory.learnable import (
     Group,
     baselines,
     learnable,
-    trained_tokens,
 )
 from polar.trajectory.materialise import materialise
-from polar.trajectory.packing.batch import Packing, TrainingRow, row
+from polar.trajectory.packing.batch import Floats, Packing, TrainingRow, row
 from polar.trajectory.packing.pack import pack_alone, pack_sequences, pack_trees
 
 
@@ -95,8 +95,11 @@ def material(
         for group in groups
         for found in _credited(group, objective, batch.tokens, versions, excluded, seed)
     ]
-    rewards = [s.result.reward for g in groups for s in g.samples if s.result.reward is not None]
-    numbers = {"groups": float(len(groups)), "sessions": float(sum(len(group.samples) for group in groups))}
+    sessions = [session for group in groups for session in group.samples]
+    # Branches leave where somebody chose: their rewards are not those of the policy by itself.
+    own = [session.result.reward for session in sessions if not session.is_branch]
+    rewards = [reward for reward in own if reward is not None]
+    numbers = {"groups": float(len(groups)), "sessions": float(len(sessions))}
     if rewards:
         numbers |= {"reward": fmean(rewards), "reward_std": pstdev(rewards)}
     if credited:
@@ -105,10 +108,24 @@ def material(
         numbers |= {"staleness": float(staleness.mean()), "staleness_max": float(staleness.max())}
     if any(one.trace.routing is not None for one in credited):
         numbers["unrouted_tokens"] = float(sum(one.trace.unrouted_tokens for one in credited))
-    scored = sum(len(group.scored) for group in groups)
+    numbers |= _branch_numbers(sessions, credited)
+    scored = sum(session.reward is not None and not session.is_branch for session in sessions)
     constant = 1 / (objective.session_tokens * max(1, scored))
     packing = pack(weighted_rows(credited, objective.level, constant), batch)
     return Material(packing, numbers, excluded)
+
+
+def _branch_numbers(sessions: Sequence[EndedSession], credited: Sequence[Credited]) -> dict[str, float]:
+    """What branches there were, where there were any."""
+    branches = [session for session in sessions if session.is_branch]
+    if not branches:
+        return {}
+    trained = np.concatenate([np.empty(0), *(one.trained_shares for one in credited)])
+    return {
+        "branches": float(len(branches)),
+        "replayed_tokens": float(sum(branch.replayed_tokens for branch in branches)),
+        "branched_tokens": float(np.count_nonzero(trained < 1)) / max(1, len(trained)),
+    }
 
 
 def pack(rows: Iterator[TrainingRow], batch: BatchSettings) -> Packing:
@@ -126,9 +143,19 @@ class Credited:
     """A trace to learn from, with only its sound tokens in the mask."""
 
     name: str
-    session: str
+    sample: str
+    """What counts once at `level: sequence`: a session together with its branches."""
     trace: Trace
-    advantage: float = 0.0
+    advantages: Floats | float = 0.0
+    """One for each response token, or for all."""
+    shares: Floats | float = 1.0
+    """What part of a token each response token counts as: those after a place where branches leave share."""
+
+    @property
+    def trained_shares(self) -> Floats:
+        mask = self.trace.loss_mask
+        shares: Floats = np.full(mask.shape, self.shares, np.float32)[mask == 1]
+        return shares
 
 
 def _credited(
@@ -139,43 +166,78 @@ def _credited(
     excluded: Counter[str],
     seed: int,
 ) -> Iterator[Credited]:
-    excluded[Excluded.SESSIONS_FAILED] += len(group.samples) - len(group.scored)
+    excluded.update(sample.unscored for sample in group.samples if sample.unscored is not None)
     if not group.rewards_differ:
         excluded[Excluded.GROUPS_EQUAL if group.scored else Excluded.GROUPS_EMPTY] += 1
         return
     excluded[Excluded.SESSIONS_UNREADABLE] += sum(sample.recording is None for sample in group.scored)
-    for sample, advantages in zip(group.scored, _advantages(group, objective, seed), strict=True):
-        for index, advantage in enumerate(advantages):
-            assert sample.recording is not None
-            if advantage is None:
+    credit = _GroupCredit(group, objective, seed)
+    for place, sample in enumerate(group.scored):
+        if sample.recording is None:
+            continue
+        trajectory = sample.recording.trajectory
+        for index, ref in enumerate(trajectory.traces):
+            credits = credit.of_trace(place, index, trajectory)
+            if credits is None:
                 excluded[Excluded.TRACES_EQUAL] += 1
                 continue
-            trajectory = sample.recording.trajectory
-            whole = materialise(trajectory, trajectory.traces[index])
+            whole = materialise(trajectory, ref)
             if len(whole.prompt_ids) + len(whole.response_ids) > budget:
                 excluded[Excluded.TRACES_OVER_BUDGET] += 1
                 continue
             is_stale = versions.staleness(whole.policy_versions) > objective.max_staleness
             learnt = learnable(whole, sample.recording, objective.temperature, excluded, is_stale)
             if learnt.loss_mask.any():
-                session = sample.result.session_id
-                yield Credited(f"{session}/{index}", session, learnt, advantage)
+                first = group.scored[credit.tree.sample_of(place)].result.session_id
+                lengths = [len(trajectory.segments[segment].ids) for segment in ref.trained]
+                numbers: Floats = np.zeros((2, len(whole.loss_mask)), np.float32)
+                numbers[:, whole.loss_mask == 1] = np.repeat(np.transpose(credits), lengths, axis=1)
+                yield Credited(f"{sample.result.session_id}/{index}", first, learnt, *numbers)
 
 
-def _advantages(group: Group, objective: ObjectiveSettings, seed: int) -> list[list[float | None]]:
-    """The advantage of each trace of each scored session that can be read; None: nothing differs from it.
+class _GroupCredit:
+    """What the rewards of a group's sessions and traces are compared with.
 
-    A share of a session's reward is compared with the rewards of the group's sessions, a reward that a trace
-    has of its own with the group's other such rewards.
+    A share of a session's reward is compared with the rewards of the group's sessions, or in their tree; a
+    reward that a trace has of its own with the group's other such rewards.
     """
-    rewards, owns = group.rewards, [_own_rewards(sample) for sample in group.scored]
-    if objective.rewards == "shuffled":
-        rewards, owns = _shuffled(rewards, owns, np.random.SeedSequence(seed, spawn_key=group.turn))
-    named = [[reward for reward in own if reward is not None] for own in owns]
-    by_trace = baselines(named, objective.advantage, objective.min_std)
-    by_session = baselines([[reward] for reward in rewards], objective.advantage, objective.min_std)
-    compared = zip(group.scored, rewards, owns, by_session, by_trace, strict=True)
-    return [_session_advantages(*one) for one in compared]
+
+    def __init__(self, group: Group, objective: ObjectiveSettings, seed: int) -> None:
+        self.tree = group_tree(group.scored)
+        rewards, owns = group.rewards, [_own_rewards(sample) for sample in group.scored]
+        if objective.rewards == "shuffled":
+            rewards, owns = _shuffled(rewards, owns, np.random.SeedSequence(seed, spawn_key=group.turn))
+        self._rewards, self._owns = rewards, owns
+        named = [[reward for reward in own if reward is not None] for own in owns]
+        kind, min_std = objective.comparison, objective.min_std
+        self._by_trace = baselines(named, kind, min_std)
+        self._by_session = baselines([[reward] for reward in rewards], kind, min_std)
+        self._is_of_trees = objective.advantage.is_of_trees
+        least = min_std if objective.normalise else None
+        self._of_stretches = self.tree.advantages(rewards, objective.advantage, least)
+
+    def of_trace(self, session: int, trace: int, trajectory: Trajectory) -> list[tuple[float, float]] | None:
+        """Advantage and share of each completion that a trace trains; None: nothing differs from its own."""
+        ref = trajectory.traces[trace]
+        ids = (trajectory.segments[index].completion_id or "" for index in ref.trained)
+        stretches = [self.tree.stretch_of(session, id) for id in ids]
+        advantages = self._advantages(session, self._owns[session][trace], ref.share, stretches)
+        shares = (self.tree.stretches[at].share for at in stretches)
+        return None if advantages is None else list(zip(advantages, shares, strict=True))
+
+    def _advantages(
+        self, session: int, own: float | None, share: float, stretches: Sequence[int]
+    ) -> list[float] | None:
+        if own is not None:
+            return _alike(self._by_trace[session], own, 1.0, len(stretches))
+        if not self._is_of_trees:
+            return _alike(self._by_session[session], self._rewards[session], share, len(stretches))
+        found = self._of_stretches
+        return None if found is None else [share * found[at] for at in stretches]
+
+
+def _alike(baseline: Baseline | None, reward: float, share: float, count: int) -> list[float] | None:
+    return None if baseline is None else [baseline.advantage(reward, share)] * count
 
 
 def _shuffled(
@@ -188,22 +250,6 @@ def _shuffled(
     return chance.permutation(rewards).tolist(), dealt
 
 
-def _session_advantages(
-    sample: EndedSession,
-    reward: float,
-    owns: Sequence[float | None],
-    by_session: Baseline | None,
-    by_trace: Baseline | None,
-) -> list[float | None]:
-    if sample.recording is None:
-        return []
-    found: list[float | None] = []
-    for ref, own in zip(sample.recording.trajectory.traces, owns, strict=True):
-        baseline, compared, share = (by_session, reward, ref.share) if own is None else (by_trace, own, 1.0)
-        found.append(None if baseline is None else baseline.advantage(compared, share))
-    return found
-
-
 def _own_rewards(sample: EndedSession) -> list[float | None]:
     if sample.recording is None or sample.result.verdict is None:
         return []
@@ -211,16 +257,17 @@ def _own_rewards(sample: EndedSession) -> list[float | None]:
 
 
 def weighted_rows(credited: Sequence[Credited], level: Level, constant: float = 0.0) -> Iterator[TrainingRow]:
-    """Rows whose weights add up to one over tokens or over sessions, unless each weight is a constant."""
-    tokens: Counter[str] = Counter()
+    """Rows whose weights add up to one over tokens or over samples, unless each weight is a constant."""
+    tokens: dict[str, float] = defaultdict(float)
     for one in credited:
-        tokens[one.session] += trained_tokens(one.trace)
+        tokens[one.sample] += float(one.trained_shares.sum(dtype=np.float64))
+    total = sum(tokens.values())
     for one in credited:
         match level:
             case Level.TOKEN:
-                weight = 1 / tokens.total()
+                weight = 1 / total
             case Level.SEQUENCE:
-                weight = 1 / (tokens[one.session] * len(tokens))
+                weight = 1 / (tokens[one.sample] * len(tokens))
             case Level.CONSTANT:
                 weight = constant
-        yield row(one.name, one.trace, weight, one.advantage)
+        yield row(one.name, one.trace, np.multiply(one.shares, weight), one.advantages)

@@ -27,8 +27,7 @@ from polar.training.head import Manner, score, to_device
 from polar.training.routing import RoutingReplay
 from polar.training.settings import Lora, ModelSettings
 from polar.training.weight_files import write_weights
-from polar.trajectory.packing.batch import Batch
-from polar.trajectory.packing.masks import BLOCK, block_mask_of, dense_mask
+from polar.trajectory.packing.batch import BLOCK, Batch, block_mask_of, dense_mask
 
 SHAPES = 2
 """How many sizes batches are padded to on a GPU: kernels are compiled once for each. All but the last

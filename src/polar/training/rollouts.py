@@ -150,16 +150,18 @@ class RolloutSource:
     async def _complete(self, client: AsyncClient) -> AsyncGenerator[Complete, None]:
         """The tasks in flight as they become complete."""
         results: dict[str, list[SessionResult]] = defaultdict(list)
+        complete: set[str] = set()
         cursor = min(turn.cursor for turn in self._in_flight.values())
         async for result in follow(client, list(self._in_flight), cursor):
             ended = results[result.task_id]
             ended.append(result)
-            if len(ended) == self._rollouts.samples:
+            has_samples = len(ended) >= self._rollouts.samples
+            if has_samples and await _are_all(client, result.task_id, len(ended)):
+                complete.add(result.task_id)
                 yield result.task_id, ended
         # Every task has ended: those that were cancelled are as complete as they will be.
-        for id in list(self._in_flight):
-            if len(results[id]) != self._rollouts.samples:
-                yield id, results[id]
+        for id in [id for id in self._in_flight if id not in complete]:
+            yield id, results[id]
 
     async def _choose(
         self, client: AsyncClient, complete: AsyncIterator[Complete], taken: list[Group]
@@ -200,6 +202,12 @@ class RolloutSource:
         return group
 
 
+async def _are_all(client: AsyncClient, task_id: str, ended: int) -> bool:
+    """Whether these are all sessions of a task: it may have branches besides its samples."""
+    sessions = (await retry_async(lambda: client.task(task_id))).sessions
+    return all(status.ended for status in sessions) and sum(sessions.values()) == ended
+
+
 async def _submit(client: AsyncClient, tasks: Sequence[TaskSpec]) -> set[str]:
     """Submit tasks: the ids of those that the server had already."""
     return {id async for batch in client.submit_batches(tasks) for id in batch.known}
@@ -226,7 +234,7 @@ class HeldOut:
             # Nothing is learnt until they have ended, so they go before what is rolled out ahead.
             training_task(
                 task, f"{self._run}-held-out-{step}-{number}", self._asked.samples, self._temperature
-            ).model_copy(update={"priority": MOST_URGENT})
+            ).model_copy(update={"priority": MOST_URGENT, "branching": None})
             for number, task in enumerate(self._tasks)
         ]
         results = asyncio.run(self._results(specs))

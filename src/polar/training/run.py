@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.0005
+BESIDE_TRAINER = 0.4
+"""The share of a GPU's memory that a vLLM beside the trainer takes."""
 """How long the server may keep the trainer from the interpreter, or the trainer the server; a tenth of what
 Python allows by itself."""
 
@@ -157,6 +159,8 @@ def server_beside_trainer(
         "weight_transfer": rollouts.transfer,
     }
     own = own_settings(settings.out, rollouts.config, engine, rollouts.concurrency)
+    if own.engine.gpu_memory is None and settings.model.device != "cpu":
+        own = own.updated(engine={"gpu_memory": BESIDE_TRAINER})
     started: Future[ServerAddress] = Future()
     ending: Future[None] = Future()
 

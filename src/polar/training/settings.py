@@ -35,7 +35,7 @@ class Level(StrEnum):
     TOKEN = "token"
     """Every trained token of the step."""
     SEQUENCE = "sequence"
-    """Every session of the step, however many tokens and traces it has."""
+    """Every sample of the step, however many tokens, traces and branches it has."""
     CONSTANT = "constant"
     """Every token of every step: its weight depends neither on how long sessions are nor on how many groups
     have rewards that differ (Dr. GRPO)."""
@@ -122,11 +122,14 @@ class ObjectiveSettings(Frozen):
     """What sessions are credited with. shuffled: the rewards of their group, dealt out by chance; a control
     in which rewards tell nothing, so whatever still rises has another cause."""
     advantage: Advantage = Advantage.GROUP
+    normalise: bool = True
+    """With `advantage: tree` or `turn`: divide by the standard deviation of the group's rewards, as `group`
+    does; otherwise advantages keep the size of rewards, as with `mean`."""
     min_std: float = Field(default=MIN_STD, gt=0)
     """The least that advantages are divided by, where they are divided by a standard deviation."""
     level: Level = Level.TOKEN
     session_tokens: int = Field(default=4096, ge=1)
-    """With `level: constant`: a token weighs one over this many, over the step's scored sessions."""
+    """With `level: constant`: a token weighs one over this many, over the step's scored samples."""
     clip_low: float = Field(default=0.2, ge=0, le=1)
     """See `clip_high`."""
     clip_high: float = Field(default=0.28, ge=0)
@@ -142,6 +145,19 @@ class ObjectiveSettings(Frozen):
     max_staleness: int = Field(default=2, ge=0)
     """Tokens of a policy more versions ago are left out, and counted. It also bounds how far rollouts run
     ahead of training: 0 is synchronous."""
+
+    @model_validator(mode="after")
+    def _normalises_trees_alone(self) -> ObjectiveSettings:
+        if not self.normalise and not self.advantage.is_of_trees:
+            raise ValueError(
+                "'normalise: false' is for 'advantage: tree' and 'turn'; 'advantage: mean' divides by nothing"
+            )
+        return self
+
+    @property
+    def comparison(self) -> Advantage:
+        """How rewards are compared that stand in no tree."""
+        return self.advantage if self.normalise else Advantage.MEAN
 
 
 class BatchSettings(Frozen):

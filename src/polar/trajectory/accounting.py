@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.models.chat import FinishReason
-from polar.models.completion import Completion, Logprobs
+from polar.models.completion import REPLAYED, Completion, Logprobs
 from polar.models.session import Fault, TrajectoryStats
 from polar.models.trace import Segment, TraceRef
 from polar.recordings.tree import TokenTree
@@ -26,6 +26,8 @@ class Exclusion(StrEnum):
     """The client went away before the answer was whole."""
     ENGINE_ERROR = "engine_error"
     """The engine failed in the middle of the answer."""
+    REPLAYED = "replayed"
+    """Another session sampled them, and trains them: this one began with its answers."""
     UNTRAINABLE = "untrainable"
     """The recording says so (no token ids or logprobs came from the engine)."""
     INVALID_LOGPROBS = "invalid_logprobs"
@@ -51,6 +53,8 @@ def sound(logprobs: Logprobs) -> NDArray[np.bool_]:
 
 def exclusion(completion: Completion) -> Exclusion | None:
     """The reason in the completion itself to leave it out, or None if it is trainable."""
+    if REPLAYED in completion.extra:
+        return Exclusion.REPLAYED
     if completion.untrainable is not None:
         return Exclusion.UNTRAINABLE
     if completion.finish_reason is FinishReason.CANCELLED:

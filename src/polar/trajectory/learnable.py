@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.models.completion import Completion
-from polar.models.session import PROCESSED, SessionResult, SessionStatus
+from polar.models.session import PROCESSED, AgentEnd, SessionResult, SessionStatus
 from polar.models.trace import Trace
 from polar.recordings.recording import Recording
-from polar.trajectory.accounting import sound
+from polar.trajectory.accounting import Exclusion, sound
 
 ROUNDING = 1e-9
 """Rewards no further apart are equal: the same parts, added up in another order, may differ by this."""
@@ -38,8 +38,12 @@ class Excluded(StrEnum):
     """Their turn came, but the rewards of their last group were all equal, so they are skipped."""
     SESSIONS_FAILED = "sessions_failed"
     """They have no reward."""
+    SESSIONS_REPLAYED = "sessions_replayed"
+    """They were ended where the recording that they followed ends, or where they left it: their rewards say
+    nothing about the policy."""
     SESSIONS_UNREADABLE = "sessions_unreadable"
-    """Their recording is missing or damaged. Their rewards still count in their group."""
+    """Their recording is missing or damaged. Their rewards still count in their group, but those of branches
+    not in its tree: where they parted is not known."""
     SESSIONS_UNTRAINABLE = "sessions_untrainable"
     """Nothing trainable was recorded; `result.stats` says why. Their rewards still count."""
     TRACES_EQUAL = "traces_equal"
@@ -71,6 +75,17 @@ class Advantage(StrEnum):
     """The group's mean, and no more (Dr. GRPO)."""
     LEAVE_ONE_OUT = "leave_one_out"
     """The mean of the group's other samples (RLOO)."""
+    TREE = "tree"
+    """What the same beginning was worth in the sessions that went on from it in another way: the tokens
+    between two places where sessions part are compared with those beside them."""
+    TURN = "turn"
+    """What the beginning was worth itself: the tokens between two places where sessions part have the value
+    at the second less the value at the first. Over a session they add up to what GRPO gives all of it."""
+
+    @property
+    def is_of_trees(self) -> bool:
+        """Whether tokens of one session may have different advantages, by where branches leave it."""
+        return self in (Advantage.TREE, Advantage.TURN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +96,30 @@ class EndedSession:
     recording: Recording | None = None
 
     @property
+    def unscored(self) -> Excluded | None:
+        """Why it says nothing about the policy; None: it does."""
+        if self.result.status is not SessionStatus.COMPLETED or self.result.reward is None:
+            return Excluded.SESSIONS_FAILED
+        return Excluded.SESSIONS_REPLAYED if self.result.agent_end is AgentEnd.REPLAYED else None
+
+    @property
     def reward(self) -> float | None:
-        """None where the session failed: it then says nothing about the policy."""
-        return self.result.reward if self.result.status is SessionStatus.COMPLETED else None
+        """None where it says nothing about the policy."""
+        return self.result.reward if self.unscored is None else None
+
+    @property
+    def replayed_tokens(self) -> int:
+        """Tokens that another session sampled and this one was given again."""
+        return self.result.stats.excluded.get(Exclusion.REPLAYED, 0)
+
+    @property
+    def is_branch(self) -> bool:
+        return self.replayed_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All samples of one task, in the order of their numbers."""
+    """All samples of one task and their branches, in the order of their numbers."""
 
     task_id: str
     samples: tuple[EndedSession, ...]
@@ -97,7 +128,7 @@ class Group:
 
     @property
     def scored(self) -> tuple[EndedSession, ...]:
-        """The samples that are compared: those that did not fail."""
+        """The sessions that are compared: those that say something about the policy."""
         return tuple(sample for sample in self.samples if sample.reward is not None)
 
     @property
@@ -133,13 +164,14 @@ def baselines(
 ) -> list[Baseline | None]:
     """For each session, what its rewards are compared with: all rewards of the group, or those of the others.
 
-    None where there is nothing to compare with: all rewards are equal, or no other session has one.
+    None where there is nothing to compare with: all rewards are equal, or no other session has one. What
+    stands in no tree is compared as GRPO does where a tree is asked for.
     """
     together = [reward for own in rewards for reward in own]
     if not differ(together):
         return [None] * len(rewards)
     match kind:
-        case Advantage.GROUP:
+        case Advantage.GROUP | Advantage.TREE | Advantage.TURN:
             return [Baseline(fmean(together), max(pstdev(together), min_std))] * len(rewards)
         case Advantage.MEAN:
             return [Baseline(fmean(together))] * len(rewards)

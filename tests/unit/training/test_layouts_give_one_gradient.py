@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from polar.trajectory.base import Builder
 from polar.trajectory.learnable import Advantage, Group
 from polar.trajectory.per_request import PerRequest
 from polar.trajectory.prefix_merging import PrefixMerging
-from tests.fakes.scripted_rollouts import group
+from tests.fakes.scripted_rollouts import group, replayed, sample, turns
 
 TOLERANCE = 1e-4
 ANSWERS = (
@@ -30,7 +31,19 @@ MERGED, APART = PrefixMerging(PrefixMerging.Options()), PerRequest(PerRequest.Op
 
 def rollouts(builder: Builder) -> list[Group]:
     other = group(ANSWERS[::-1], REWARDS, task_id="other", prompt=(1, 2, 4), builder=builder, logprob=-5.0)
-    return [group(ANSWERS, REWARDS, builder=builder, logprob=-5.0), other]
+    return [group(ANSWERS, REWARDS, builder=builder, logprob=-5.0), other, branched(builder)]
+
+
+def branched(builder: Builder) -> Group:
+    """Two samples, one of which is left by a branch after its first call."""
+    said = partial(turns, (1, 2, 5), logprob=-5.0)
+    first, second = said(ANSWERS[0], name="a"), said(ANSWERS[2], name="b")
+    branch = said([[40, 41]], name="c", before=replayed(first[:1]))
+    samples = (
+        sample(path, reward, task_id="branched", number=number, builder=builder)
+        for number, (path, reward) in enumerate(zip((first, second, branch), REWARDS, strict=True))
+    )
+    return Group("branched", tuple(samples))
 
 
 def gradient(policy: TrainerPolicy, made: Material, objective: ObjectiveSettings) -> tuple[float, list[Any]]:
@@ -104,7 +117,8 @@ def test_merged_traces_train_the_tokens_of_per_request_ones(policy: TrainerPolic
         for name, builder in (("merged", MERGED), ("apart", APART))
     }
     trained = {name: sum(len(batch.terms) for batch in made.batches) for name, made in sizes.items()}
-    assert trained["merged"] == trained["apart"] == 2 * sum(len(a) for one in ANSWERS for a in one)
+    whole = [sum(map(len, one)) for one in ANSWERS]
+    assert trained["merged"] == trained["apart"] == 2 * sum(whole) + whole[0] + whole[2] + 2
     assert sizes["merged"].stats.row_tokens < sizes["apart"].stats.row_tokens
 
 

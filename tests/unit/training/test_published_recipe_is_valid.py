@@ -48,7 +48,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     rows = [ROW, {**ROW, "instance_id": "no__tests-1", "test_patch": ""}]
-    pq.write_table(module.prepared(pa.Table.from_pylist(rows)), place / "tasks" / "swe-gym.parquet")
+    pq.write_table(module.with_commands(pa.Table.from_pylist(rows)), place / "tasks" / "swe-gym.parquet")
     return place
 
 

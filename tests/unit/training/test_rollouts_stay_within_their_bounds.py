@@ -53,6 +53,19 @@ def test_what_is_in_flight_while_training_is_bounded(synchronous: bool, ahead: i
         assert len(client.submitted) == GROUPS * (step + ahead)
 
 
+def test_a_group_is_taken_with_all_its_branches() -> None:
+    client = RolloutClient()
+    client.branching = {"-t1"}
+    made = source(client)
+    for _ in range(3):
+        made.take(PolicyVersions(0))
+    taken = [id for id in client.groups if client.groups[id].samples[0].result.session_id in client.asked]
+    assert len(taken) == 3 * GROUPS
+    assert any(id.endswith("-t1") for id in taken)
+    expected = {one.result.session_id for id in taken for one in client.groups[id].samples}
+    assert set(client.asked) == expected
+
+
 def test_a_server_that_calls_results_stale_neither_keeps_nor_delays_them() -> None:
     client = RolloutClient()
     client.all_are_stale = True

@@ -14,7 +14,6 @@ import transformers
 from torch import nn
 
 from polar.errors import InvalidInput
-from polar.models.completion import Routing
 from polar.training.material import PolicyVersions, material
 from polar.training.policy import TrainerPolicy, load_policy
 from polar.training.routing import RoutingReplay, routers
@@ -24,7 +23,7 @@ from polar.trajectory.packing.batch import Batch, Trained, TrainingRow
 from polar.trajectory.packing.pack import pack_alone, pack_sequences, pack_trees
 from tests.fakes.routing import routing_of
 from tests.fakes.scripted_rollouts import sample, turns
-from tests.fakes.tiny_moe import SMALL, write_tiny_moe
+from tests.fakes.tiny_moe import SMALL, NoisySampler, write_tiny_moe
 from tests.fakes.trace_oracle import context
 
 LAYERS, EXPERTS, CHOSEN = SMALL["num_hidden_layers"], SMALL["num_experts"], SMALL["num_experts_per_tok"]
@@ -36,36 +35,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_moe(tmp_path_factory.mktemp("moe"))
 
 
-class Sampler:
-    """An engine whose routers round otherwise: it keeps the experts that it chose."""
-
-    def __init__(self, directory: Path, noise: float, seed: int = 3) -> None:
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        self._noise = noise
-        self._random = torch.Generator().manual_seed(seed)
-        self._chosen: list[torch.Tensor] = []
-        for router in routers(self._model):
-            router.module.register_forward_hook(self._choose)
-
-    def _choose(self, router: Any, _inputs: Any, made: Any) -> Any:
-        logits = made[0]
-        shaken = logits + self._noise * torch.randn(logits.shape, generator=self._random)
-        chosen = shaken.topk(router.top_k).indices
-        weights = logits.softmax(-1).gather(-1, chosen)
-        self._chosen.append(chosen)
-        return logits, weights / weights.sum(-1, keepdim=True), chosen
-
-    def score(self, ids: list[int]) -> tuple[np.ndarray[Any, Any], Routing]:
-        """The logprob of each token but the first, and the experts of all."""
-        self._chosen.clear()
-        with torch.no_grad():
-            logits = self._model(torch.tensor([ids]), use_cache=False).logits[0, :-1]
-        logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
-        chosen = torch.stack(self._chosen, 1).numpy()
-        return logprobs.numpy(), chosen.astype(np.uint8 if chosen.max() < 256 else np.uint16)
-
-
-def row(name: str, sampler: Sampler, ids: list[int]) -> TrainingRow:
+def row(name: str, sampler: NoisySampler, ids: list[int]) -> TrainingRow:
     logprobs, routing = sampler.score(ids)
     count = len(ids) - 1
     ones, versions = np.ones(count, np.float32), np.zeros(count, np.int32)
@@ -75,7 +45,7 @@ def row(name: str, sampler: Sampler, ids: list[int]) -> TrainingRow:
 
 def rows_of(directory: Path, noise: float) -> list[TrainingRow]:
     """Three that begin alike."""
-    sampler = Sampler(directory, noise)
+    sampler = NoisySampler(directory, noise)
     random = np.random.default_rng(0)
     shared = random.integers(0, SMALL["vocab_size"], 12).tolist()
     ends = [random.integers(0, SMALL["vocab_size"], 20).tolist() for _ in range(3)]
@@ -103,7 +73,7 @@ def test_replayed_routing_gives_the_logprobs_that_were_sampled_with(moe: Path, l
 
 
 def test_tokens_without_routing_take_the_routers_own(moe: Path) -> None:
-    steady = Sampler(moe, noise=0.0)
+    steady = NoisySampler(moe, noise=0.0)
     one = row("0", steady, list(range(20)))
     assert one.routing is not None
     one.routing[5:9] = 0
@@ -154,7 +124,7 @@ def test_rows_share_only_tokens_that_went_to_the_same_experts(moe: Path) -> None
 
 def test_a_token_that_goes_to_one_expert_of_two_bytes_is_replayed(tmp_path: Path) -> None:
     directory = write_tiny_moe(tmp_path, num_experts=300, num_experts_per_tok=1, moe_intermediate_size=4)
-    one = row("0", Sampler(directory, noise=0.0), list(range(20)))
+    one = row("0", NoisySampler(directory, noise=0.0), list(range(20)))
     assert one.routing is not None
     assert one.routing.dtype == np.uint16
     (batch,) = pack_alone([one], 64).batches

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.config.settings import DEFAULT_MODEL
+from polar.config.settings import DEFAULT_MODEL, EngineSettings, load_settings
 from polar.errors import InvalidInput
 from polar.tasksets.files import load_tasks
 from polar.training.settings import GrpoSettings, RunSettings, SftSettings, load_run
@@ -28,6 +28,7 @@ def written(directory: Path, text: str) -> Path:
         (GOOD + "stepz: 3\n", "stepz: unknown key"),
         (GOOD + "objective: {clip: 0.2}\n", "objective.clip: unknown key"),
         (GOOD + "optimizer: {lr: -1}\n", "optimizer.lr"),
+        (GOOD + "objective: {normalise: false}\n", "'advantage: mean' divides by nothing"),
         ("out: a\nsteps: 3\n", "exactly one of 'rollouts' and 'recordings'"),
         (GOOD + "rollouts: {tasks: [a]}\n", "exactly one of 'rollouts' and 'recordings'"),
         ("- 1\n", "must be a mapping"),
@@ -81,3 +82,15 @@ def test_the_examples_are_sound(name: str, kind: type[RunSettings]) -> None:
     run = load_run(EXAMPLES / name, kind)
     if isinstance(run, GrpoSettings) and run.rollouts is not None:
         assert len(load_tasks(*run.rollouts.tasks)) >= run.groups
+
+
+def engine_of(name: str) -> EngineSettings:
+    run = load_run(EXAMPLES / name, GrpoSettings)
+    assert run.rollouts is not None
+    return load_settings(run.rollouts.config).engine
+
+
+def test_the_learning_example_samples_with_vllm_where_there_is_a_gpu_and_without_one_too() -> None:
+    assert engine_of("gpu.yaml").kind == "vllm"
+    assert engine_of("gpu.yaml").gpu_memory == 0.3  # the trainer needs the rest
+    assert engine_of("tiny.yaml").is_embedded

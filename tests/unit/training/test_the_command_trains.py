@@ -56,9 +56,9 @@ def test_a_run_ends_in_its_time_and_the_same_command_goes_on(tiny_model: Path, t
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sft"], "name one file"),
+        (["sft"], "expected one settings file"),
         (["nowhere.yaml"], "nowhere.yaml: cannot be read"),
-        (["RUN", "--sync"], "this run rolls nothing out"),
+        (["RUN", "--sync"], "this run has no rollouts"),
         (["sft", "RUN"], "data: is required"),
     ],
 )

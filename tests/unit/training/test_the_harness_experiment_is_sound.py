@@ -178,7 +178,7 @@ def test_a_round_that_solved_nothing_says_what_to_do(learn: Any, tmp_path: Path)
     data.mkdir()
     write_dataset((), data, parse_acceptance("reward >= 1"))
     experiment = object.__new__(learn.Experiment)
-    with pytest.raises(SystemExit, match="try more often"):
+    with pytest.raises(SystemExit, match="increase --tries"):
         experiment.fine_tune(tmp_path, [data])
 
 
@@ -192,7 +192,7 @@ def test_a_task_that_is_always_solved_weighs_no_more_than_others(learn: Any, tmp
         table = pa.table({"task": tasks, "session": [f"{name}-{n}" for n in range(len(tasks))]})
         pq.write_table(table, tmp_path / name / "tokens.parquet")
     file = tmp_path / "tokens.parquet"
-    assert learn.chosen([tmp_path / "old", tmp_path / "new"], file) == 5
+    assert learn.write_chosen([tmp_path / "old", tmp_path / "new"], file) == 5
     assert pq.read_table(file).column("session").to_pylist() == ["new-0", "new-1", "old-0", "old-1", "old-9"]
 
 
@@ -207,7 +207,7 @@ def test_sessions_of_many_conversations_count_once(learn: Any, tmp_path: Path) -
         table = pa.table({"task": ["t"] * len(sessions), "session": sessions, "of": [name] * len(sessions)})
         pq.write_table(table, tmp_path / name / "tokens.parquet")
     file = tmp_path / "tokens.parquet"
-    assert learn.chosen([tmp_path / "old", tmp_path / "new"], file) == 6
+    assert learn.write_chosen([tmp_path / "old", tmp_path / "new"], file) == 6
     kept = pq.read_table(file)
     assert list(zip(kept["of"].to_pylist(), kept["session"].to_pylist(), strict=True)) == [
         *(("new", session) for session in (0, 0, 1)),
@@ -261,7 +261,7 @@ def test_another_seed_draws_no_sample_of_the_first_again(
             make_checkpoint(tmp_path, f"{Path(said[1]).parent.name}/sft")
 
     monkeypatch.setattr(learn.Experiment, "polar", polar)
-    monkeypatch.setattr(learn, "chosen", lambda data, into: 1)
+    monkeypatch.setattr(learn, "write_chosen", lambda data, into: 1)
     for seed in range(3):
         experiment_in(tmp_path, learn, seed=seed).rejection()
     assert [len(set(drawn[command])) for command in ("generate", "eval")] == [9 * 123, 6 * 41]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from polar.app.own_system import ServerAddress
+from polar.config.settings import Settings
 from polar.errors import NotInstalled
 from polar.training import run
 from polar.training.run import TURN_SECONDS, server_beside_trainer
@@ -44,6 +45,29 @@ def test_threads_take_short_turns_while_both_work_and_no_longer(
         assert not ended
     assert ended
     assert sys.getswitchinterval() == before
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "share"),
+    [({}, "{}", 0.4), ({"device": "cpu"}, "{}", None), ({}, "{gpu_memory: 0.7}", 0.7)],
+    ids=["by default", "trained on a CPU", "as the settings say"],
+)
+def test_an_engine_on_the_trainer_s_gpu_leaves_it_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, str], engine: str, share: float | None
+) -> None:
+    shares = []
+
+    @asynccontextmanager
+    async def started(own: Settings, *_: object) -> AsyncIterator[ServerAddress]:
+        shares.append(own.engine.gpu_memory)
+        yield HERE
+
+    monkeypatch.setattr(run, "rollout_server", started)
+    (tmp_path / "system.yaml").write_text(f"engine: {engine}\n")
+    made, rollouts = settings(tmp_path, config=tmp_path / "system.yaml")
+    made = made.model_copy(update={"model": made.model.model_copy(update=model)})
+    with server_beside_trainer(made, rollouts, [], print):
+        assert shares == [share]
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

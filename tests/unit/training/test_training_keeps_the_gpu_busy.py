@@ -21,8 +21,7 @@ from polar.training.settings import (
     ObjectiveSettings,
     OptimizerSettings,
 )
-from polar.trajectory.packing.batch import Batch
-from polar.trajectory.packing.masks import BLOCK
+from polar.trajectory.packing.batch import BLOCK, Batch
 from tests.fakes.training_runs import groups
 
 CPU = torch.device("cpu")

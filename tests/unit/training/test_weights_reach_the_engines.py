@@ -14,11 +14,9 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from polar.app.weights import EngineWeights, SharedWeights
 from polar.engines import nccl, transfer
-from polar.engines.embedded.model import read_weights
 from polar.engines.transfer import MANIFEST, Share, SharedTensors
 from polar.errors import Conflict, InvalidInput, NotInstalled, PolarError, Unavailable
 from polar.models.policy import PolicyView
@@ -26,32 +24,9 @@ from polar.training import run
 from polar.training.policy import load_policy
 from polar.training.settings import GrpoSettings, Lora, ModelSettings
 from polar.training.weight_files import write_weights
+from tests.fakes.pushed_weights import LoadingServer, OnGpu, SharingServer
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
-
-
-class Server:
-    """Takes weights as an embedded engine of this model does."""
-
-    def __init__(self, model: Path) -> None:
-        self._model = model
-        self.engine: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        self.version = 0
-        self.path: str | None = None
-        self.refusal: PolarError | None = None
-
-    def policy(self) -> PolicyView:
-        return PolicyView(version=self.version, newest=self.version, path=self.path)
-
-    def update_policy(self, path: Path, *, version: int) -> PolicyView:
-        if self.refusal is not None:
-            raise self.refusal
-        self.version, self.path = version, str(path)
-        state = self.engine.state_dict()
-        found = read_weights(self.version, path, self._model, state)
-        for name, tensor in found.tensors.items():
-            state[name].copy_(tensor)
-        return self.policy()
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["full", "adapter"])
@@ -59,7 +34,7 @@ def test_an_engine_computes_with_what_was_pushed(
     tiny_model: Path, tmp_path: Path, lora: dict[str, int] | None
 ) -> None:
     settings = ModelSettings.model_validate({"name": str(tiny_model), "device": "cpu", "lora": lora})
-    policy, server = load_policy(settings), Server(tiny_model)
+    policy, server = load_policy(settings), LoadingServer(tiny_model)
     sink = EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights")
     before = server.engine(IDS).logits.detach()
     with torch.no_grad():
@@ -97,7 +72,7 @@ def test_all_weights_are_pushed_as_they_are_computed_with(tiny_model: Path, tmp_
 
 
 def test_only_the_newest_weights_are_kept(tiny_model: Path, tmp_path: Path) -> None:
-    policy, server = load_policy(ModelSettings(name=str(tiny_model), device="cpu")), Server(tiny_model)
+    policy, server = load_policy(ModelSettings(name=str(tiny_model), device="cpu")), LoadingServer(tiny_model)
     for _ in range(2):
         sink = EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights")
         sink.push(policy)
@@ -110,7 +85,7 @@ def test_only_the_newest_weights_are_kept(tiny_model: Path, tmp_path: Path) -> N
 def test_engines_that_cannot_load_stay_where_they_are(
     tiny_model: Path, tmp_path: Path, refusal: PolarError
 ) -> None:
-    policy, server = load_policy(ModelSettings(name=str(tiny_model), device="cpu")), Server(tiny_model)
+    policy, server = load_policy(ModelSettings(name=str(tiny_model), device="cpu")), LoadingServer(tiny_model)
     sink = EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights")
     server.refusal = refusal
     with pytest.raises(type(refusal)):
@@ -121,58 +96,6 @@ def test_engines_that_cannot_load_stay_where_they_are(
     assert sink.push(policy) == 1
     server.refusal = None
     assert sink.push(policy) == 2
-
-
-class SharingServer:
-    """Sees what engines are asked to load."""
-
-    found: tuple[str, ...] = ()
-    view = PolicyView(version=0, newest=0, path=None)
-    trouble: BaseException | None = None
-    is_decided = True
-    """Whether an order that fails is known not to be followed any more."""
-
-    def policy(self) -> PolicyView:
-        return self.view
-
-    def update_policy(self, path: Path, *, version: int) -> PolicyView:
-        if self.trouble is not None:
-            if self.is_decided:
-                self.view = self.view.model_copy(update={"newest": version})
-            raise self.trouble
-        self.found = tuple(file.name for file in path.iterdir())
-        self.view = PolicyView(version=version, newest=version, path=str(path))
-        return self.view
-
-
-class OnGpu:
-    """Stands for a policy on a GPU; its copies are known to be held or let go."""
-
-    def __init__(self, trouble: Exception | None = None, *, files_at_once: bool = False) -> None:
-        self._files_at_once = files_at_once
-        self.trouble = trouble
-        """Why its copies cannot be written to files."""
-        self.held: list[Path] = []
-
-    def export(self, directory: Path) -> None:
-        raise AssertionError("it is shared")
-
-    def share(self, directory: Path, share: Share) -> SharedWeights:
-        lock = transfer.publish({}, directory)
-        self.held.append(directory)
-
-        def write() -> None:
-            if self.trouble is not None:
-                (directory / "model-00001-of-00002.safetensors").touch()
-                raise self.trouble
-            (directory / "model.safetensors").touch()
-
-        def withdraw() -> None:
-            transfer.withdraw(directory)
-            lock.close()
-            self.held.remove(directory)
-
-        return SharedWeights(write, withdraw, files_at_once=self._files_at_once)
 
 
 def _sharing(tmp_path: Path) -> tuple[SharingServer, EngineWeights]:
@@ -331,7 +254,7 @@ def test_weights_that_do_not_fit_leave_nothing_behind(tiny_model: Path, tmp_path
             (directory / "half").write_bytes(b"half of them")
             raise OSError(ENOSPC, "No space left on device")
 
-    sink = EngineWeights(cast(Any, Server(tiny_model)), tmp_path / "run", tmp_path / "weights")
+    sink = EngineWeights(cast(Any, LoadingServer(tiny_model)), tmp_path / "run", tmp_path / "weights")
     with pytest.raises(OSError, match="No space"):
         sink.push(Large())
     assert not list((tmp_path / "weights").glob("*/*"))
@@ -355,7 +278,7 @@ def test_a_run_that_starts_with_an_adapter_samples_with_it_and_trains_it_on(
 
     # The rank of the adapter that it starts with counts, not that of the settings.
     begun = load_policy(fresh.model_copy(update={"start": tmp_path / "warm", "lora": Lora(rank=16)}))
-    server = Server(tiny_model)
+    server = LoadingServer(tiny_model)
     before = server.engine(IDS).logits.detach()
     EngineWeights(cast(Any, server), tmp_path / "run", tmp_path / "weights").push(begun)
     assert float((begun.model(IDS).logits - expected).detach().abs().max()) < 1e-4

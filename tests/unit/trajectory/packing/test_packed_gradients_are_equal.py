@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM
 
-from polar.trajectory.packing.batch import Batch, Packing, TrainingRow
-from polar.trajectory.packing.masks import block_mask, dense_mask, mask_mod
+from polar.trajectory.packing.batch import Batch, Packing, TrainingRow, block_mask, dense_mask, mask_mod
 from polar.trajectory.packing.pack import pack_sequences, pack_trees
 from tests.fakes.rows import row_lists
 from tests.fakes.tiny_llama import write_tiny_llama

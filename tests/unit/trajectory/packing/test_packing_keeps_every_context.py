@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from polar.errors import InvalidInput
 from polar.models.chat import FinishReason
 from polar.models.completion import Completion
-from polar.trajectory.packing.batch import PADDING, Batch, Packing, TrainingRow, row, rows
-from polar.trajectory.packing.masks import blocks, dense_mask
+from polar.trajectory.packing.batch import PADDING, Batch, Packing, TrainingRow, blocks, dense_mask, row, rows
 from polar.trajectory.packing.pack import first_fit_decreasing, pack_sequences, pack_trees
 from polar.trajectory.per_request import PerRequest
 from tests.captures import grow
