@@ -119,6 +119,15 @@ class Fleet:
 
         self.do(work())
 
+    def branch_out(self) -> None:
+        """Run a sample with four branches, one of these again until it asks something else, and a replay."""
+        strategy = {"name": "calls", "options": {"calls": [1, -1]}}
+        self.roll_out(repair_task("repair-tree", samples=1, branching={"at": strategy, "samples": 2}))
+        client = self.running.client
+        self.do(client.branch("repair-tree.2", calls=6))
+        replay = self.do(client.replay("repair-tree.1"))
+        self.do(client.wait(["repair-tree", replay.task_id], timeout=60))
+
     def answer_the_waiting(self) -> None:
         self.loop.call_soon_threadsafe(self.model.gate.set)
 
@@ -162,6 +171,7 @@ def fleet(data_dir: Path) -> Iterator[Fleet]:
         made.roll_out(repair_task("repair-app", samples=4))
         made.do(made.running.client.update_policy())
         made.roll_out(repair_task("repair-again", samples=2))
+        made.branch_out()
         yield made
     finally:
         loop.call_soon_threadsafe(made.stopped.set)

@@ -19,12 +19,15 @@ PAGES = {
     "/": "main [data-stage=ended]",
     "/tasks": "main tbody tr",
     "/tasks/repair-app": "main tbody tr",
+    "/tasks/repair-tree": ".branches li",
     "/sessions": "main tbody tr",
     "/sessions/repair-app.0": "[data-part=call] .message",
     "/sessions/repair-app.0?view=tokens": ".tokens span",
     "/sessions/repair-app.0?view=artifacts": "main tbody tr",
     "/sessions/repair-app.0?view=report": "main tbody tr",
+    "/sessions/repair-tree.5": ".diff",
     "/compare?a=repair-app.0&b=repair-app.1": ".pair .call",
+    "/compare?a=repair-tree.3&b=repair-tree.4": ".shared button",
     "/runs": "main tbody tr",
     "/runs/grpo-small": ".chart .line",
 }
@@ -51,7 +54,8 @@ def test_overview_counts_what_happened(run: Fleet, reader: Opens) -> None:
     counted = run.do(run.running.client.health()).sessions
     ended = sum(count for status, count in counted.items() if status.ended)
     expect(page.locator("[data-stage=ended] .count")).to_have_text(str(ended))
-    usable = round(100 * counted[SessionStatus.COMPLETED] / ended)
+    # A replay samples nothing, so there is nothing in it to learn from.
+    usable = round(100 * (counted[SessionStatus.COMPLETED] - 1) / ended)
     expect(page.locator("[data-figure=acceptance] .value")).to_have_text(f"{usable} % of {ended} in an hour")
     expect(page.get_by_role("row", name="local")).to_contain_text("running")
     expect(page.get_by_role("row", name="local")).to_contain_text("in step")
@@ -101,6 +105,7 @@ def test_what_an_agent_writes_is_never_markup(reader: Opens) -> None:
         "/sessions/repair-app.0?view=tokens",
         "/sessions/repair-app.0?view=artifacts&file=files/answer.txt",
         "/compare?a=repair-app.0&b=repair-app.1",
+        "/sessions/repair-tree.5",
     ):
         page = someone.open(address)
         expect(page.locator("main")).to_contain_text("onerror=" if "tokens" in address else HOSTILE)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from polar.errors import NotFound
 from polar.models.chat import Sampling
-from polar.models.completion import Completion
+from polar.models.completion import REPLAYED, Completion
 from polar.models.component import view
 from polar.models.dashboard import (
     CompletionDetail,
@@ -103,6 +103,7 @@ class OutlinedRecording:
             continues=link.continues,
             continuation=link.kind,
             trained_tokens=trained,
+            replayed_from=completion.extra.get(REPLAYED),
             version_min=int(versions.min()) if len(versions) else None,
             version_max=int(versions.max()) if len(versions) else None,
             tools_called=tuple(call.name for call in completion.response.tool_calls),

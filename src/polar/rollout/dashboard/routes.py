@@ -121,7 +121,7 @@ def _add_list_routes(router: APIRouter, store: Store) -> None:
 
     @router.get("/dashboard/tasks/{task_id}")
     async def get_group(task_id: str) -> GroupView:
-        """A task with all its samples, their rewards and advantages."""
+        """A task with all its samples and branches, their rewards and advantages."""
         return _group(await store.tasks.get(task_id), await store.listing.group(task_id))
 
 
@@ -213,6 +213,7 @@ def _group(task: TaskView, sessions: Sequence[SessionRow]) -> GroupView:
         runtime=spec.runtime.name,
         evaluator=spec.evaluator.name,
         builder=spec.builder.name,
+        branching=spec.branching.at.name if spec.branching else None,
         files=tuple(spec.files),
         mean=mean,
         standard_deviation=deviation,

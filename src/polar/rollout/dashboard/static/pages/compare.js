@@ -1,17 +1,20 @@
-// Two sessions of a group side by side: what came of each, and what each model call answered.
+// Two sessions of a group side by side: what came of each, and what each model call answered from where they
+// part.
 
 import { get, part } from "../api.js";
+import { callCount } from "../branches.js";
 import { facts, fill, h, state } from "../dom.js";
 import { count, number, seconds } from "../format.js";
 
-export async function show({ root, query, router, signal }) {
+export async function show({ root, query, router, signal, failed }) {
   const ids = [query.get("a"), query.get("b")];
   if (ids.some((id) => !id))
     return fill(root, h("p", { class: "card empty" }, "Choose two sessions on a task's page."));
   const both = await Promise.all(ids.map((id) => get(`/dashboard/sessions/${part(id)}`, {}, signal)));
   const calls = both.map((detail) => detail.outline?.completions ?? []);
-  const answers = await Promise.all(both.map((detail, side) => said(detail, calls[side], signal)));
-  const turns = Math.max(answers[0].length, answers[1].length);
+  const shared = sharedCalls(...calls);
+  const turns = await exchanges(both, calls, shared, undefined, signal);
+  const loadShared = () => exchanges(both, calls, 0, shared, signal);
   return fill(
     root,
     h("div", { class: "head" }, h("h1", null, "Compare"), h("span", { class: "soft" }, sameTask(both))),
@@ -20,13 +23,39 @@ export async function show({ root, query, router, signal }) {
       { class: "pair" },
       both.map((detail, side) => head(detail, side, ids, router)),
     ),
-    h(
-      "section",
-      null,
-      h("h2", null, "Model calls"),
-      Array.from({ length: turns }, (_, at) => pair(at, answers[0][at], answers[1][at])),
-    ),
+    h("section", null, h("h2", null, "Model calls"), beginning(shared, loadShared, failed), turns),
   );
+}
+
+/** With how many calls both begin that were sampled once: a branch has the answers of the session it left. */
+function sharedCalls(one, other) {
+  const parted = one.findIndex((call, at) => call.id !== other[at]?.id);
+  return parted < 0 ? one.length : parted;
+}
+
+/** The calls of both sides from one place to another. */
+async function exchanges(both, calls, from, to, signal) {
+  const sides = calls.map((side) => side.slice(from, to));
+  const answers = await Promise.all(both.map((detail, side) => said(detail, sides[side], signal)));
+  const turns = Math.max(answers[0].length, answers[1].length);
+  return Array.from({ length: turns }, (_, at) => pair(from + at, answers[0][at], answers[1][at]));
+}
+
+/** What both have in common, which is shown when somebody asks for it. */
+function beginning(shared, load, failed) {
+  if (!shared) return null;
+  const body = h("div");
+  const toggle = async () => {
+    const wasOpen = body.childElementCount > 0;
+    button.setAttribute("aria-expanded", String(!wasOpen));
+    fill(body, ...(wasOpen ? [] : await load()));
+  };
+  const button = h(
+    "button",
+    { type: "button", class: "quiet", "aria-expanded": "false", onclick: () => toggle().catch(failed) },
+    `They part after ${callCount(shared)} that both share, token for token`,
+  );
+  return h("div", { class: "shared" }, button, body);
 }
 
 const LONGEST = 200;

@@ -2,11 +2,13 @@
 
 import { cancelSession } from "../actions.js";
 import { get, part } from "../api.js";
+import { leftSession, sessionName } from "../branches.js";
 import { facts, fill, h, state } from "../dom.js";
 import { count, number, seconds } from "../format.js";
 import { throttled } from "../live.js";
 import { artifacts } from "../session/artifacts.js";
 import { conversation } from "../session/conversation.js";
+import { origin } from "../session/origin.js";
 import { report } from "../session/report.js";
 import { timeline } from "../session/timeline.js";
 import { tokens } from "../session/tokens.js";
@@ -59,6 +61,7 @@ async function draw(context, detail, refresh) {
     ),
     session.result?.error && h("p", { class: "notice" }, session.result.error),
     h("section", { class: "card", "aria-label": "Facts" }, summary(detail)),
+    origin(detail),
     h("section", { class: "card", "aria-label": "Timeline" }, timeline(detail)),
     h("nav", { class: "tabs", "aria-label": "Parts of the session" }, Object.keys(VIEWS).map(tab)),
     body,
@@ -66,15 +69,16 @@ async function draw(context, detail, refresh) {
 }
 
 function compareLink({ session, group }) {
+  const others = group.filter((row) => row.id !== session.id);
   const other =
-    group.find(
-      (row) => row.id !== session.id && row.reward !== null && row.reward !== session.result?.verdict?.reward,
-    ) ?? group.find((row) => row.id !== session.id);
+    others.find((row) => row.id === leftSession(session)) ??
+    others.find((row) => row.reward !== null && row.reward !== session.result?.verdict?.reward) ??
+    others[0];
   if (!other) return null;
   return h(
     "a",
     { href: `/compare?a=${part(session.id)}&b=${part(other.id)}` },
-    `Compare with sample ${other.sample}`,
+    `Compare with ${sessionName(other)}`,
   );
 }
 
@@ -86,7 +90,7 @@ function summary({ session, harness, evaluator, outline }) {
   return facts([
     ["Reward", result?.verdict ? number(result.verdict.reward) : "–"],
     ["Task", h("a", { href: `/tasks/${part(session.task_id)}` }, session.task_id)],
-    ["Sample", `${session.sample}, attempt ${session.attempt}`],
+    [leftSession(session) ? "Branch" : "Sample", `${session.sample}, attempt ${session.attempt}`],
     ["Harness", [harness, result?.harness_version].filter(Boolean).join(" ")],
     [
       "Agent",

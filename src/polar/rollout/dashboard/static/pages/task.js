@@ -2,6 +2,7 @@
 
 import { cancelTask } from "../actions.js";
 import { get, part } from "../api.js";
+import { groupTree } from "../branches.js";
 import { facts, fill, h, state, table } from "../dom.js";
 import { count, moment, number, signed } from "../format.js";
 import { throttled } from "../live.js";
@@ -38,12 +39,20 @@ function sections(context, task, chosen, refresh, router) {
         ["Builder", task.builder],
         ["Priority", task.priority],
         ["Early stop", task.early_stop],
+        ["Branching", task.branching],
         ["Submitted", moment(task.created_at)],
         ["Files", task.files.length ? task.files.join(", ") : null],
       ]),
     ),
     h("section", null, h("h2", null, "Instruction"), h("pre", { class: "card" }, task.instruction)),
-    h("section", null, h("h2", null, "Group"), groupLine(task), samples(task, chosen, router)),
+    h(
+      "section",
+      null,
+      h("h2", null, "Group"),
+      groupLine(task),
+      groupTree(task.samples.map(({ session }) => session)),
+      samples(task, chosen, router),
+    ),
   ];
 }
 

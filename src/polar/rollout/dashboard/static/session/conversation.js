@@ -72,8 +72,9 @@ const wrapped = (children) => (children.length ? h("div", { class: "inner" }, ch
 
 function callButton(line, previous, buttons, choose) {
   const said = line.excerpt || line.tools_called.map((name) => `→ ${name}`).join(" ") || "(nothing)";
-  const trained =
-    line.trained_tokens === line.sampled_tokens
+  const trained = line.replayed_from
+    ? "replayed"
+    : line.trained_tokens === line.sampled_tokens
       ? "trained"
       : line.trained_tokens
         ? "partly trained"
@@ -132,6 +133,7 @@ function chips(line) {
     `${count(line.trained_tokens)} trained`,
     line.continuation && `continues call ${line.continues}: ${line.continuation}`,
     line.rule && `side call: ${line.rule}`,
+    line.replayed_from && `replayed from ${line.replayed_from}`,
     line.version_min !== null && `policy ${[...new Set([line.version_min, line.version_max])].join("–")}`,
     `ended by ${line.finish_reason}`,
     waited !== null && `first token after ${seconds(waited)}`,
@@ -183,17 +185,17 @@ export function long(text, kind = "") {
   return [body, more];
 }
 
-function folded(label, children) {
-  const body = h("div");
+export function folded(label, children, isOpen = false) {
+  const body = h("div", null, isOpen && children());
   const toggle = () => {
-    const isOpen = body.childElementCount > 0;
-    button.setAttribute("aria-expanded", String(!isOpen));
-    if (isOpen) body.replaceChildren();
+    const wasOpen = body.childElementCount > 0;
+    button.setAttribute("aria-expanded", String(!wasOpen));
+    if (wasOpen) body.replaceChildren();
     else fill(body, children());
   };
   const button = h(
     "button",
-    { type: "button", class: "quiet", "aria-expanded": "false", onclick: toggle },
+    { type: "button", class: "quiet", "aria-expanded": String(isOpen), onclick: toggle },
     label,
   );
   return h("div", { class: "more" }, button, body);

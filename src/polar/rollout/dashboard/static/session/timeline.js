@@ -30,7 +30,8 @@ export function timeline({ session, events, outline }) {
     ];
   };
   const calls = (outline?.completions ?? [])
-    .filter((call) => call.started_at)
+    // What was replayed has the times of the session in which it was sampled.
+    .filter((call) => call.started_at && !call.replayed_from)
     .map((call) => [
       call.started_at,
       call.ended_at,
